@@ -36,8 +36,8 @@ from infer.graph.program import Graph
 from infer.load import data_split
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
-from infer.pipeline.select import Compressed, try_backends
 from infer.pipeline.trial import Trial
+from infer.pipeline.try_backends import Compressed, try_backends
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric

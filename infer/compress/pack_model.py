@@ -25,7 +25,8 @@ from . import Stats, join, needs_stats
 from .calibration.expert_statistics import ExpertStats
 from .layer_formats import FLOAT, Format, find_with_formats
 from .layer_kinds import NAMES, is_looked_up
-from .layers import Packed, replacement
+from .layers import replacement
+from .packed_weight import Packed
 from .row_source import RowSource, row_source_of
 from .sites import Site, Weight
 

@@ -17,7 +17,7 @@ from ..errors import GateError
 from ..plan import Plan
 from ..spec import Finding
 from .layer_kinds import name_of
-from .layers import Packed, PackedLayer
+from .packed_weight import Packed, PackedLayer
 
 STAGE = "compress"
 LEAST = 0.1  # of the weights; below it an artifact may not be named after its format unasked

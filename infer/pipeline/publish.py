@@ -21,7 +21,8 @@ from ..reporter import Reporter
 from ..spec import Finding
 from .original import Original
 from .run import Resolved
-from .select import Compressed, Selected
+from .select import Selected
+from .try_backends import Compressed
 
 
 @dataclass

@@ -35,7 +35,8 @@ from .llm_mode import no_step, refuse_backend
 from .original import Original, capture_original, captured, decoder_of, float_graph, module_of
 from .publish import Outcome, publish
 from .run import Resolved, resolve, resolve_cache
-from .select import Compressed, Selected, choose, enforce, try_backends
+from .select import Selected, choose, enforce
+from .try_backends import Compressed, try_backends
 
 __all__ = [
     "Original",

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from infer.latency import Paired, in_turns, summarize, verdict
-from infer.pipeline import select
+from infer.pipeline import try_backends as backends
 from infer.pipeline.float_reference import EAGER, FloatForms
-from infer.pipeline.select import Compressed, Trials, choose, try_backends
+from infer.pipeline.select import choose
 from infer.pipeline.trial import Timing, Trial
+from infer.pipeline.try_backends import Compressed, Trials, try_backends
 from infer.plan import Plan
 from infer.reporter import Reporter
 
@@ -98,11 +99,11 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
                 one.latency, one.forms = by_name[one.backend].latency, by_name[one.backend].forms
             return []
 
-        monkeypatch.setattr(select, "run_trial", run_trial)
-        monkeypatch.setattr(select, "time_trials", time_trials)
-        monkeypatch.setattr(select, "candidates", lambda plan, steps: [*by_name])
-        monkeypatch.setattr(select.plugins, "why_not", lambda *_: None)
-        monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
+        monkeypatch.setattr(backends, "run_trial", run_trial)
+        monkeypatch.setattr(backends, "time_trials", time_trials)
+        monkeypatch.setattr(backends, "candidates", lambda plan, steps: [*by_name])
+        monkeypatch.setattr(backends.plugins, "why_not", lambda *_: None)
+        monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
         graph: Any = SimpleNamespace(encoder=None)
         floats = FloatForms(graph, tmp_path)
         return order, try_backends(plan, graph, Compressed(graph, None), tmp_path, floats).trials
@@ -143,9 +144,9 @@ def test_a_whole_window_graph_is_written_again_after_layers_rose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     saved: list[Path] = []
-    monkeypatch.setattr(select.storage, "save", lambda graph, place: saved.append(place))
+    monkeypatch.setattr(backends.storage, "save", lambda graph, place: saved.append(place))
     monkeypatch.setattr(Anything, "STEPS", False)
-    monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
+    monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
     graph: Any = None
     shape: Any = object()
     small = Compressed(graph, None, shape, windows=lambda: graph)

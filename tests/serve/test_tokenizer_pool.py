@@ -20,7 +20,7 @@ from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
 from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
 from infer.serve.fork_server.client import ForkServer  # noqa: E402
 from infer.serve.fork_server.messages import ForkServerConfig  # noqa: E402
-from infer.serve.llm import llm_engine, tokenizer_pool  # noqa: E402
+from infer.serve.llm import llm_engine, tokenizer_pool, tokenizer_process  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
@@ -61,7 +61,7 @@ def run(folder: Path, work: Callable[[ForkedTokenizer], Coroutine[Any, Any, None
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "TEMPLATE_SECONDS", 0.3)
-    monkeypatch.setattr(tokenizer_pool, "TOKENIZER_SECONDS", 2.0)
+    monkeypatch.setattr(tokenizer_process, "TOKENIZER_SECONDS", 2.0)
 
 
 def test_forked_tokenizer_matches_the_local_one(tmp_path: Path) -> None:

@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ...errors import ArtifactError, InferError, InputError, NotReadyError
+from ...errors import InferError, InputError
 from ...llm.text.tokenizer import TextOrPair
-from ..fork_server.client import Child, ChildDiedError, ForkServer
+from ..fork_server.client import ForkServer
 from ..fork_server.messages import (
     DecodeTokens,
     EncodeChat,
     EncodeTexts,
     ForkServerConfig,
-    FromText,
     TokenRows,
 )
-from ..workers.messages import ErrorMessage, decode_error
 from .tokenizer_batches import TokenizerBatches
+from .tokenizer_process import TokenizerProcess, cpu_seconds_for
 
-INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
-TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
-WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
-LONG_CHARACTERS = 100_000  # a text beyond that is itself the reason
+INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 
 
 class TokenizerPool(Protocol):
@@ -161,77 +156,10 @@ class ForkedTokenizer:
         return self._short if size < INLINE_CHARACTERS else self._long
 
 
-class TokenizerProcess:
-    """One process, forked anew after it was killed; requests to it run one after another."""
-
-    def __init__(self, fork_server: ForkServer) -> None:
-        self._fork_server, self._lock = fork_server, asyncio.Lock()
-        self._child: Child | None = None
-
-    async def request(self, asked: EncodeTexts | EncodeChat | DecodeTokens, size: int, where: str) -> Any:
-        """Return the process's reply.
-
-        Raises what the tokenizer or template raised, `InputError` where a text this long took too much time,
-        and `ArtifactError` where a short one did.
-        """
-        async with self._lock:
-            child = self._child or await self._fork_server.child("text", FromText)
-            self._child = (
-                None  # until the answer has come: a request that is cancelled leaves no process half read
-            )
-            try:
-                async with asyncio.timeout(WALL * asked.seconds + 1):
-                    await child.send(asked)
-                    message = await child.receive()
-                self._child = child
-            except UnicodeEncodeError as error:
-                self._child = child
-                raise InputError("expected valid Unicode, got a lone surrogate", where=where) from error
-            except (TimeoutError, ChildDiedError) as error:
-                status = error.ended_with if isinstance(error, ChildDiedError) else 0
-                raise timeout_error(asked, status, size, where) from error
-            finally:
-                if self._child is None:
-                    child.close()
-        if isinstance(message, ErrorMessage):
-            found = decode_error(message)
-            raise found if isinstance(found, InferError | MemoryError) else InferError("the tokenizer failed")
-        return message
-
-    def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-
-
-def timeout_error(
-    asked: EncodeTexts | EncodeChat | DecodeTokens, status: int | None, size: int, where: str
-) -> InferError:
-    """Return the error for a process killed by its CPU limit or (`status` 0) by the wall-clock limit.
-
-    A long text is the client's fault, a short one the artifact's.
-    """
-    if status is None:
-        return NotReadyError("the tokenizer process died", hint="Retry the request")
-    part = "chat template" if status == -signal.SIGPROF else "tokenizer"
-    if status == 0 and isinstance(asked, EncodeChat):
-        part = "chat template or the tokenizer"
-    seconds = TEMPLATE_SECONDS if status == -signal.SIGPROF else asked.seconds
-    limits = (-signal.SIGPROF, -signal.SIGVTALRM, 0)
-    how = f"took longer than {seconds:.3g} s" if status in limits else f"ended its process ({status})"
-    if size > LONG_CHARACTERS:
-        return InputError(f"the {part} {how} for {size} characters", where=where, hint="Send less text")
-    return ArtifactError(f"the {part} of this model {how} for {size} characters")
-
-
 def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
     """Return the forked tokenizer of a tensor model in workers, or None where it is in-process."""
     fork_server = encoder_fork_server(predictor)
     return None if fork_server is None else ForkedTokenizer(fork_server)
-
-
-def cpu_seconds_for(characters: int) -> float:
-    """Return the CPU-time limit in seconds for a text of so many characters."""
-    return TOKENIZER_SECONDS + characters / CHARACTERS_PER_SECOND
 
 
 def _size(texts: Sequence[str | tuple[str, str]]) -> int:

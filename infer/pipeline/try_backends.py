@@ -1,0 +1,189 @@
+"""Lowering, comparison and timing of a compressed model on every backend that may run it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from .. import library_errors, plugins
+from ..errors import NotUsableError, ResourceError
+from ..graph import storage, two_graphs
+from ..graph.program import Graph
+from ..llm.step.step_shape import StepShape
+from ..plan import Plan
+from ..reporter import Reporter
+from ..results import BackendResult, ScoresOnly
+from ..spec import Finding, LayerChoice
+from .float_reference import EAGER, FloatForms
+from .trial import Trial
+from .trial_comparison import run_trial
+from .trial_timing import time_trials
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The smaller model as it is lowered. Of a language model that can generate `graph` is its step, of that `shape`;
+    `windows` captures the whole-window form, for backends that have no paged attention.
+    """
+
+    graph: Graph
+    module: nn.Module | None
+    shape: StepShape | None = None
+    windows: Callable[[], Graph] | None = None
+    scores_only: ScoresOnly | None = None
+    layers: tuple[LayerChoice, ...] = ()
+    quantized: str = ""  # the share of the weights, as the verdict says it
+
+
+def try_backends(
+    plan: Plan,
+    original: Graph,
+    small: Compressed,
+    folder: Path,
+    floats: FloatForms,
+    reporter: Reporter | None = None,
+    *,
+    only: str = "auto",
+) -> Trials:
+    """Lower, compare and time on every backend that may run the graph. Plain torch is tried too when no other can, or
+    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose.
+
+    Raises `NotUsableError` when none can run it, `ResourceError` when memory or disk was what stopped one.
+    """
+    tried = Trials(plan, original, small, folder, floats, reporter or Reporter())
+    names = candidates(plan, steps=small.shape is not None) if only == "auto" else [only]
+    for name in names:
+        if name != "eager" or not tried.trials:
+            tried.run(name)
+    tried.time()
+    if "eager" in names and tried.lost_to_plain_torch():
+        tried.run("eager")
+        tried.time()
+    if not tried.trials and tried.full is not None:
+        raise tried.full
+    if not tried.trials:
+        why = "; ".join(f"{result.name}: {result.why}" for result in tried.refused)
+        raise NotUsableError(f"no backend can run this model: {why}", hint="Run 'infer doctor'")
+    return tried
+
+
+@dataclass
+class Trials:
+    """The trials of one compressed model so far, and the backends that refused it."""
+
+    plan: Plan
+    original: Graph
+    small: Compressed
+    folder: Path
+    floats: FloatForms
+    reporter: Reporter
+    trials: list[Trial] = field(default_factory=list)
+    refused: list[BackendResult] = field(default_factory=list)
+    full: ResourceError | None = None
+
+    def run(self, name: str) -> None:
+        """Lower on one backend and compare; a refusal is noted."""
+        plan = self.plan.with_(backend=name)
+        small, shape, place, scores_only = self._form(name)
+        reason = plugins.why_not("backends", name) or two_graphs.refusal(
+            plugins.get("backends", name), small, self.plan
+        )
+        if reason:
+            self._refuse(name, reason)
+            return
+        at = _Steps(self.reporter)
+        at.step("lower", name)
+        work = self.folder / "trials" / name
+        try:
+            trial = run_trial(plan, self.original, small, place, work, at.step, self.floats, shape)
+            trial.scores_only = scores_only
+            self.trials.append(trial)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
+            self._failed(name, at.name, error, _other_backends(name, small, plan))
+
+    def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
+        """Choose the graph for a backend, its shape as a step, its folder, and why it only scores text."""
+        small = self.small
+        if small.shape is None or plugins.get("backends", name).STEPS or small.windows is None:
+            return small.graph, small.shape, self.folder, small.scores_only
+        why = ScoresOnly(f"{name} has no attention over a paged KV cache", by_model=False)
+        self.reporter.found([Finding("lower", "generation", False, why=why.reason)])
+        graph, place = small.windows(), self.folder / "trials" / f"windows-{name}"
+        shutil.rmtree(place, ignore_errors=True)  # of an attempt before layers rose
+        place.mkdir(parents=True)
+        storage.save(graph, place)
+        return graph, None, place, why
+
+    def time(self) -> None:
+        """Time what was not timed yet; a trial that can't run at the batch sizes of the plan leaves."""
+
+        def failed(trial: Trial, error: Exception) -> None:
+            self.trials.remove(trial)
+            self._failed(trial.backend, "time", error, [])
+
+        new = [trial for trial in self.trials if not trial.latency]
+        self.reporter.found(
+            time_trials(self.plan, self.original, new, self.floats, self.reporter.step, failed)
+        )
+
+    def lost_to_plain_torch(self) -> bool:
+        """Return True when every timed trial is slower than torch eager at a batch size and eager was not tried."""
+        timed = [t for t in self.trials if t.latency]
+        absent = all(t.backend != "eager" for t in self.trials)
+        return bool(timed) and absent and all(t.loses_to(EAGER) for t in timed)
+
+    def _failed(self, name: str, stage: str, error: Exception, others: list[str]) -> None:
+        """Note a refusal where other backends may still do; raise it where this one was asked for."""
+        refusal = library_errors.as_backend_error(name, stage, error, others)
+        if self.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
+            raise refusal from (None if refusal is error else error)
+        self.full = refusal if isinstance(refusal, ResourceError) else self.full
+        self._refuse(name, str(refusal))
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused.append(BackendResult(name, "refused", None, why))
+        self.reporter.found([self.refused[-1].finding()])
+
+    def close(self) -> None:
+        """Forget the trials and what they wrote: layers rose."""
+        for trial in self.trials:
+            trial.close()
+            shutil.rmtree(trial.folder.parent)
+
+
+@dataclass
+class _Steps:
+    """Reporter that remembers the step of a trial that was begun last."""
+
+    reporter: Reporter
+    name: str = ""
+
+    def step(self, name: str, detail: str) -> None:
+        self.name = name
+        self.reporter.step(name, detail)
+
+
+def _other_backends(name: str, graph: Graph, plan: Plan) -> list[str]:
+    """List the backends that may lower a graph that this one failed with."""
+    return [
+        other
+        for other in sorted(plugins.names("backends"), key=lambda one: one != "ort")
+        if other != name
+        and plugins.why_not("backends", other) is None
+        and plugins.get("backends", other).refuses(graph, plan.with_(backend=other)) is None
+    ]
+
+
+def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
+    """List the backends to try: the one asked for; of "auto" all of them, plain torch only when no other one can.
+
+    Of a language model (`steps`) "auto" means those that can generate.
+    """
+    if plan.backend != "auto":
+        return [plan.backend]
+    names = [n for n in plugins.names("backends") if not steps or plugins.get("backends", n).STEPS]
+    return sorted(names, key=lambda name: name == "eager")
