@@ -18,7 +18,7 @@ from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.onnx import trt_build, trt_engine, trt_library
+from infer.onnx import trt_build, trt_engine, trt_library, trt_runner
 from infer.onnx.decompositions import experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
@@ -66,7 +66,7 @@ class TrtBackend:
         )
         if unbounded:
             return f"TensorRT needs a smallest and a largest value of {', '.join(sorted(unbounded))}"
-        if torch.cuda.is_available() and (reason := _uncovered(plan.device, self.library)):
+        if torch.cuda.is_available() and (reason := _uncovered(plan, self.library)):
             return reason
         if reason := experts_refused(graph.program):
             return reason
@@ -86,32 +86,15 @@ class TrtBackend:
         options = trt_engine.BuildOptions(library, plan.device, sms, plan.dtype == "tf32")
         with torch.cuda.device(plan.device):
             built = trt_build.build(graph, plan, path, options)
-        (folder / ENGINE).write_bytes(built.blob)
+        (folder / ENGINE).write_bytes(built.engine.blob)
         (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
         if graph.onnx is None:
             for name in (path, path.with_name(path.name + ".data")):
                 name.unlink(missing_ok=True)
-        layers = ", ".join(f"{count} {name}" for name, count in built.layers.most_common())
-        why, named = layers or "the engine does not say", f"{trt_library.TITLES[library]} {tied[library]}"
-        findings = [
-            Finding(
-                "lower", "trt engine", len(built.blob), "B", f"{named}, {tied.get('gpu', 'SM ' + tied['sm'])}"
-            ),
-            Finding("lower", "trt layers by precision", sum(built.layers.values()), why=why),
-            *(
-                Finding("lower", f"trt layers as {form}", n)
-                for form, n in sorted(built.rewritten.forms.items())
-            ),
-            *(
-                [Finding("lower", "trt packed weights", "decoded", why=built.unpacked)]
-                if built.unpacked
-                else []
-            ),
-            *_profile_findings(built.profile),
-        ]
-        return Lowered(findings)
+        named = f"{trt_library.TITLES[library]} {tied[library]}, {tied.get('gpu', 'SM ' + tied['sm'])}"
+        return Lowered(_findings(built, named))
 
-    def open(self, folder: Path, device: str) -> trt_engine.TrtRunner:
+    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner:
         """Open the engine; raise `NotUsableError` when it was built for another library, version or GPU."""
         made = json.loads((folder / BUILD_INFO).read_text())
         library = trt_library.RTX if trt_library.RTX in made else trt_library.TENSORRT
@@ -125,7 +108,7 @@ class TrtBackend:
             )
         signature = storage.load_signature(folder)
         blob = (folder / ENGINE).read_bytes()
-        return trt_engine.TrtRunner(blob, signature.inputs, signature.outputs, device, library)
+        return trt_runner.TrtRunner(blob, signature.inputs, signature.outputs, device, library)
 
 
 def variant(option: str) -> TrtBackend:
@@ -152,17 +135,36 @@ def build_info(device: str, library: str = trt_library.TENSORRT) -> dict[str, st
     return {library: version, "sm": marks["sm"], "gpu": marks["gpu"]}
 
 
-def _uncovered(device: str, library: str) -> str | None:
-    """Return the reason why TensorRT-RTX has no engines for this GPU, or None."""
-    sm = hardware.fingerprint(device)["sm"]
-    if library != trt_library.RTX or sm in trt_library.RTX_CAPABILITIES:
+def _uncovered(plan: Plan, library: str) -> str | None:
+    """Return the reason why TensorRT-RTX has no engines for this GPU in the plan's format, or None."""
+    sm = hardware.fingerprint(plan.device)["sm"]
+    if library != trt_library.RTX:
         return None
+    if sm in trt_library.RTX_CAPABILITIES:
+        return trt_library.lacking([sm], plan.quant, plan.dtype)
     covered = ", ".join(trt_library.RTX_CAPABILITIES)
     return f"TensorRT-RTX builds for SM {covered}, this GPU is SM {sm}: use TensorRT or --backend inductor"
 
 
-def _profile_findings(profile: trt_engine.Profile) -> list[Finding]:
-    return [
-        Finding("lower", f"trt sizes of {name}", "x".join(map(str, middle)), why=f"from {low} to {high}")
-        for name, (low, middle, high) in profile.items()
+def _findings(built: trt_build.Built, named: str) -> list[Finding]:
+    """Return the report's rows of an engine built by `named`: bytes, precisions, forms, and its profile."""
+    engine, forms = built.engine, sorted(built.rewritten.forms.items())
+    layers = ", ".join(f"{count} {name}" for name, count in engine.layers.most_common())
+    sizes = {"trt weights": engine.weight_bytes, "trt scratch memory": engine.scratch_bytes}
+    rows = [
+        Finding("lower", "trt engine", len(engine.blob), "B", named),
+        *(Finding("lower", what, size, "B") for what, size in sizes.items() if size is not None),
+        Finding(
+            "lower",
+            "trt layers by precision",
+            sum(engine.layers.values()),
+            why=layers or "the engine does not say",
+        ),
+        *(Finding("lower", f"trt layers as {form}", count) for form, count in forms),
     ]
+    if built.unpacked:
+        rows.append(Finding("lower", "trt packed weights", "decoded", why=built.unpacked))
+    for name, (low, middle, high) in built.profile.items():
+        why = f"from {low} to {high}"
+        rows.append(Finding("lower", f"trt sizes of {name}", "x".join(map(str, middle)), why=why))
+    return rows

@@ -1,12 +1,14 @@
-"""Weight-only and float8 layers for TensorRT: DequantizeLinear where it has one, else decoded when written.
+"""Weight-only and float8 linear layers for TensorRT: DequantizeLinear, which it fuses into the product.
 
     int8 weights      DequantizeLinear per column
     int4 (uniform)    DequantizeLinear with a scale for each block of 64 or 16 (opset 21)
-    other tables      decoded: TensorRT looks nothing up in a table inside a product
+    other tables      entries rounded to int8, as high and low int4 halves: two DequantizeLinear in blocks
     float8            QuantizeLinear of the activations by one calibrated scale, DequantizeLinear of both
-    embeddings        decoded
 
-With `weights` "float" the first two are decoded too, for a library that can't read them.
+TensorRT looks nothing up in a table inside a product, and decodes int8 weights with blocks as a whole at every call;
+int4 blocks it decodes inside the product. So a table weight takes 8 bits (and two scales a block), not 16, and its
+product twice the multiplications. With `weights` "float" all but float8 are decoded when the model is written, for a
+library that can't read them.
 """
 
 from __future__ import annotations
@@ -17,25 +19,31 @@ import numpy as np
 import torch
 
 from ..kernels.ops import bitpack
+from ..kernels.ops.linear_packed import rounded_table
 from .graph_builder import GraphBuilder, data
 from .int8_operands import add_bias, decoded, dequantized, float_type, floats, inputs
+from .packed_rows import int4_blocks, table_rows
 from .table_layers import Weights, uniform_step
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_ZERO_CODE = 8  # of the 16 uniform codes
+_HALF = 16  # levels of int4
+_TOP = 7 * _HALF + 7  # the largest number of two halves
 
 
 def linear(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     """Write x float [..., K] times a table-coded weight → [..., N]: int4 blocks, or the decoded weight."""
     x, *packed, bias = inputs(emit, 6)
     dtype = float_type(emit, "trt")
-    step = uniform_step(data(packed[1], emit.node).astype(np.float32))
-    if step is not None and weights == "blocks":
-        weight, taken = _int4(emit, packed, step, dtype), "int4 weights, packed in blocks"
+    if weights == "float":
+        stored = np.ascontiguousarray(table_rows(emit, packed).T.astype(dtype))
+        weight, taken = emit.constant(f"{emit.weight_name}/{dtype.name}", stored), "codes decoded when built"
+    elif uniform_step(data(packed[1], emit.node).astype(np.float32)) is not None:
+        weight, taken = _blocks(emit, *int4_blocks(emit, packed), dtype), "int4 weights, packed in blocks"
     else:
-        weight, taken = _stored(emit, _lut_rows(emit, packed).T.astype(dtype)), "codes decoded when built"
+        x = emit("Concat", x, x, axis=-1)
+        weight, taken = _blocks(emit, *_halves(emit, packed), dtype), "table codes, packed as two int4 halves"
     return add_bias(emit, emit("MatMul", x, weight), bias, dtype), taken
 
 
@@ -65,41 +73,30 @@ def float8_linear(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     return add_bias(emit, emit("MatMul", rounded, columns), bias, dtype), "float8, a scale per tensor"
 
 
-def embedding(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
-    """Write ids [...] → rows [..., K] of a table-coded or int8 weight, decoded."""
+def _blocks(emit: GraphBuilder, codes: np.ndarray, steps: np.ndarray, dtype: np.dtype[Any]) -> ir.Value:
+    """Return codes int4 [N, K] · steps [N, K / group] as a float [K, N] operand, stored as int4."""
+    weight = emit.constant(f"{emit.weight_name}/int4", np.ascontiguousarray(codes.T))
+    scales = np.ascontiguousarray(steps.T.astype(dtype))
+    scale = emit.constant(f"{emit.weight_name}/{dtype.name}/steps", scales)
+    return emit("DequantizeLinear", weight, scale, axis=0, block_size=codes.shape[1] // steps.shape[1])
+
+
+def _halves(emit: GraphBuilder, packed: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the table's entries as int4 [N, 2K], high halves before low ones, and steps float64 [N, 2K / group].
+
+    Entries are rounded to int8, each table by the level up to 119 that loses least: entry = 16 · high + low.
+    """
     import onnx_ir as ir
 
-    ids, *packed = inputs(emit, 5 if emit.node.op_type == "embedding_lut" else 3)
-    output: Any = emit.node.outputs[0]
-    dtype = np.dtype(np.float32) if output.dtype is None else ir.DataType(output.dtype).numpy()
-    if emit.node.op_type == "embedding_lut":
-        rows = _lut_rows(emit, packed)
-    else:
-        codes, scale = (data(value, emit.node) for value in packed)
-        rows = codes.astype(np.float32) * scale.astype(np.float32)[:, None]
-    return emit("Gather", _stored(emit, rows.astype(dtype)), ids, axis=0), "codes decoded when built"
-
-
-def _int4(emit: GraphBuilder, packed: list[Any], step: float, dtype: np.dtype[Any]) -> ir.Value:
-    """Return codes uint8 [N, K / 2] · scales [N, K / group] as a float [K, N] operand, stored as int4."""
-    import onnx_ir as ir
-
-    codes, _, scale, row_scale = (np.array(data(value, emit.node)) for value in packed)
-    whole = bitpack.unpack(torch.from_numpy(codes), 4).numpy().astype(np.int8) - np.int8(_ZERO_CODE)
-    int4 = np.ascontiguousarray(whole.T).astype(ir.DataType.INT4.numpy())
-    rows = row_scale.astype(np.float64)[:, None] * step / bitpack.LEVELS
-    steps = np.ascontiguousarray((scale.astype(np.float64) * rows).T.astype(dtype))
-    weight = emit.constant(f"{emit.weight_name}/int4", int4)
-    scales = emit.constant(f"{emit.weight_name}/{dtype.name}/steps", steps)
-    group = whole.shape[1] // scale.shape[1]
-    return emit("DequantizeLinear", weight, scales, axis=0, block_size=group)
-
-
-def _lut_rows(emit: GraphBuilder, packed: list[Any]) -> np.ndarray:
     codes, table, scale, row_scale = (torch.from_numpy(np.array(data(v, emit.node))) for v in packed)
-    return bitpack.decode(codes, table, scale, row_scale, bitpack.tables_of_rows(len(codes), table)).numpy()
-
-
-def _stored(emit: GraphBuilder, weight: np.ndarray) -> ir.Value:
-    name = f"{emit.weight_name}/{weight.dtype.name}/{'x'.join(map(str, weight.shape))}"
-    return emit.constant(name, np.ascontiguousarray(weight))
+    rounded, largest = rounded_table(table, _TOP)
+    owner = bitpack.tables_of_rows(len(codes), table)
+    owner = torch.zeros(len(codes), dtype=torch.int32) if owner is None else owner
+    index = bitpack.unpack(codes, bitpack.bits_of(table)).int() + owner[:, None] * table.shape[1]
+    entries = rounded.reshape(-1)[index].numpy().astype(np.int16)
+    low = (entries + _HALF // 2) % _HALF - _HALF // 2
+    high = (entries - low) // _HALF
+    both = np.concatenate([high, low], 1).astype(np.int8).astype(ir.DataType.INT4.numpy())
+    rows = (row_scale.double() * largest[owner].double() / bitpack.LEVELS**2)[:, None]
+    steps = (scale.double() * rows).numpy()
+    return both, np.concatenate([steps * _HALF, steps], 1)

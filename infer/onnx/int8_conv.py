@@ -13,6 +13,7 @@ import numpy as np
 
 from .graph_builder import GraphBuilder, data
 from .int8_operands import KEEP_VALUES, Target, as_float, flipped, float_type, floats, inputs, is_positive
+from .table_layers import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 SMALLEST_TRT_CONV = 16  # channels
 
 
-def conv(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
-    """Write a dynamic, weight-only or static convolution, by the node's operator."""
+def conv(emit: GraphBuilder, target: Target, weights: Weights = "blocks") -> tuple[ir.Value, str]:
+    """Write a dynamic, weight-only or static convolution, by the node's operator.
+
+    For TensorRT the weights of a float convolution stay int8 in the engine, unless `weights` is "float".
+    """
     is_static = emit.node.op_type.endswith("static")
     x, codes, scale, *rest = inputs(emit, 6 if is_static else 4)
     bias, dtype, options = rest[1 if is_static else 0], float_type(emit, target), _options(emit.node)
@@ -41,6 +45,10 @@ def conv(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
         positive = all(user.op_type == "Relu" for user in emit.node.outputs[0].consumers())
         y = _on_grid(emit, y, next_step, target, dtype, positive=positive)
         return restore(y), "static int8 convolution"
+    if target == "trt" and weights == "blocks":
+        weight = _dequantized(emit, target, codes, scale, dtype)
+        y = emit("Conv", x, weight, bias_value, **options)
+        return restore(y), "convolution in float, int8 weights packed"
     y = emit("Conv", x, _decoded(emit, target, codes, scale, dtype), bias_value, **options)
     return restore(y), "convolution in float, " + (
         "decoded when built" if target == "trt" else "int8 weights"

@@ -4,7 +4,8 @@
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
     static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
     weight-only  DequantizeLinear, MatMul                       the same
-    tables       see `table_layers.py`                          int4: DequantizeLinear; else decoded when built
+    tables       see `table_layers.py`                          DequantizeLinear of int4, see `dequantize.py`
+    embeddings   see `table_layers.py`                          packed rows, see `packed_rows.py`
     float8       decomposed before                              QuantizeLinear, DequantizeLinear, MatMul
     conv2d       QLinearConv where scales are known, else float QuantizeLinear, DequantizeLinear, Conv
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
-from . import dequantize, paged_attention, table_layers
+from . import dequantize, packed_rows, paged_attention, table_layers
 from .graph_builder import GraphBuilder, drop_unused
 from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
@@ -39,8 +40,8 @@ _TRT_RULES = {
     "linear_lut": dequantize.linear,
     "linear_int8_weight": dequantize.int8_linear,
     "linear_fp8_static": dequantize.float8_linear,
-    "embedding_lut": dequantize.embedding,
-    "embedding_int8": dequantize.embedding,
+    "embedding_lut": packed_rows.embedding,
+    "embedding_int8": packed_rows.embedding,
 }
 
 
@@ -80,7 +81,7 @@ def rewrite(
         elif node.op_type == "embedding_lut":
             output, taken = table_layers.embedding(emit, target)
         elif node.op_type.startswith("conv2d_int8"):
-            output, taken = conv(emit, target)
+            output, taken = conv(emit, target, weights)
         else:
             raise NotUsableError(
                 f"infer::{node.op_type} has no ONNX form",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,9 @@ _PRECISIONS = {
 
 @dataclass(frozen=True)
 class Built:
-    """One engine: serialized, its layers by precision, the profile, and the form of each quantized layer."""
+    """One engine, its profile, and the form of each quantized layer."""
 
-    blob: bytes
-    layers: Counter[str]
+    engine: trt_engine.Engine
     profile: trt_engine.Profile
     rewritten: RewriteResult
     unpacked: str = ""  # the library's reason against packed weights, which then were decoded
@@ -44,15 +42,14 @@ def build(graph: Graph, plan: Plan, path: Path, options: trt_engine.BuildOptions
     cache = _timing_cache(options)
     done, wanted = write_model(graph, plan, path)
     try:
-        blob, layers = trt_engine.build(path, profile, cache, wanted, options)
-        return Built(blob, layers, profile, done)
+        return Built(trt_engine.build(path, profile, cache, wanted, options), profile, done)
     except trt_engine.BuilderError as error:
         if not any("packed" in form for form in done.forms):
             raise
         refused = error
     done, wanted = write_model(graph, plan, path, weights="float")
-    blob, layers = trt_engine.build(path, profile, cache, wanted, options)
-    return Built(blob, layers, profile, done, unpacked=refused.message)
+    engine = trt_engine.build(path, profile, cache, wanted, options)
+    return Built(engine, profile, done, unpacked=refused.message)
 
 
 def write_model(

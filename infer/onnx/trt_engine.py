@@ -1,4 +1,4 @@
-"""TensorRT 10 and 11 and TensorRT-RTX: engine build from ONNX, inspection of the engine, and its runner.
+"""TensorRT 10 and 11 and TensorRT-RTX: engine build from ONNX, and inspection of the engine.
 
 All are used alike: strong typing (always on in 11), precision from the ONNX graph alone, no calibrator.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..errors import NotUsableError, ResourceError
+from ..errors import NotUsableError
 from ..spec import TensorSpec
 from . import trt_library
-from .export import output_names
 
 Profile = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 WORKSPACE_SHARE = 0.5  # of the free memory may serve as scratch while tactics are tried
+_SIZE = re.compile(r"(Total \w+ Memory): (\d+) bytes")
 PRECISIONS = {
     "float32": r"float32|\bfloat\b|\bfp32\b|f32f32",
     "float16": r"\bhalf\b|\bfp16\b|\bfloat16|\bf16f16|_f16f16",
@@ -60,18 +60,26 @@ class BuildOptions:
     tf32: bool = False  # float32 products may round their inputs to 10 bits
 
 
-def build(
-    model: Path, profile: Profile, cache: Path, precisions: set[str], options: BuildOptions
-) -> tuple[bytes, Counter[str]]:
-    """Build the engine; return it serialized, and the number of layers that mention each precision.
+@dataclass(frozen=True)
+class Engine:
+    """A serialized engine. `layers` counts those that mention each precision; bytes are the builder's own words."""
 
-    `cache` keeps the timings of tactics between builds. Without a device nothing is counted. Raises `BuilderError`
+    blob: bytes
+    layers: Counter[str]
+    weight_bytes: int | None = None
+    scratch_bytes: int | None = None  # at the largest shapes of the profile
+
+
+def build(model: Path, profile: Profile, cache: Path, precisions: set[str], options: BuildOptions) -> Engine:
+    """Build the engine of an ONNX file.
+
+    `cache` keeps the timings of tactics between builds. Without a device no layers are counted. Raises `BuilderError`
     with the parser's words and node names, and `NotUsableError` when the engine lacks one of `precisions`: an engine of
     another precision is never delivered.
     """
     trt = trt_library.imported(options.library)
     title = trt_library.TITLES[options.library]
-    logger = _logger(trt)
+    logger = build_logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -88,14 +96,15 @@ def build(
     if timings is not None:
         _write(cache, bytes(memoryview(timings.serialize())))
     blob = bytes(memoryview(plan))
+    sizes = logger.sizes.get("Total Weights Memory"), logger.sizes.get("Total Activation Memory")
     if options.device is None:
-        return blob, Counter()
+        return Engine(blob, Counter(), *sizes)
     runtime = trt.Runtime(logger)
     found = inspect(runtime.deserialize_cuda_engine(blob), trt)
     if found and (absent := sorted(precisions - found.keys())):
         got = ", ".join(f"{count} layers {name}" for name, count in found.items())
         raise NotUsableError(f"{title} built no layer in {' or '.join(absent)}: {got}")
-    return blob, found
+    return Engine(blob, found, *sizes)
 
 
 def inspect(engine: Any, trt: Any) -> Counter[str]:
@@ -117,81 +126,6 @@ def layer_precisions(text: str) -> Counter[str]:
         line = " ".join(words).lower()
         found.update(name for name, pattern in PRECISIONS.items() if re.search(pattern, line))
     return found
-
-
-class TrtRunner:
-    """Engine as a `Runner`: tensors stay on the device, work goes to torch's current stream."""
-
-    def __init__(
-        self,
-        blob: bytes,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        device: str,
-        library: str = trt_library.TENSORRT,
-    ) -> None:
-        trt = trt_library.imported(library)
-        self.inputs, self.outputs, self.device = inputs, outputs, torch.device(device)
-        self._names = output_names(inputs, outputs)
-        with torch.cuda.device(self.device):
-            self._runtime: Any = trt.Runtime(_logger(trt))
-            self._engine: Any = self._runtime.deserialize_cuda_engine(blob)
-            if self._engine is None:
-                raise NotUsableError(
-                    "TensorRT refuses the engine", hint="Optimize the model again on this machine"
-                )
-            self._context: Any = self._engine.create_execution_context()
-            if self._context is None:
-                raise ResourceError("out of memory: the engine's scratch space does not fit on the device")
-            self._stream = torch.cuda.Stream(self.device)
-
-    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run one batch; outputs are new tensors. Raise `NotUsableError` for shapes outside the profile."""
-        with torch.cuda.device(self.device):
-            given = {spec.name: inputs[spec.name].to(self.device).contiguous() for spec in self.inputs}
-            for name, value in given.items():
-                self._take(
-                    self._context.set_input_shape(name, tuple(value.shape)),
-                    f"input {name} {list(value.shape)}",
-                )
-                self._take(self._context.set_tensor_address(name, value.data_ptr()), f"input {name}")
-            if unknown := self._context.infer_shapes():
-                raise NotUsableError(f"TensorRT could not infer the shapes of {', '.join(unknown)}")
-            results = {
-                spec.name: self._output(spec, name)
-                for spec, name in zip(self.outputs, self._names, strict=True)
-            }
-            self._execute([*given.values(), *results.values()])
-        return results
-
-    def close(self) -> None:
-        self._context = self._engine = self._runtime = None
-
-    def _output(self, spec: TensorSpec, name: str) -> torch.Tensor:
-        shape = tuple(self._context.get_tensor_shape(name))
-        if min(shape, default=0) < 0:
-            raise NotUsableError(
-                f"the size of output {spec.name} depends on the data, which TensorRT can't return"
-            )
-        result = torch.empty(shape, dtype=spec.torch_dtype, device=self.device)
-        self._take(self._context.set_tensor_address(name, result.data_ptr()), f"output {spec.name}")
-        return result
-
-    def _execute(self, tensors: list[torch.Tensor]) -> None:
-        """Execute on the current stream; the default one forces a synchronization, so a side stream replaces it."""
-        current = torch.cuda.current_stream(self.device)
-        stream = current if current.cuda_stream else self._stream
-        stream.wait_stream(current)
-        self._take(self._context.execute_async_v3(stream.cuda_stream), "the engine")
-        current.wait_stream(stream)
-        for tensor in tensors if stream is self._stream else ():
-            tensor.record_stream(stream)
-
-    def _take(self, done: bool, what: str) -> None:
-        if not done:
-            raise NotUsableError(
-                f"TensorRT refuses {what}", hint="It may lie outside the sizes the engine was built for"
-            )
 
 
 def _config(trt: Any, builder: Any, profile: Profile, options: BuildOptions) -> Any:
@@ -234,17 +168,20 @@ def _set_capabilities(trt: Any, config: Any, capabilities: tuple[str, ...]) -> N
             )
 
 
-def _logger(trt: Any) -> Any:
-    """Build a logger that stores TensorRT's last error and drops warnings."""
+def build_logger(trt: Any) -> Any:
+    """Build a logger that stores TensorRT's last error and the sizes in bytes that it states, and drops the rest."""
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.last = ""
+            self.sizes: dict[str, int] = {}
 
         def log(self, severity: Any, msg: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
                 self.last = msg
+            elif stated := _SIZE.fullmatch(msg):
+                self.sizes[stated[1]] = int(stated[2])
 
     return Logger()
 

@@ -7,6 +7,7 @@ an engine serves a group of compute capabilities, and its kernels are chosen whe
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -47,6 +48,22 @@ def chosen(option: str = "") -> str:
 def rtx_group(sm: str) -> tuple[str, ...]:
     """Return the capabilities that one engine serves together with `sm`; of a GPU that is not covered, `sm` alone."""
     return next((group for group in RTX_GROUPS if sm in group), (sm,))
+
+
+def lacking(capabilities: Iterable[str], quant: str, dtype: str) -> str | None:
+    """Return the reason why a GPU among `capabilities` can't compute in a format with TensorRT-RTX, or None.
+
+    Its builder would refuse it too, in words that name neither the option nor what to use instead.
+    """
+    oldest = min(map(int, capabilities))
+    named = f"compute capability {oldest / 10:g}"
+    if quant.partition(":")[0] == "fp8" and oldest < 89:
+        return f"{named} has no float8 (it came with 8.9): use --quant int8:static"
+    if dtype == "bfloat16" and oldest < 80:
+        return f"{named} has no bfloat16 (it came with 8): use --dtype fp16"
+    if dtype in ("float32", "tf32") and oldest < 80:
+        return f"TensorRT-RTX multiplies no float32 on {named}: use --dtype fp16"
+    return None
 
 
 def missing(kind: str) -> str | None:

@@ -14,7 +14,7 @@ from backends import trt
 from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.kernels.ops.linear_fp8 import to_float8
-from infer.onnx import trt_build, trt_engine, trt_library
+from infer.onnx import trt_build, trt_engine, trt_library, trt_runner
 from infer.plan import Plan
 from infer.spec import TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -26,6 +26,18 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 def plan(**changes: Any) -> Plan:
     return Plan(source="x", backend="trt", device="cuda", dtype="float32").with_(**changes)
+
+
+class Int8Rows(nn.Module):
+    """An embedding of 64 int8 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randint(-127, 128, (64, 32), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(64))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return torch.ops.infer.embedding_int8(input, self.codes, self.scale)
 
 
 class Net(nn.Module):
@@ -71,7 +83,7 @@ def test_int8_stands_in_the_graph_as_symmetric_pairs(tmp_path: Path, kind: str, 
     assert relative_error(run(tmp_path, x), want) < 0.05
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    assert len(pairs) == 6
+    assert len(pairs) == 7, "the weight of the narrow convolution is packed, its activations are not"
     for node in pairs:
         assert stored[node.input[2]].dtype == "int8"
         assert not stored[node.input[2]].any(), "TensorRT takes symmetric scales only"
@@ -94,14 +106,48 @@ def test_opset_is_one_that_tensorrt_parses(tmp_path: Path) -> None:
         assert 9 <= model.opset_import[0].version <= 25
 
 
-@pytest.mark.parametrize("bits", [3, 4])
-def test_table_layers_are_decoded_when_written(tmp_path: Path, bits: int) -> None:
-    module = nn.Sequential(Lut(64, 128), Lut(64, 32, bits, 1))
-    ids = torch.randint(0, 128, (3, 5))
-    model, done, _, want = written(module, ids, tmp_path, quant="nf4")
-    assert done.forms == {"codes decoded when built": 2}
-    assert {node.op_type for node in model.graph.node} == {"Gather", "MatMul"}
-    assert relative_error(run(tmp_path, ids), want) < 1e-5
+@pytest.mark.parametrize("weights", ["blocks", "float"])
+@pytest.mark.parametrize(("bits", "group", "tables"), [(2, 64, 1), (3, 64, 2), (4, 16, 1), (6, 64, 2)])
+def test_table_layers_stay_packed_unless_refused(
+    tmp_path: Path, bits: int, group: int, tables: int, weights: Any
+) -> None:
+    layers = [Lut(128, 64, bits, tables, group), Lut(128, 48, bits, tables, group)]
+    ids = torch.randint(0, 64, (3, 5))
+    made = graph(nn.Sequential(*layers), "input=int64[batch,5]", ids)
+    done, _ = trt_build.write_model(made, plan(quant="nf4"), tmp_path / "model.onnx", weights=weights)
+    packed = weights == "blocks"
+    assert done.forms == (
+        {"rows of table codes, packed in words": 1, "table codes, packed as two int4 halves": 1}
+        if packed
+        else {"codes decoded when built": 2}
+    )
+    error = relative_error(run(tmp_path, ids), made.callable()(input=ids)[0])
+    assert error < (1e-2 if packed else 1e-5), "a table's entries are rounded to int8"
+
+
+def test_rows_are_decoded_where_they_are_read(tmp_path: Path) -> None:
+    """int8 and uniform tables: DequantizeLinear first, which TensorRT fuses into the Gather."""
+    uniform = Lut(128, 64)
+    uniform.table = torch.arange(-8, 8)[None] / 8
+    ids = torch.randint(0, 64, (3, 5))
+    for name, module in (("int8 rows, packed", Int8Rows()), ("int4 rows, packed in blocks", uniform)):
+        model, done, _, want = written(nn.Sequential(module), ids, tmp_path, quant="int8:weight")
+        assert done.forms == {name: 1}
+        assert [node.op_type for node in model.graph.node] == ["DequantizeLinear", "Gather"]
+        assert relative_error(run(tmp_path, ids), want) < 1e-5
+
+
+@pytest.mark.parametrize(("groups", "weights"), [(1, "blocks"), (4, "blocks"), (1, "float")])
+def test_weight_only_convolutions_stay_int8_unless_refused(tmp_path: Path, groups: int, weights: Any) -> None:
+    x = torch.rand(2, 8, 6, 6)
+    made = graph(nn.Sequential(Int8Conv(8, 12, "_weight", groups)), "input=float32[batch,8,6,6]", x)
+    done, wanted = trt_build.write_model(
+        made, plan(quant="int8:weight"), tmp_path / "model.onnx", weights=weights
+    )
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
+    assert ("DequantizeLinear" in kinds) is (weights == "blocks")
+    assert relative_error(run(tmp_path, x), made.callable()(input=x)[0]) < 1e-5
+    assert wanted == set()
 
 
 @pytest.mark.parametrize("group", [64, 16])
@@ -178,6 +224,22 @@ def test_profiles_come_from_the_sizes_and_the_usual_ones_are_clamped() -> None:
     inputs = (TensorSpec("x", "float32", ("batch", "time", 8)), TensorSpec("y", "float32", (3,)))
     found = trt_engine.profiles(inputs, {"batch": (1, 4), "time": (2, 512)}, {"batch": 8, "time": 64})
     assert found == {"x": ((1, 2, 8), (4, 64, 8), (4, 512, 8))}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.zeros(4, 8), None),
+        (torch.zeros(1, 8), None),
+        (torch.zeros(0, 8), r"the engine takes input x from [1, 8] to [4, 8], got [0, 8]"),
+        (torch.zeros(5, 8), r"the engine takes input x from [1, 8] to [4, 8], got [5, 8]"),
+        (torch.zeros(4, 8, 1), r"the engine takes input x from [1, 8] to [4, 8], got [4, 8, 1]"),
+        (torch.zeros(4, 8).double(), "expected input x float32, got float64"),
+    ],
+)
+def test_inputs_outside_the_profile_never_reach_the_engine(value: Tensor, words: str | None) -> None:
+    spec = TensorSpec("x", "float32", ("batch", 8))
+    assert trt_runner.refusal(spec, value, ((1, 8), (4, 8))) == words
 
 
 def test_layer_precisions_are_read_from_tensors_and_kernel_names() -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE = ROOT / "infer" / "onnx" / "trt_engine.py"  # the only file that holds TensorRT objects
-SOURCES = (ENGINE, ROOT / "backends" / "trt.py")
+ENGINES = tuple(
+    ROOT / "infer" / "onnx" / f"trt_{name}.py" for name in ("engine", "runner")
+)  # hold TensorRT objects
+SOURCES = (*ENGINES, ROOT / "backends" / "trt.py")
 STUB = Path(__file__).parent / "trt_stub" / "stub.cpp"
 PACKAGES = ["tensorrt-cu13-bindings==11.4.0.106", "tensorrt-cu12-bindings==10.16.1.11"]
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
@@ -81,11 +83,11 @@ def used() -> tuple[list[str], list[tuple[str, str, int | None, list[str]]]]:
                 package, _, name = dotted.partition(".")
                 if package in ("trt", "tensorrt") and all(part.isidentifier() for part in name.split(".")):
                     names.add(name)
-                owner = _owner(node.value) if path is ENGINE else None
+                owner = _owner(node.value) if path in ENGINES else None
                 if owner:
                     methods.add((owner, node.attr, None, ()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                owner = _owner(node.func.value) if path is ENGINE else None
+                owner = _owner(node.func.value) if path in ENGINES else None
                 if owner:
                     keywords = tuple(str(keyword.arg) for keyword in node.keywords)
                     methods.add((owner, node.func.attr, len(node.args), keywords))

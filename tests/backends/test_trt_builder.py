@@ -72,7 +72,7 @@ FORMS: dict[str, tuple[Any, int, str]] = {  # quant → module, columns, form in
         "int8 weights, packed",
     ),
     "int4": (int4, 256, "int4 weights, packed in blocks"),
-    "nf4": (lambda: Lut(256, 128), 256, "codes decoded when built"),
+    "nf4": (lambda: Lut(256, 128), 256, "table codes, packed as two int4 halves"),
     "fp8": (Float8Linear, 64, "float8, a scale per tensor"),
 }
 
@@ -94,7 +94,7 @@ def test_the_builder_takes_every_weight_form(tmp_path: Path, quant: str, dtype: 
     found = built(nn.Sequential(make()), text, torch.randn(3, columns), tmp_path, quant=quant, dtype=dtype)
     assert list(found.rewritten.forms) == ([form] if form else [])
     assert found.unpacked == ""
-    assert len(found.blob) > 10_000
+    assert len(found.engine.blob) > 10_000
 
 
 def test_the_builder_takes_static_int8_convolutions(tmp_path: Path) -> None:
@@ -103,16 +103,46 @@ def test_the_builder_takes_static_int8_convolutions(tmp_path: Path) -> None:
     assert found.rewritten.forms == {"static int8": 1, "static int8 convolution": 1}
 
 
-def test_packed_weights_make_the_engine_smaller(tmp_path: Path) -> None:
-    text, x = LINEAR.format(1024), torch.randn(3, 1024)
-    wide, narrow = Lut(1024, 1024), Lut(1024, 1024)  # a random table is decoded, a uniform one stays packed
-    narrow.table = torch.arange(-8, 8)[None] / 8
-    sizes = {}
-    for name, module in (("decoded", wide), ("packed", narrow)):
-        folder = tmp_path / name
-        folder.mkdir()
-        sizes[name] = len(built(nn.Sequential(module), text, x, folder, quant="int4", dtype="float16").blob)
-    assert sizes["decoded"] - sizes["packed"] > 1024 * 1024
+class Int8Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randint(-127, 128, (1024, 512), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(1024))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return torch.ops.infer.embedding_int8(input, self.codes, self.scale)
+
+
+def uniform() -> nn.Module:
+    layer = Lut(512, 1024)
+    layer.table = torch.arange(-8, 8)[None] / 8
+    return layer
+
+
+IDS, ROWS = "input=int64[batch,5]", "input=float32[batch,512]"
+# Bits that the builder may keep of a weight, its scales included: 16 or 32 bits for each 64 weights, or each row.
+BITS: dict[str, tuple[Any, str, float]] = {
+    "float": (lambda: nn.Linear(512, 1024, bias=False), ROWS, 16),
+    "int8": (lambda: Int8Linear(torch.randn(1024, 512), "_weight"), ROWS, 8 + 32 / 512),
+    "int4": (uniform, ROWS, 4 + 16 / 64),
+    "table": (lambda: Lut(512, 1024), ROWS, 8 + 2 * 16 / 64),
+    "int8 rows": (Int8Rows, IDS, 8 + 40 / 512),
+    "int4 rows": (uniform, IDS, 4 + 32 / 64),
+    "table rows": (lambda: Lut(512, 1024), IDS, 4 + 32 / 64),
+    "3-bit table rows": (lambda: Lut(512, 1024, 3, 32), IDS, 3.25 + 32 / 64),
+}
+
+
+@pytest.mark.parametrize("form", list(BITS))
+def test_the_engine_keeps_packed_weights_packed(tmp_path: Path, form: str) -> None:
+    make, text, bits = BITS[form]
+    x = torch.randint(0, 1024, (3, 5)) if text == IDS else torch.randn(3, 512)
+    found = built(nn.Sequential(make()), text, x, tmp_path, quant="nf4", dtype="bfloat16").engine
+    assert found.weight_bytes is not None
+    assert found.weight_bytes * 8 / (1024 * 512) < bits * 1.02
+    whole = 1024 * 512 * 2
+    if text == IDS:
+        assert (found.scratch_bytes or 0) < whole, "the whole table is decoded"
 
 
 def test_packed_weights_the_builder_refuses_are_decoded(

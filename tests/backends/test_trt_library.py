@@ -15,6 +15,7 @@ from infer import device as hardware
 from infer import plugins
 from infer.errors import NotUsableError, UsageError
 from infer.onnx import session, trt_engine, trt_library
+from infer.plan import Plan
 from infer.report import inspection
 
 
@@ -69,11 +70,44 @@ def test_an_rtx_engine_is_tied_to_a_group_of_gpus(
     have(monkeypatch, "rtx")
     on_gpu(monkeypatch, sm)
     assert trt.target("cuda") == {"rtx": "9", "sm": group}
-    reason = trt._uncovered("cuda", "rtx")
+    plan = Plan(source="x", backend="trt:rtx", device="cuda", dtype="float16")
+    reason = trt._uncovered(plan, "rtx")
     assert (reason is None) is (sm != "90")
     assert reason is None or reason.startswith(
         "TensorRT-RTX builds for SM 75, 80, 86, 89, 120, 121, this GPU is SM 90"
     )
+
+
+@pytest.mark.parametrize(
+    ("sm", "quant", "dtype", "words"),
+    [
+        (
+            "75",
+            "none",
+            "bfloat16",
+            "compute capability 7.5 has no bfloat16 (it came with 8): use --dtype fp16",
+        ),
+        (
+            "75",
+            "int4",
+            "float32",
+            "TensorRT-RTX multiplies no float32 on compute capability 7.5: use --dtype fp16",
+        ),
+        ("75", "int8:static", "float16", None),
+        (
+            "86",
+            "fp8",
+            "bfloat16",
+            "compute capability 8.6 has no float8 (it came with 8.9): use --quant int8:static",
+        ),
+        ("89", "fp8", "bfloat16", None),
+        ("120", "none", "tf32", None),
+    ],
+)
+def test_formats_older_gpus_lack_are_refused_by_name(
+    sm: str, quant: str, dtype: str, words: str | None
+) -> None:
+    assert trt_library.lacking([sm], quant, dtype) == words
 
 
 def test_engines_are_refused_without_their_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,16 +21,16 @@ from .library import declare
 from .linear_int8 import LEVELS, TINY, exact_matmul, to_grid
 
 
-def rounded_table(table: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_table(table: Tensor, top: int = LEVELS) -> tuple[Tensor, Tensor]:
     """Tables [T, C] as int8 [T, C] and what 127 of them stands for, float32 [T].
 
-    The largest entry takes the level of 96 to 127 that loses least, so that uniform tables (int4) stay exact.
+    The largest entry takes the level of 96 to `top` that loses least, so that uniform tables (int4) stay exact.
     """
     exact = table.double()
     largest = exact.abs().amax(1, keepdim=True)
     unit = exact / torch.where(largest > 0, largest, 1)
-    best, level = torch.full_like(largest, torch.inf), torch.full_like(largest, LEVELS)
-    for candidate in range(LEVELS, 95, -1):
+    best, level = torch.full_like(largest, torch.inf), torch.full_like(largest, top)
+    for candidate in range(top, 95, -1):
         error = (unit * candidate - (unit * candidate).round()).div(candidate).square().sum(1, keepdim=True)
         level = torch.where(error < best * 0.99, candidate, level)
         best = torch.where(error < best * 0.99, error, best)
