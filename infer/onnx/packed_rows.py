@@ -73,7 +73,7 @@ def _gathered(emit: GraphBuilder, weight: np.ndarray, ids: ir.Value) -> ir.Value
 
 
 def _dequantized(
-    emit: GraphBuilder, codes: np.ndarray, scale: np.ndarray, ids: ir.Value, **attributes: int
+    emit: GraphBuilder, codes: np.ndarray, scale: np.ndarray, ids: ir.Value, **attributes: Any
 ) -> ir.Value:
     name = f"{emit.weight_name}/rows/{codes.dtype.name}"
     weight = emit.constant(name, np.ascontiguousarray(codes))
@@ -87,7 +87,7 @@ def _dequantized(
 def _looked_up(emit: GraphBuilder, ids: ir.Value, packed: list[Any], dtype: np.dtype[Any]) -> ir.Value:
     """Write rows of any table: words of the row, their digits, table entries, steps of the groups."""
     codes, table, scale, row_scale = (np.array(data(value, emit.node)) for value in packed)
-    bits, kept = int(table.shape[1]).bit_length() - 1, [0] * len(emit.node.inputs[0].shape or ())
+    bits, kept = int(table.shape[1]).bit_length() - 1, [0] * len(ids.shape or ())
     columns, groups = codes.shape[1] * 8 // bits, scale.shape[1]
 
     def reshaped(value: ir.Value, *sizes: int) -> ir.Value:
