@@ -16,7 +16,7 @@ from ..preprocess.audio import SUFFIXES as SOUNDS
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import SUFFIXES as IMAGES
 from ..regular_files import require_regular
-from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from ..spec import DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from . import data_split, images, sounds
 from .loaded_model import LoadedModel
 from .text_data import TEXT_INPUTS, tokenize
@@ -26,6 +26,7 @@ from .weights.containers import refuse_expanded
 from .weights.torch_reader import load_safely
 
 RANDOM_ROWS = 8
+TOKENS = ("input_ids", DECODER_IDS)
 ARRAYS = (".npy", ".npz")
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 Samples = dict[str, Tensor]
@@ -77,7 +78,8 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
-        samples = random_inputs(loaded.inputs, seed, loaded.sizes)
+        vocabulary = loaded.meta.get("vocab_size")
+        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary)
         return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
@@ -113,9 +115,15 @@ def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], 
 
 
 def random_inputs(
-    specs: tuple[TensorSpec, ...], seed: int, sizes: Mapping[str, tuple[int, int]] | None = None
+    specs: tuple[TensorSpec, ...],
+    seed: int,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    vocabulary: int | None = None,
 ) -> Samples:
-    """Draw normal floats, ones for masks and small integers; a symbolic size is 8, or twice its smallest if larger."""
+    """Draw normal floats, ones for masks, tokens of the whole vocabulary, and 0 or 1 for other integers.
+
+    A symbolic size is 8, or twice its smallest if larger.
+    """
     known = {
         name: max(RANDOM_ROWS, 2 * low) if low > 1 else RANDOM_ROWS
         for name, (low, _) in (sizes or {}).items()
@@ -129,7 +137,8 @@ def random_inputs(
         elif spec.dtype == "bool" or "mask" in spec.name:
             samples[spec.name] = torch.ones(shape, dtype=spec.torch_dtype)
         else:
-            samples[spec.name] = torch.randint(0, 2, shape, generator=generator).to(spec.torch_dtype)
+            most = vocabulary if vocabulary and spec.name in TOKENS else 2
+            samples[spec.name] = torch.randint(0, most, shape, generator=generator).to(spec.torch_dtype)
     return samples
 
 

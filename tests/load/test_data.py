@@ -68,6 +68,14 @@ def test_a_function_of_the_users_is_called(tmp_path: Path) -> None:
         read_data(f"{path}:bad", ONE)
 
 
+def test_random_tokens_are_of_the_whole_vocabulary() -> None:
+    specs = ("input_ids=int64[batch,seq]", "attention_mask=int64[batch,seq]", "token_type_ids=int64[batch,seq]")
+    samples, _, _ = read_data("random", model(*specs, meta={"vocab_size": 1000}))
+    assert samples["input_ids"].max() in range(500, 1000)
+    assert samples["attention_mask"].min() == 1
+    assert samples["token_type_ids"].max() == 1
+
+
 def test_random_is_loud_seeded_and_only_by_name() -> None:
     samples, said, digest = read_data("random", TWO, seed=3)
     assert samples["x"].shape == (8, 3)
