@@ -69,7 +69,11 @@ def test_a_function_of_the_users_is_called(tmp_path: Path) -> None:
 
 
 def test_random_tokens_are_of_the_whole_vocabulary() -> None:
-    specs = ("input_ids=int64[batch,seq]", "attention_mask=int64[batch,seq]", "token_type_ids=int64[batch,seq]")
+    specs = (
+        "input_ids=int64[batch,seq]",
+        "attention_mask=int64[batch,seq]",
+        "token_type_ids=int64[batch,seq]",
+    )
     samples, _, _ = read_data("random", model(*specs, meta={"vocab_size": 1000}))
     assert samples["input_ids"].max() in range(500, 1000)
     assert samples["attention_mask"].min() == 1
