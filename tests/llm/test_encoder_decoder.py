@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
-from infer import Predictor, llm
+from infer import Plan, Predictor, compress, llm
 from infer.artifact import store
 from infer.errors import InputError, NotUsableError
+from infer.kernels.cpu import build as compiling
+from infer.kernels.passes import prepack
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling_options import Sampling
-from infer.llm.step.schedule_consistency import require_float_step
+from infer.llm.step.encoder_decoder import HIDDEN, capture_encoder_decoder
+from infer.llm.step.schedule_consistency import compare_schedules, judged_windows, require_float_step
+from infer.llm.step.source_sequences import sequence_runner
 from tests.support.tiny_encoder_decoders import START, artifact, build, folder_of, greedy
 
 LENGTHS = (1, 33, 7, 50)  # of sources: shorter than a page, a page and a token, almost two
@@ -146,7 +152,7 @@ def test_a_decoder_of_another_form_is_refused_by_name() -> None:
 
 
 def test_onnx_runtime_refuses_a_source_by_name(made: Any) -> None:
-    from infer import Plan, plugins
+    from infer import plugins
     from infer.graph import storage, two_graphs
 
     graph = storage.load(made["bart"])
@@ -158,7 +164,7 @@ def test_onnx_runtime_refuses_a_source_by_name(made: Any) -> None:
 
 
 def test_generation_settings_are_applied_or_named(tmp_path: Path) -> None:
-    from infer import Plan, load
+    from infer import load
 
     source = folder_of(tmp_path, "bart")
     config = json.loads((source / "generation_config.json").read_text())
@@ -182,3 +188,44 @@ def test_each_graph_holds_its_own_weights(made: Any) -> None:
     assert f"{crossed}.k_proj.weight" in names["encoder"] - names["."]
     assert f"{crossed}.q_proj.weight" in names["."] - names["encoder"]
     assert "encoder/graph.pt2" in store.read_manifest(made["bart"]).files
+
+
+class PackedGraphs:
+    """Runner of both graphs of an encoder-decoder, their layers packed and fused."""
+
+    def __init__(self, model: Any, shape: llm.StepShape) -> None:
+        graph = capture_encoder_decoder(model, shape)
+        assert graph.encoder is not None
+        self.step, encoder = (prepack.packed(one.exported) for one in (graph, graph.encoder))
+        self._calls = {"logits": self.step.module(), HIDDEN: encoder.module()}
+
+    def run(self, inputs: Any) -> dict[str, Tensor]:
+        name = "logits" if "token_ids" in inputs else HIDDEN
+        with torch.no_grad():
+            return {name: self._calls[name](**inputs)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", ["bart", "marian"])
+def test_fused_layers_tell_the_source_from_their_own_tokens(name: str) -> None:
+    sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+    model: Any = build(name, **sizes)
+    shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
+    compress.quantize_model(model, Plan(source="test", quant="int8:weight"))
+    packed = PackedGraphs(model, shape)
+    calls = Counter(str(node.target) for node in packed.step.graph.nodes)
+    assert calls["infer.chain_attend.default"] == 1
+    assert calls["infer.attend_native.default"] == 0
+
+    def reference(ids: Tensor, source: Tensor) -> Tensor:
+        with torch.no_grad():
+            out = model(input_ids=source[None], decoder_input_ids=ids[None], use_cache=False)
+        logits: Tensor = out.logits[0]
+        return logits
+
+    ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
+    windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
+    stepping = sequence_runner(packed, shape)
+    found = compare_schedules(stepping, windows, reference, sources=windows[::-1])
+    assert max(float(metric.value) for metric in found) < 1e-4

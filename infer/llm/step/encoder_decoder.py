@@ -90,8 +90,10 @@ def _read_source(query: Tensor, scale: float) -> Tensor:
     named, count = call.tensors, query.shape[2]
     layer, call.cross_layers = call.cross_layers, call.cross_layers + 1
     given = query[0].transpose(0, 1)
-    starts = torch.arange(count + 1, dtype=torch.int32, device=query.device)
-    unkept = torch.full_like(named["slot_mapping"], -1)
+    if call.source_queries is None:  # equal in all layers
+        starts = torch.arange(count + 1, dtype=torch.int32, device=query.device)
+        call.source_queries = starts, torch.full_like(named["slot_mapping"], -1)
+    starts, unkept = call.source_queries
     out = torch.ops.infer.attend_paged(
         *(given, given, given, named["kv_cache"], unkept, named[TABLE], starts, named[LENGTHS]),
         *(None, layer, call.page, call.dtype, scale, 0, 0.0),

@@ -60,6 +60,7 @@ class StepCall:
     def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, records_attention: bool) -> None:
         self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
         self.layers = self.cross_layers = 0  # attention calls so far, and those to a source
+        self.source_queries: tuple[Tensor, Tensor] | None = None  # starts and slots of attention to a source
         self.latent: Latent | None = None  # of the layer that is about to attend
         self.seen: list[AttentionCall] = []  # of a call that looks
         self.state = StateCall(

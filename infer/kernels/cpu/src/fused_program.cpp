@@ -44,6 +44,7 @@ int64_t op_length(int64_t code) {
     case COPY: return length_of<CopyOp>();
     case ATTEND: return length_of<AttendOp>();
     case ATTEND_ALL: return length_of<AttendAllOp>();
+    case ATTEND_OTHER: return length_of<AttendOtherOp>();
     default: return 0;
   }
 }

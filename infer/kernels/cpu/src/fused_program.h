@@ -32,6 +32,7 @@ enum OpCode : int64_t {
   COPY,
   ATTEND,
   ATTEND_ALL,
+  ATTEND_OTHER,
 };
 
 // Fields of the operations, in the order of the program. Operands and numbers are indices; an operand of -1 is absent.
@@ -108,6 +109,12 @@ struct AttendOp {
   int64_t scale, softcap;  // numbers
 };
 
+// ATTEND over pages of its own, such as those of a source: operands that stand in for what the header names.
+struct AttendOtherOp {
+  AttendOp attend;
+  int64_t slots, table, starts, lengths;
+};
+
 struct AttendAllOp {
   HeadsPlace query, key, value;
   Place y;
@@ -133,6 +140,7 @@ struct ProgramCall {
   float* result;
   AttendArgs attention{};  // what all layers share; the pages are those of layer 0
   int64_t layer_bytes = 0;
+  const int64_t* numel = nullptr;  // of each operand that is no weight
   int64_t tokens = 0;  // of each sequence, where the rows are those of several
   // Where those sequences are packed: sequence `b` is the rows starts[b] to starts[b + 1], and `tokens` the longest.
   const int64_t* starts = nullptr;
@@ -142,11 +150,13 @@ struct ProgramCall {
 // Length of an operation in a program, its code included; 0 for an unknown code.
 int64_t op_length(int64_t code);
 
-// Calls function(const AttendOp&) for each ATTEND of a program.
+// Calls function(const AttendOp&, const AttendOtherOp*) for each ATTEND and ATTEND_OTHER of a program; the second is null
+// for the former.
 template <class Function>
 void each_attention(const int64_t* program, Function function) {
   for (const int64_t* op = program + 3 + 3 * program[2]; *op != END; op += op_length(*op))
-    if (*op == ATTEND) function(fields<AttendOp>(op));
+    if (*op == ATTEND) function(fields<AttendOp>(op), static_cast<const AttendOtherOp*>(nullptr));
+    else if (*op == ATTEND_OTHER) function(fields<AttendOtherOp>(op).attend, &fields<AttendOtherOp>(op));
 }
 
 void run_program(const ProgramCall& call);

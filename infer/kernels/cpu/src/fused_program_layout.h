@@ -29,8 +29,16 @@ inline const Staged& staged(int64_t kind) {
 }
 
 // Arguments of one operation, without the addresses of its values.
-inline AttendArgs attend_args(const ProgramCall& call, const AttendOp& op) {
+inline AttendArgs attend_args(const ProgramCall& call, const AttendOp& op, const AttendOtherOp* other) {
   AttendArgs args = call.attention;
+  if (other != nullptr) {
+    args.slot_mapping = static_cast<const int64_t*>(call.operands[other->slots]);
+    args.block_table = static_cast<const int32_t*>(call.operands[other->table]);
+    args.query_start = static_cast<const int32_t*>(call.operands[other->starts]);
+    args.seq_lens = static_cast<const int32_t*>(call.operands[other->lengths]);
+    args.sequences = call.numel[other->lengths];
+    args.blocks = args.sequences ? call.numel[other->table] / args.sequences : 0;
+  }
   args.query_heads = op.query_heads, args.kv_heads = op.kv_heads, args.head_dim = op.head_dim;
   args.pages += op.layer * call.layer_bytes;
   args.sinks = op.sinks < 0 ? nullptr : static_cast<const float*>(call.operands[op.sinks]);
@@ -70,7 +78,7 @@ struct Layout {
       size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
     }
     for (const int64_t* op = operations; *op != END; op += op_length(*op)) {
-      shares += *op == LINEAR || *op == ATTEND || *op == ATTEND_ALL;
+      shares += *op == LINEAR || *op == ATTEND || *op == ATTEND_ALL || *op == ATTEND_OTHER;
       if (*op != LINEAR) continue;
       const LinearOp& linear = fields<LinearOp>(op);
       stretches.push_back(stretch(call, linear));
@@ -88,8 +96,8 @@ struct Layout {
 
   // Allocate the partial results of attention by so many threads, behind everything that is shared.
   void make_room(const ProgramCall& call, int64_t threads) {
-    each_attention(call.program, [&](const AttendOp& op) {
-      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, op), threads)));
+    each_attention(call.program, [&](const AttendOp& op, const AttendOtherOp* other) {
+      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, op, other), threads)));
     });
     attention = shared_bytes;
     meetings = attention + attention_bytes;

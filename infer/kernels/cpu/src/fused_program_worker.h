@@ -57,7 +57,8 @@ class Worker {
       switch (*op) {
         case LINEAR: linear(fields<LinearOp>(op)); break;
         case GATHER: gather(fields<GatherOp>(op)); break;
-        case ATTEND: attend(fields<AttendOp>(op)); break;
+        case ATTEND: attend(fields<AttendOp>(op), nullptr); break;
+        case ATTEND_OTHER: attend(fields<AttendOtherOp>(op).attend, &fields<AttendOtherOp>(op)); break;
         case ATTEND_ALL: attend_all(fields<AttendAllOp>(op)); break;
         default: row_work(op);
       }
@@ -146,9 +147,9 @@ class Worker {
     for (int64_t r = mine.begin; r < mine.end; ++r) std::memcpy(y.row(r), x.row(index[r]), op.width * sizeof(float));
   }
 
-  void attend(const AttendOp& op) {
+  void attend(const AttendOp& op, const AttendOtherOp* other) {
     if (!layout_.alone) meet();
-    AttendArgs args = attend_args(call_, op);
+    AttendArgs args = attend_args(call_, op, other);
     args.query = heads(op.query), args.key = heads(op.key), args.value = heads(op.value);
     args.out = {slots_[op.y_slot], args.query_heads * args.head_dim, args.head_dim};
     args.scratch = attention_;

@@ -21,15 +21,17 @@ const T* numbers_of(const View& view, int64_t count, int32_t dtype, const char* 
   return view.as<const T>();
 }
 
-AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, const int64_t* header, int64_t tokens) {
+// `read`: the places of slots, block table, starts and lengths among the operands.
+AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, const int64_t* header, const int64_t* read,
+                        int64_t tokens) {
   AttendArgs args{};
-  const View &lengths = inputs[header[LENGTHS]], &table = inputs[header[TABLE]];
+  const View &table = inputs[read[1]], &lengths = inputs[read[3]];
   const int32_t ints = aoti_torch_dtype_int32();
   args.type = Number::FLOAT32, args.cache_type = static_cast<Number>(header[CACHE_DTYPE]), args.page = header[PAGE];
   args.tokens = tokens, args.sequences = lengths.numel;
   args.seq_lens = numbers_of<int32_t>(lengths, lengths.numel, ints, "seq_lens");
-  args.query_start = numbers_of<int32_t>(inputs[header[STARTS]], lengths.numel + 1, ints, "query_start");
-  args.slot_mapping = numbers_of<int64_t>(inputs[header[SLOTS]], tokens, aoti_torch_dtype_int64(), "slot_mapping");
+  args.query_start = numbers_of<int32_t>(inputs[read[2]], lengths.numel + 1, ints, "query_start");
+  args.slot_mapping = numbers_of<int64_t>(inputs[read[0]], tokens, aoti_torch_dtype_int64(), "slot_mapping");
   STD_TORCH_CHECK(table.dim == 2 && table.sizes[0] == args.sequences, "expected block_table [", args.sequences, ", blocks]");
   args.blocks = table.sizes[1];
   args.block_table = numbers_of<int32_t>(table, table.numel, ints, "block_table");
@@ -40,10 +42,11 @@ AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, cons
 }
 
 // Raises unless every layer has its cache and every sequence its pages.
-void check_attention(const ProgramCall& call, const View& cache) {
-  int64_t seen = -1;  // a window that has been checked
-  each_attention(call.program, [&](const AttendOp& op) {
-    AttendArgs args = call.attention;
+void check_attention(const ProgramCall& call, const View& cache, const std::vector<View>& inputs, const int64_t* header) {
+  int64_t seen = -1, table = -1;  // a window that has been checked, over these pages
+  each_attention(call.program, [&](const AttendOp& op, const AttendOtherOp* other) {
+    AttendArgs args = other == nullptr ? call.attention : attention_of(cache, inputs, header, &other->slots, call.rows[0]);
+    if (const int64_t own = other == nullptr ? header[TABLE] : other->table; own != table) table = own, seen = -1;
     const int64_t size = args.cache_type == Number::FLOAT32 ? 4 : args.cache_type == Number::INT8 ? 1 : 2;
     const int64_t needed = 2 * op.kv_heads * args.page * (op.head_dim * size + (args.cache_type == Number::INT8 ? 4 : 0));
     STD_TORCH_CHECK(op.layer < cache.sizes[0] && needed <= args.page_bytes, "kv_cache has ", cache.sizes[0], " layers and pages of ",
@@ -135,11 +138,14 @@ AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const in
   const AtenTensorHandle result = new_floats(sizes.data(), static_cast<int64_t>(sizes.size()));
   ProgramCall call{program + HEADER, numbers, pointers.data(), strides.data(), {rows[0], rows[1]}, View(result).as<float>()};
   if (program[LEAD] > 0) call.tokens = sizes[program[LEAD] - 1];
+  std::vector<int64_t> numel;
   if (cache != nullptr && rows[0] > 0) {
     const View pages(cache);
-    call.attention = attention_of(pages, inputs, program, rows[0]);
+    for (const View& input : inputs) numel.push_back(input.numel);
+    call.numel = numel.data();
+    call.attention = attention_of(pages, inputs, program, program + SLOTS, rows[0]);
     call.layer_bytes = pages.sizes[1] * pages.sizes[2];
-    check_attention(call, pages);
+    check_attention(call, pages, inputs, program);
   }
   if (program[PADDING] >= 0 && run_packed(call, inputs, program, pointers, strides)) return result;
   run_program(call);

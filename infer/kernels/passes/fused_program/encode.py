@@ -23,6 +23,7 @@ CODES = (
     "copy",
     "attend",
     "attend_all",
+    "attend_other",
 )
 RESULT = 2  # the kind of a slot that is the result
 MAX_INPUTS = 16  # tensors besides weights
@@ -124,6 +125,7 @@ class _Encoder:
         self._inputs = inputs_of(operations)
         if padding is not None and padding not in self._inputs:
             self._inputs.append(padding)
+        self._attended = next((o for o in operations if o.name == "attend"), None)
         self._padding = -1 if padding is None else self._inputs.index(padding)
         self._operands = list(self._inputs)
         self._numbers: list[float] = []
@@ -185,7 +187,7 @@ class _Encoder:
 
     def _attention(self) -> list[int]:
         """Return the indices of slots, block table, starts and lengths; the page and the dtype of the cache."""
-        first = next((o for o in self._operations if o.name == "attend"), None)
+        first = self._attended
         if first is None:
             return [-1] * 6
         return [*(self._inputs.index(node) for node in first.read), *first.sizes[-2:]]
@@ -226,7 +228,10 @@ class _Encoder:
         if operation.name == "attend":
             from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
             *sizes, layer, window, _, _ = operation.sizes
-            return [*code, *from_, to[0], *sizes, layer, *tensors, window, *numbers]
+            fields = [*from_, to[0], *sizes, layer, *tensors, window, *numbers]
+            if self._attended is None or operation.read == self._attended.read:
+                return [*code, *fields]
+            return [CODES.index("attend_other"), *fields, *map(self._inputs.index, operation.read)]
         if operation.name == "attend_all":
             from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
             *sizes, is_float, batches, rows, causal = operation.sizes
