@@ -22,6 +22,7 @@ from torch import nn
 from infer.errors import InferError
 
 LAYER_SHARE = 0.3  # of the stream, that a layer adds to it in weights that are scaled like trained ones
+PEAK = 1.5  # standard deviations of the logits that lie between the best two tokens
 WORKS, REFUSED, BROKEN, NONE = "works", "refused", "broken", "not tried"
 
 
@@ -94,7 +95,7 @@ def _peak(model: Any, generator: torch.Generator) -> None:
 
 
 def _let_embeddings_lead(model: Any) -> None:
-    """Scale embeddings so that the first layer adds LAYER_SHARE of them, where it adds more than it has."""
+    """Scale embeddings so that the first layer adds LAYER_SHARE of them, where it adds more, and so that logits peak."""
     embedding = model.get_input_embeddings()
     if embedding is None or not hasattr(model, "config") or model.config.is_encoder_decoder:
         return
@@ -103,6 +104,12 @@ def _let_embeddings_lead(model: Any) -> None:
     added = float((after - before).norm() / before.norm())
     if added > 1 - LAYER_SHARE:
         embedding.weight.mul_(added / LAYER_SHARE)
+    for _ in range(8):  # later layers may add more
+        logits = model(input_ids=ids, use_cache=False).logits
+        best, second = logits.topk(2).values.unbind(-1)
+        if float((best - second).mean() / logits.std()) > PEAK:
+            return
+        embedding.weight.mul_(2)
 
 
 def without_memory_probe() -> None:

@@ -241,7 +241,11 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     ),
     # Language towers of checkpoints of several modalities.
     "gemma3 (tower)": ("gemma3", tower({"sliding_window": 8}), IMAGES),
-    "gemma4 (tower)": ("gemma4", tower({"sliding_window": 8, "global_head_dim": 32}), IMAGES),
+    "gemma4 (tower)": (
+        "gemma4",
+        tower({"sliding_window": 8, "global_head_dim": 32, "vocab_size_per_layer_input": VOCABULARY}),
+        IMAGES,
+    ),
     "llama4 (tower)": ("llama4", tower({"moe_layers": [], "attention_chunk_size": 8}), IMAGES),
     "llava (tower)": ("llava", tower({"model_type": "llama"}, {"model_type": "clip_vision_model"}), IMAGES),
     "mistral3 (tower)": ("mistral3", tower({"model_type": "mistral"}, {"model_type": "pixtral"}), IMAGES),
@@ -273,7 +277,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
         tower({"model_type": "gemma"}, {"model_type": "siglip_vision_model"}),
         IMAGES,
     ),
-    "glm4v (tower)": ("glm4v", tower({}, {"depth": 1, "out_hidden_size": 64}), IMAGES),
+    "glm4v (tower)": ("glm4v", tower(SECTIONS, {"depth": 1, "out_hidden_size": 64}), IMAGES),
     "qwen3_5 (tower)": ("qwen3_5", tower({"layer_types": ["full_attention"] * 2}), IMAGES),
     # Mixtures of experts; projections of 64 columns, which formats of 4 bits take.
     **{name: (name, MIXTURE) for name in ("mixtral", "qwen2_moe", "olmoe", "phimoe", "granitemoe")},

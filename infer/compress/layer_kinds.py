@@ -3,6 +3,7 @@
 Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs, inputs / groups, height, width]:
 
     Linear, Embedding                 as they are
+    …ScaledWordEmbedding              an Embedding of transformers whose rows are multiplied by one number
     Conv1D of transformers (GPT-2)    a Linear whose weight is stored as [inputs, outputs]
     Conv2d, Conv1d                    an image of height 1 where there is one dimension
     ConvTranspose2d, ConvTranspose1d  a Linear from the channels of a pixel to the patch that the pixel adds to
@@ -60,6 +61,18 @@ def kind_of(layer: nn.Module) -> type[nn.Module]:
 def is_looked_up(layer: nn.Module) -> bool:
     """Return true for layers whose weight rows are decoded, not multiplied; they need no calibration."""
     return isinstance(layer, nn.Embedding | Matrix)
+
+
+def embedding_scale(layer: nn.Module) -> Tensor | float | None:
+    """Return the number by which a `…ScaledWordEmbedding` of transformers multiplies its rows; None for other layers."""
+    kind = type(layer)
+    scaled = kind.__name__.endswith("ScaledWordEmbedding") and kind.__module__.startswith("transformers.models.")
+    scale = getattr(layer, "embed_scale", None)
+    if not scaled or kind.__bases__ != (nn.Embedding,):
+        return None
+    if isinstance(scale, Tensor):
+        return scale if scale.numel() == 1 else None
+    return float(scale) if isinstance(scale, (int, float)) else None
 
 
 def name_of(layer: nn.Module) -> str:

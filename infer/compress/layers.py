@@ -9,7 +9,15 @@ from .. import kernels  # noqa: F401  registers the operators
 from ..load.expert_layers import ExpertLinear
 from . import Quantizer
 from .conv_layers import QuantizedConv, QuantizedConvTranspose
-from .layer_kinds import CONVOLUTIONS, TRANSPOSED, Matrix, is_conv1d_of_gpt2, is_layer, rows_of
+from .layer_kinds import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    Matrix,
+    embedding_scale,
+    is_conv1d_of_gpt2,
+    is_layer,
+    rows_of,
+)
 from .packed_weight import Packed, PackedLayer
 
 
@@ -33,15 +41,24 @@ class QuantizedLinear(PackedLayer):
 
 
 class QuantizedEmbedding(PackedLayer):
-    """`nn.Embedding` on a packed weight: ids of any shape → [*ids.shape, embedding_dim]."""
+    """`nn.Embedding`, perhaps scaled, on a packed weight: ids of any shape → [*ids.shape, embedding_dim]."""
+
+    embed_scale: Tensor | float | None
 
     def __init__(self, layer: nn.Embedding, packed: Packed, quantizer: Quantizer) -> None:
         super().__init__(packed, layer.weight.numel())
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx, self.compute = layer.padding_idx, quantizer.embedding
+        scale = embedding_scale(layer)
+        if isinstance(scale, Tensor):
+            self.register_buffer("embed_scale", scale, persistent=False)
+        else:
+            self.embed_scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.compute(input, self.packed.tensors()).to(self.packed.dtype)
+        y = self.compute(input, self.packed.tensors()).to(self.packed.dtype)
+        scale = self.embed_scale
+        return y if scale is None else y * (scale.to(y.dtype) if isinstance(scale, Tensor) else scale)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
-from .layer_kinds import is_layer, is_stored_by_columns, kind_of
+from .layer_kinds import embedding_scale, is_layer, is_stored_by_columns, kind_of
 
 
 @dataclass
@@ -94,7 +94,7 @@ def why_excluded(layer: nn.Module, has_parent: bool) -> str | None:
         return "attention reads its weight itself (nn.MultiheadAttention)"
     if parametrize.is_parametrized(layer) or layer._parameters.get("weight") is None:
         return "its weight is computed, not stored (parametrized)"
-    if type(layer).forward is not kind.forward:
+    if type(layer).forward is not kind.forward and embedding_scale(layer) is None:
         return f"{type(layer).__name__} has a forward of its own"
     if layer._forward_pre_hooks or layer._forward_hooks:
         return "it has forward hooks, which would be lost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any
 
 import pytest
@@ -195,3 +196,22 @@ def test_the_rows_of_gpt2s_linear_layers_are_seen_for_dispatch() -> None:
     model = Around(seeded(lambda: Conv1D(100, 64)))
     seen = layer_calls.count_calls(model, [model.layer], [{"x": torch.randn(3, 7, 64)}])
     assert seen == {id(model.layer): [{(21, 64): 1}]}
+
+
+@pytest.mark.parametrize("family", ["gemma3.Gemma3Text", "bart.Bart"])
+def test_a_scaled_embedding_is_packed_with_the_head_that_it_is_tied_to(family: str) -> None:
+    folder, name = family.split(".")
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    table = getattr(module, f"{name}ScaledWordEmbedding")(80, 64, 0, embed_scale=8.0)
+    head = nn.Linear(64, 80, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, head)
+    ids = torch.tensor([[3, 0, 79]])
+    expected = table(ids).detach(), model(ids).detach()
+    quantize_model(model, Plan(source="test", quant="int8:weight"))
+    assert type(model[0]).__name__ == "QuantizedEmbedding"
+    assert model[0].packed is model[1].packed
+    for got, exact in zip((model[0](ids), model(ids)), expected, strict=True):
+        assert float((got - exact).norm() / exact.norm()) < 0.02
+    program = torch.export.export(model, (ids,))
+    torch.testing.assert_close(program.module()(ids), model(ids))
