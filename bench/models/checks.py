@@ -95,7 +95,7 @@ def _peak(model: Any, generator: torch.Generator) -> None:
 
 
 def _let_embeddings_lead(model: Any) -> None:
-    """Scale embeddings so that the first layer adds LAYER_SHARE of them, where it adds more, and so that logits peak."""
+    """Scale embeddings where the first layer adds more than LAYER_SHARE of them, and until logits peak."""
     embedding = model.get_input_embeddings()
     if embedding is None or not hasattr(model, "config") or model.config.is_encoder_decoder:
         return

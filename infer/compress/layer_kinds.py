@@ -13,6 +13,7 @@ Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -64,12 +65,14 @@ def is_looked_up(layer: nn.Module) -> bool:
 
 
 def embedding_scale(layer: nn.Module) -> Tensor | float | None:
-    """Return the number by which a `…ScaledWordEmbedding` of transformers multiplies its rows; None for other layers."""
+    """Return the number by which a `…ScaledWordEmbedding` of transformers multiplies its rows, or None."""
     kind = type(layer)
-    scaled = kind.__name__.endswith("ScaledWordEmbedding") and kind.__module__.startswith("transformers.models.")
-    scale = getattr(layer, "embed_scale", None)
-    if not scaled or kind.__bases__ != (nn.Embedding,):
+    named = f"{kind.__module__}.{kind.__name__}"
+    if not re.fullmatch(r"transformers\.models\..*ScaledWordEmbedding", named) or kind.__bases__ != (
+        nn.Embedding,
+    ):
         return None
+    scale = getattr(layer, "embed_scale", None)
     if isinstance(scale, Tensor):
         return scale if scale.numel() == 1 else None
     return float(scale) if isinstance(scale, (int, float)) else None
