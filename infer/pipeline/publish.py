@@ -16,7 +16,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import target_of
 from ..graph import storage
 from ..llm.step.step_shape import StepShape
-from ..report import document, html, memory, roofline
+from ..report import build, document, html, memory, roofline
 from ..reporter import Reporter
 from ..spec import Finding
 from .original import Original
@@ -67,7 +67,7 @@ def publish(
     measured = memory.probe(best.backend, folder, run.plan.device, shape=best.shape)
     reporter.found(measured.findings())
     manifest = _manifest(run, original, small, selected, reporter.findings, output)
-    results = document.Results(
+    results = build.Results(
         fidelity=best.fidelity,
         latency=best.latency,
         size=store.size(folder),
@@ -81,7 +81,7 @@ def publish(
         steps=best.steps,
         cache=_cache_size(best.shape),
     )
-    report = document.from_manifest(manifest, results)
+    report = build.build_report(manifest, results)
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, store.publish(folder, output, manifest), report)

@@ -17,6 +17,7 @@ from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.report import memory, profile, roofline
+from infer.report.peak_memory import PeakMemory
 from infer.spec import TensorSpec
 
 
@@ -68,7 +69,7 @@ def test_peak_memory_sees_a_block_that_came_and_went(
         monkeypatch.setattr(hardware, "reset_peak", lambda: False)
     elif not hardware.reset_peak():
         pytest.skip("the kernel does not let the high-water mark be reset")
-    with memory.PeakMemory() as seen:
+    with PeakMemory() as seen:
         block = torch.ones(25_000_000)  # 100 MB
         for _ in range(5):
             block.add_(1)

@@ -19,7 +19,7 @@ from infer.artifact.old_formats import REPORT_FORMAT
 from infer.artifact.store import Manifest
 from infer.latency import Latency, Paired, summarize
 from infer.plan import Plan
-from infer.report import document, formatting, html, screen, terminal
+from infer.report import build, document, formatting, html, screen, terminal
 from infer.report.memory import Memory
 from infer.report.roofline import Ceiling, Floor
 from infer.results import BackendResult, Metric
@@ -128,7 +128,7 @@ def sample(
     fidelity: tuple[Metric, ...] = METRICS, measured: Mapping[str, Any] = MappingProxyType({}), **changes: Any
 ) -> document.Report:
     """Make a report of the manifest with `changes`; `measured` replaces results."""
-    results = document.Results(
+    results = build.Results(
         fidelity=fidelity,
         backends=BACKENDS,
         latency=TIMED,
@@ -138,7 +138,7 @@ def sample(
         ceiling=CEILING,
         memory=MEMORY,
     )
-    return document.from_manifest(manifest(**changes), replace(results, **measured))
+    return build.build_report(manifest(**changes), replace(results, **measured))
 
 
 class Page(HTMLParser):

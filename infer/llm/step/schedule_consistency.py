@@ -20,7 +20,8 @@ from ...spec import DECODER_IDS, Finding
 from .encoder_decoder import HIDDEN, DecoderStep, EncoderStep, use_paged_decoder
 from .paged_attention import use_paged_attention
 from .paged_step import Step
-from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill
+from .schedule_run import ScheduleRun, StepCaller, WrongShape
+from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, prefill
 from .source_sequences import sequence_runner
 from .step_shape import SourceShape, StepShape
 
