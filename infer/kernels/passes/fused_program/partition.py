@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 from ...ops import fused_program  # noqa: F401 - the operator that is put in
 from ..graph_pass import Rewriter
 from .encode import MAX_INPUTS, Operation, encode, inputs_of
-from .lower import Reader
+from .graph_reader import GraphReader
+from .lower import lower_node
 from .match import matched
 from .padding import SIZES, multiplications, padding_of
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
@@ -56,7 +57,7 @@ class _Group:
 class _Builder(Rewriter):
     def run(self, *, flat: bool) -> None:
         """Fuse all layers. `flat`: a language model's step, whose programs may write a paged cache and pick rows."""
-        self._flat, self._reader = flat, Reader(flat=flat)
+        self._flat, self._reader = flat, GraphReader(flat=flat)
         self._known = self._reader.views.known
         self._absorbed: dict[fx.Node, Operation] = {}
         self._groups: list[_Group] = []
@@ -64,7 +65,7 @@ class _Builder(Rewriter):
         for node in self._graph.nodes:
             if node.op != "call_function" or self._reader.views.follow(node):
                 continue
-            operation = self._reader.operation(node)
+            operation = lower_node(self._reader, node)
             tainted = self._groups[-1].tainted
             if operation is not None:
                 self._append(node, operation)

@@ -1,0 +1,162 @@
+"""Portable quantized linear layers → packed native ones, in a captured program that is lowered for the CPU.
+
+Layers that read the same input (q, k and v; gate and up) become one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from .. import cpu
+from ..cpu.weight_layout import (
+    BALANCED,
+    INT8,
+    LUT,
+    PARTS,
+    WEIGHT,
+    WIDEST,
+    Layer,
+    Packing,
+    pack_vectors,
+)
+from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
+from .graph_pass import Rewriter
+
+KINDS = {
+    "infer.linear_lut.default": LUT,
+    "infer.linear_int8.default": INT8,
+    "infer.linear_int8_static.default": INT8,
+    "infer.linear_int8_weight.default": WEIGHT,
+}
+
+
+class LinearRewriter(Rewriter):
+    """Rewriter that also swaps quantized linear layers; what they are packed from is in `packings`."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(program)
+        self.packings: list[Packing] = []
+
+    def pack_linear(self) -> None:
+        """Replace every quantized linear layer whose weights are tensors of the program."""
+        groups: dict[tuple[object, ...], list[tuple[fx.Node, Layer]]] = {}
+        for node in self._graph.nodes:
+            found = self._layer(node)
+            if found is None:
+                continue
+            kind, layer = found
+            source = node.args[0]
+            if kind == INT8 and layer.x_scale is None and (balanced := self._balanced(node)) is not None:
+                kind, (source, multiplier) = BALANCED, balanced
+                layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
+            key = (kind, source, layer.columns, layer.group, self._step(layer), self._multiplier(layer))
+            groups.setdefault(key, []).append((node, layer))
+        for shared, members in groups.items():
+            self._replace(str(shared[0]), members)
+        self._drop_unused()
+
+    def _layer(self, node: fx.Node) -> tuple[str, Layer] | None:
+        """Return what to pack for this node; None for other operators, devices, dtypes and computed operands."""
+        kind = KINDS.get(str(node.target)) if node.op == "call_function" else None
+        if kind is None or node.meta["val"].device.type != "cpu" or node.meta["val"].dtype == torch.float64:
+            return None
+        names = self._names_of(node)
+        if not names or "" in names.values():
+            return None
+        codes = self._tensors[names["codes"]]
+        parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
+        if kind == LUT:
+            table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
+            parts["columns"] = columns_of(codes, table)
+            if bits_of(table) > WIDEST:
+                kind = INT8
+            else:
+                parts["group"] = group_of(codes, table, scale)
+        return kind, Layer(**parts)
+
+    def _step(self, layer: Layer) -> float | None:
+        return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
+
+    def _balanced(self, node: fx.Node) -> tuple[fx.Node, str] | None:
+        """Return x and the vector's name, where a layer's input is float32 x times a vector of the program."""
+        product = node.args[0]
+        if not isinstance(product, fx.Node) or product.target != torch.ops.aten.mul.Tensor:
+            return None
+        x, vector = product.args
+        if not isinstance(x, fx.Node) or not isinstance(vector, fx.Node) or vector.name not in self._names:
+            return None
+        name, given, kept = self._names[vector.name], x.meta["val"], vector.meta["val"]
+        fits = given.dtype == kept.dtype == torch.float32 and tuple(kept.shape) == tuple(given.shape[-1:])
+        return (x, name) if fits and name in self._tensors else None
+
+    def _multiplier(self, layer: Layer) -> bytes | None:
+        return None if layer.x_multiplier is None else self._tensors[layer.x_multiplier].numpy().tobytes()
+
+    def _replace(self, kind: str, members: list[tuple[fx.Node, Layer]]) -> None:
+        packing = Packing(f"packed_{len(self.packings)}", kind, tuple(layer for _, layer in members))
+        self.packings.append(packing)
+        first = members[0][0]
+        x: Any = first.args[0]  # as it is now: another layer that was replaced may have made it
+        x = x.args[0] if kind == BALANCED else x
+        given = x.meta["val"]
+        operands = self._operands(packing, given)
+        features = packing.out_features
+        last = [features] if kind == LUT else [features, members[0][1].columns]
+        step: list[fx.Node | None] = []
+        if kind == INT8:
+            static, name = members[0][1].x_scale is not None, f"{packing.name}_x_scale"
+            step = [self._operand(name, (1,), torch.float32, given) if static else None]
+        if kind == BALANCED:
+            columns = (members[0][1].columns,)
+            step = [self._operand(f"{packing.name}_x_multiplier", columns, torch.float32, given)]
+        bias = operands.pop() if packing.has_bias else None
+        # Inductor writes a vector of up to eight numbers into its code: these have their values from the start.
+        self._state |= pack_vectors(packing, self._tensors)
+        op = getattr(torch.ops.infer, f"linear_{kind}_packed").default
+        with self._graph.inserting_before(first):
+            values = self._cast(x, torch.float32)
+            whole = self._graph.call_function(op, (values, *operands, *step, bias, *last))
+            whole.meta = {
+                **first.meta,
+                "val": given.new_empty((*given.shape[:-1], features), dtype=torch.float32),
+            }
+            for start, (node, layer) in zip(packing.starts, members, strict=True):
+                part = whole if len(members) == 1 else self._slice(whole, start, layer.rows)
+                part = self._cast(part, node.meta["val"].dtype)
+                node.replace_all_uses_with(part)
+        for node, _ in members:
+            product: Any = node.args[0]
+            self._graph.erase_node(node)
+            if product is not x and not product.users:
+                self._graph.erase_node(product)
+
+    def _operands(self, packing: Packing, like: Tensor) -> list[fx.Node]:
+        count = sum(cpu.blocks(layer.rows) for layer in packing.layers)
+        columns, group = packing.layers[0].columns, packing.layers[0].group
+        quads, groups = -(-columns // 4), columns // GROUP
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "scale": ((count, cpu.ROWS), torch.float32),
+            "codes": ((count, quads, cpu.ROWS, 4), torch.int8),
+            "row_sum": ((count, cpu.ROWS), torch.int32),
+        }
+        if packing.kind == LUT:
+            shapes = {
+                "codes": ((count, groups, cpu.ROWS * GROUP // 2), torch.uint8),
+                "scale": ((count, columns // group, cpu.ROWS), torch.int8),
+                "table": ((count, cpu.ROWS), torch.int8),
+                "row_scale": ((count, cpu.ROWS), torch.float32),
+            }
+        shapes["bias"] = ((packing.out_features,), torch.float32)
+        parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
+        return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]
+
+    def _slice(self, node: fx.Node, start: int, length: int) -> fx.Node:
+        axis = node.meta["val"].dim() - 1
+        part = self._graph.call_function(torch.ops.aten.slice.Tensor, (node, axis, start, start + length))
+        part.meta["val"] = node.meta["val"].narrow(axis, start, length)
+        return part
