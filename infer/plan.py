@@ -23,7 +23,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Option(
-            "model to optimize: .pt, .pt2, .safetensors, .onnx, a Hugging Face folder, or timm:NAME or "
+            "model to optimize: .pt, .pt2, .safetensors, .onnx, .gguf, a Hugging Face folder, or timm:NAME or "
             "torchvision:NAME with --weights",
             flag="",
             metavar="SOURCE",

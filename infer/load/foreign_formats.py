@@ -64,7 +64,6 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\xff\xd8\xff", "a picture (JPEG)", DATA),
     (0, b"%PDF", "a PDF document", "Is it the right file?"),
     (0, b"\x89HDF", "an HDF5 file (Keras)", "Save the model from PyTorch, or export it to ONNX"),
-    (0, b"GGUF", "a GGUF file", "Give the Hugging Face folder it was made from"),
     *(
         (0, magic, "a GGML file, of llama.cpp before GGUF", "Give the Hugging Face folder it was made from")
         for magic in (b"lmgg", b"fmgg", b"tjgg")
@@ -178,7 +177,7 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("*.pdmodel", "a Paddle model", "Convert it to ONNX with paddle2onnx"),
     ("MLmodel", "an MLflow model", "Give the model file in its data folder"),
     ("*.onnx", "a folder with an ONNX file", "Give the .onnx file itself"),
-    ("*.gguf", "a folder with a GGUF file", "Give the Hugging Face folder it was made from"),
+    ("*.gguf", "a folder with a GGUF file", "Give the .gguf file itself"),
     ("tf_model.h5", "a Hugging Face folder with TensorFlow weights", "Save it as safetensors from transformers"),
     ("flax_model.msgpack", "a Hugging Face folder with Flax weights", "Save it as safetensors from transformers"),
 )  # fmt: skip

@@ -51,8 +51,11 @@ TRANSCRIPT_SETTINGS = ("suppress_tokens", "begin_suppress_tokens")  # applied wh
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
-def load_huggingface(plan: Plan) -> LoadedModel:
-    """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors."""
+def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedModel:
+    """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors.
+
+    `weights`: reader of the weights where the folder holds none.
+    """
     sentence = read_sentence_folder(Path(plan.source))
     folder = sentence.transformer
     config = read_json(folder / "config.json")
@@ -62,7 +65,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         raise NotUsableError(
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
-    reader, pickled = open_weights(folder)
+    reader, pickled = (weights, "") if weights is not None else open_weights(folder)
     settings, name, tower = _settings(folder), heads.architecture(config), None
     if possible[0].task == "text-generation" and has_tower(config, name):
         reader = tower = TowerReader(reader)
@@ -87,7 +90,8 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     stored = checkpoint_names(wrapped)
     fit = match_checkpoint(wrapped, joined, lambda name: _other_names(stored.get(name, name), model))
     fit.check(str(folder), strict=False)
-    findings += [*heads.attention_findings(model), *steps, *_said(reader, fit)]
+    findings += [*heads.attention_findings(model), *steps, *_left(fit)]
+    findings += _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     findings += [tower.finding(name)] if tower is not None else []
     inputs = heads.input_specs(wrapped, preprocessor)
@@ -154,16 +158,20 @@ def _other_names(name: str, model: nn.Module) -> list[str]:
     return names + old
 
 
-def _said(reader: WeightReader, fit: CheckpointMatch) -> list[Finding]:
+def _stored_as(reader: WeightReader) -> list[Finding]:
     stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
     findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
     if {"float16", "bfloat16"} & set(stored):
         why = "the float original is the checkpoint in float32, which holds its values exactly"
         findings.append(Finding("load", "upcast", "float32", why=why))
-    if fit.unexpected:
-        left = f"the model does not use {', '.join(fit.unexpected[:8])}"
-        findings.append(Finding("load", "tensors left", len(fit.unexpected), why=left))
     return findings
+
+
+def _left(fit: CheckpointMatch) -> list[Finding]:
+    if not fit.unexpected:
+        return []
+    left = f"the model does not use {', '.join(fit.unexpected[:8])}"
+    return [Finding("load", "tensors left", len(fit.unexpected), why=left)]
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:

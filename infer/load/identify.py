@@ -22,6 +22,7 @@ from .foreign_formats import (
     foreign_weights,
     foreign_zip,
 )
+from .gguf import describe_gguf
 from .protobuf import looks_like_onnx
 from .sentence_modules import transformer_folder
 from .weights.pickle_scan import MAX_PICKLE, code_among, globals_of
@@ -140,6 +141,8 @@ def _file(path: Path, head: bytes) -> Identified:
         )
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
+    if head[:4] == b"GGUF":
+        return Identified("gguf", describe_gguf(path))
     if foreign := foreign_archive(path, head) or foreign_binary(head):
         raise _wrong(path, foreign)
     if head[:1] == b"\x80":
@@ -236,7 +239,7 @@ def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
         return SourceError(
             f"not a model in any format known here; it begins with {head[:8].hex(' ')}",
             where=str(path),
-            hint="Known: .pt (state dict), .pt2, safetensors, ONNX, a Hugging Face folder",
+            hint="Known: .pt (state dict), .pt2, safetensors, ONNX, GGUF, a Hugging Face folder",
         )
     if path.suffix == ".py":
         return UsageError(

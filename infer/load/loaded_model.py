@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from .weights import WeightReader
 class LoadedModel:
     """A model before optimization. Parameters are on the meta device while `reader` is set."""
 
-    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "onnx"
+    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
     module: nn.Module | None  # None for onnx
     reader: WeightReader | None
     inputs: tuple[TensorSpec, ...]
@@ -41,6 +42,7 @@ class LoadedModel:
     decode_greedily: Callable[[Tensor], Tensor] | None = None
     findings: list[Finding] = field(default_factory=list)
     limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
+    directory: TemporaryDirectory[str] | None = None  # holds `files` where the source is no folder
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source
     )

@@ -13,6 +13,7 @@ from .code_sources import load_exported, load_pickled, load_torchscript, load_us
 from .decoder_tokens import decode_greedily
 from .diffusers_models import load_diffusers_part
 from .fill_weights import resolve_strategy
+from .gguf import open_gguf
 from .huggingface import load_huggingface
 from .identify import STATE_DICTS, Identified, identify, is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
@@ -68,12 +69,14 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
             return load_library_model(plan, plan.model, plan.source), None
         return load_state_dict(plan, found.kind)
     _refuse_names(plan, found)
-    folder = found.kind in ("huggingface", "timm")
+    folder = found.kind in ("huggingface", "timm", "gguf")
     user_module = UserModule(plan.model) if plan.model and not folder else None
     if found.kind == "recipe":
         return load_user_module(plan)
     if found.kind == "huggingface":
         return load_huggingface(plan), None
+    if found.kind == "gguf":
+        return _load_gguf(plan), None
     if found.kind == "timm":
         return load_timm_folder(plan), None
     if found.kind == "onnx":
@@ -85,6 +88,15 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
     if found.kind in ("module", "legacy-module"):
         return load_pickled(plan, user_module), user_module
     raise UsageError(f"no way to open a source of kind {found.kind!r}", where=plan.source)
+
+
+def _load_gguf(plan: Plan) -> LoadedModel:
+    """Open a GGUF file through the folder that stands for it; the folder lives as long as the result."""
+    source = open_gguf(Path(plan.source))
+    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader)
+    loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory
+    loaded.findings.insert(0, source.finding)
+    return loaded
 
 
 def _refuse_names(plan: Plan, found: Identified) -> None:

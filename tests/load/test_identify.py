@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "npz packed": (lambda path: np.savez_compressed(path.open("wb"), a=np.ones(3)), r"\(.npz\)"),
     "npy": (lambda path: np.save(path.open("wb"), np.ones(3)), r"one NumPy array \(.npy\)"),
     "random": (text(bytes(range(200, 256)) * 20), "not a model in any format known here"),
-    "gguf": (text(b"GGUF\3\0\0\0"), "a GGUF file"),
+    "gguf": (text(b"GGUF\3\0\0\0"), "bytes of header at 8, got a file of 8: truncated"),
     "pickle": (text(pickle.dumps({"a": 1})), "a plain Python pickle"),
     "truncated .pt": (cut("state-dict", 700), "a truncated zip"),
     "truncated safetensors": (
