@@ -188,7 +188,7 @@ def test_a_file_becomes_an_artifact_that_answers_as_its_weights(tmp_path: Path) 
         tmp_path / "m.infer",
     )
     model.load_state_dict(kept, strict=False)
-    prompt = [0, 5, 60, 70, 80]
+    prompt = [3, 5, 60, 70, 80]
     with torch.no_grad():
         expected = model.generate(
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None
