@@ -72,7 +72,7 @@ _MIXTRAL_EXPERTS = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a model is stored: settings by metadata key, fixed settings, names of the tensors of a block."""
+    """Layout of a model in the file: settings by metadata key, fixed settings, names of the tensors of a block."""
 
     model_type: str
     class_name: str
