@@ -138,7 +138,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             "part of a checkpoint to take: the name of a state dict in it (ema, G, state_dict.generator), or what its "
-            "tensors' names begin with",
+            "tensors' names begin with (of CLIP and SigLIP: vision_model or text_model)",
             group=MODEL,
             metavar="NAME",
         ),

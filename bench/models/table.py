@@ -159,7 +159,7 @@ def shown(cell: Cell) -> str:
 
 def matches(kind: str, row: str, only: str) -> bool:
     """Return True if one of the patterns `KIND,ROW;…` fits; a pattern without a row fits all of its kind."""
-    patterns = [[*part.split(","), "*"][:2] for part in only.split(";")]
+    patterns = [[*part.split(",", 1), "*"][:2] for part in only.split(";")]
     return any(fnmatch.fnmatch(kind, k) and (fnmatch.fnmatchcase(row, r) or row == r) for k, r in patterns)
 
 

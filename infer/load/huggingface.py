@@ -67,7 +67,11 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
         )
     reader, pickled = (weights, "") if weights is not None else open_weights(folder)
     settings, name, tower = _settings(folder), heads.architecture(config), None
-    if possible[0].task == "text-generation" and has_tower(config, name):
+    name, settings = heads.choose_tower(plan.key, name, settings, folder)
+    if plan.key is not None:
+        config = {**settings.to_dict(), "architectures": [name]}
+        possible = heads.candidates(config, folder, sentence)
+    elif possible[0].task == "text-generation" and has_tower(config, name):
         reader = tower = TowerReader(reader)
         settings, config = tower_settings(settings, tower, str(folder)), tower_config(config)
     head, model_class = heads.choose(possible, name, settings, folder)
@@ -88,7 +92,9 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
     joined = sentence.reader(convert_names(reader, model, str(folder)))
     split_experts(wrapped)
     stored = checkpoint_names(wrapped)
-    fit = match_checkpoint(wrapped, joined, lambda name: _other_names(stored.get(name, name), model))
+    fit = match_checkpoint(
+        wrapped, joined, lambda name: _other_names(stored.get(name, name), model, plan.key)
+    )
     fit.check(str(folder), strict=False)
     findings += [*heads.attention_findings(model), *steps, *_left(fit)]
     findings += _stored_as(reader) if weights is None else []
@@ -146,11 +152,15 @@ def _settings(folder: Path) -> Any:
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def _other_names(name: str, model: nn.Module) -> list[str]:
-    """List checkpoint names of a wrapped parameter: with and without the base model's prefix, old LayerNorm names."""
+def _other_names(name: str, model: nn.Module, tower: str | None) -> list[str]:
+    """List checkpoint names of a wrapped parameter: with and without the base model's prefix, old LayerNorm names.
+
+    `tower`: the prefix of its names in the folder of a model of several.
+    """
     inner = name.removeprefix("model.")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]
+    names += [f"{tower}.{inner}"] if tower is not None else []
     old = [
         n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for n in names

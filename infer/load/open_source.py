@@ -100,9 +100,9 @@ def _load_gguf(plan: Plan) -> LoadedModel:
 
 
 def _refuse_names(plan: Plan, found: Identified) -> None:
-    """Raise `UsageError` for an option about a state dict's names where the source is none."""
-    pickled = found.kind in ("module", "legacy-module")
-    if plan.ignore_keys or (plan.key and not pickled):
+    """Raise `UsageError` for an option about a checkpoint's names where the source has none to choose from."""
+    takes_key = found.kind in ("module", "legacy-module", "huggingface")
+    if plan.ignore_keys or (plan.key and not takes_key):
         raise UsageError(
             f"names are chosen in a state dict only, and the source is {found.says}",
             where="--ignore-keys" if plan.ignore_keys else "--key",

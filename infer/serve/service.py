@@ -15,6 +15,7 @@ from .http.access_control import ApiKeys
 from .http.routing import Observer, Route
 from .limits import ServeLimits, check_model_name
 from .llm.llm_engine import LLMEngine
+from .media_decoder.processes import MediaDecoders
 from .observability.llm_metrics import EngineCollector, LLMMetricFamilies, LLMMetrics
 from .observability.memory import MemoryCollector, Processes
 from .observability.metrics import Metrics
@@ -41,6 +42,7 @@ class Service:
         self.state = "starting"
         self.active = 0  # requests in progress
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
+        self.decoders = MediaDecoders()  # of image and sound files; called from threads of `pool`
         self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # threads that wait
         self.models: dict[str, TensorEngine | LLMEngine] = {}  # tensor and language models
         self.engines: dict[str, TensorEngine] = {}  # tensor models
@@ -113,6 +115,8 @@ class Service:
         self._loop = asyncio.get_running_loop()
         for model in self.models.values():
             model.start(self._loop)
+        if any(model.media is not None and model.media.steps for model in self.models.values()):
+            self.pool.submit(self.decoders.start)
         self.state = "ready"
 
     def install(self, predictor: Any) -> TensorEngine | LLMEngine | None:
@@ -213,5 +217,6 @@ class Service:
             model.stop(NotReadyError("the server is stopping"))
         for observer in self.observers:
             observer.close()
+        self.decoders.close()
         for pool in (self.pool, self.grammars):
             pool.shutdown(wait=False, cancel_futures=True)

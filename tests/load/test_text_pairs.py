@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from infer import Plan, Predictor, optimize
-from infer.errors import InputError, SourceError, UsageError
+from infer.errors import InputError, UsageError
 from infer.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
@@ -100,19 +100,6 @@ def test_what_is_no_pair_of_texts_is_refused(folder: Path, row: Any) -> None:
 
     with pytest.raises(InputError, match="expected text, got"):
         Tokenizer(folder / "tokenizer.json", max_length=16).batch([row])
-
-
-@pytest.mark.parametrize("name", ["clip", "siglip"])
-def test_a_model_of_texts_and_images_is_no_text_embedding(name: str, tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModel
-
-    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {**tiny, "image_size": 32, "patch_size": 16}
-    both = {"text_config": {**tiny, "vocab_size": 64}, "vision_config": vision, "projection_dim": 16}
-    config = AutoConfig.for_model(name, **both)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(SourceError, match=r"Model has a tower for texts and one for images.*VisionModel"):
-        load(Plan(source=str(tmp_path)))
 
 
 def test_pairs_are_scored_and_documents_ranked(tmp_path: Path) -> None:

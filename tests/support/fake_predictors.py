@@ -212,6 +212,7 @@ def live(
             thread.join(10)
             for model in service.models.values():
                 model.stop(NotReadyError("over"))
+            service.decoders.close()
             service.pool.shutdown()
             service.grammars.shutdown()
             for predictor in predictors:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .build import attention_findings, build, choose
+from .dual_towers import choose_tower
 from .inputs import input_specs, num_channels, size_bounds, wrap
 from .table import FEATURES, PIXELS, SOUND, Head, architecture, candidates
 
@@ -19,6 +20,7 @@ __all__ = [
     "build",
     "candidates",
     "choose",
+    "choose_tower",
     "input_specs",
     "num_channels",
     "size_bounds",

@@ -37,17 +37,11 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
     parameters = inspect.signature(found.forward).parameters
     takes = [n for n in parameters if n in OTHER_MODALITIES]
     if {"input_ids", "pixel_values"} <= set(parameters) and name.endswith("Model"):
-        import transformers
-
-        stem = name.removesuffix("Model")
-        towers = [f"{stem}{part}ModelWithProjection" for part in ("Text", "Vision")]
-        if not all(hasattr(transformers, tower) for tower in towers):
-            towers = [f"{stem}VisionModel"]
         raise SourceError(
-            f"{name} has a tower for texts and one for images; an artifact holds one of them",
+            f"{name} has a tower for texts and one for images, and transformers has no class for one of them with its "
+            "projection",
             where=str(folder / "config.json"),
-            hint=f"Save a tower as a folder: transformers.{' or '.join(towers)}.from_pretrained(FOLDER)"
-            ".save_pretrained(OTHER), with its tokenizer or image processor",
+            hint="Give the tower's state dict and --model file.py:factory",
         )
     raise SourceError(
         f"expected a model of text, but {name} takes {', '.join(takes or [found.main_input_name])}",

@@ -14,7 +14,7 @@ from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..processors import Preprocessor
 from ..sentence_transformers import SentenceFolder
-from .table import PIXELS, SOUND, Head
+from .table import PADDED_TEXT, PIXELS, SOUND, Head
 from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
 from .wrappers import (
     AudioHead,
@@ -22,6 +22,7 @@ from .wrappers import (
     ImageHead,
     MaskedAudioHead,
     MaskedImageHead,
+    PaddedTextEncoder,
     PairTextHead,
     TextHead,
 )
@@ -47,6 +48,8 @@ def wrap(
         if not getattr(model.config, "is_encoder_decoder", False):
             return Decoder(model).eval()
         return (EncoderDecoder if head.reads == "input_ids" else SoundDecoder)(model).eval()
+    if head == PADDED_TEXT:
+        return PaddedTextEncoder(model).eval()
     if head.ending == "TextModelWithProjection":
         return TextHead(model, ("text_embeds",)).eval()
     if head.task != "embedding":

@@ -66,6 +66,8 @@ EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
     Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
 )
+# SigLIP's text tower: its pooled output is what images are compared with.
+PADDED_TEXT = Head("SiglipTextModel", "embedding", "AutoModel", ("embedding",))
 # Text towers trained beside images or sound; pooled by their own last or first token, never by a mean.
 CONTRASTIVE_TEXT = re.compile(
     "(CLIP|MetaClip2|ChineseCLIP|AltCLIP|CLIPSeg|Siglip2?|OwlViT|Owlv2|GroupViT|Clap|Flava|Align)TextModel"
@@ -105,6 +107,8 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         return tuple(head for head in HEADS if head.task == "classification")
     if found:
         return found
+    if name == PADDED_TEXT.ending:
+        return (PADDED_TEXT,)
     if CONTRASTIVE_TEXT.fullmatch(name):
         raise SourceError(
             f"{name} has no projection: its hidden states are not the embedding that images are compared with",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .text import without_cache
@@ -37,6 +38,22 @@ class PairTextHead(Headed):
         """Compute the outputs from int64 [batch, seq] three times."""
         named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self._named(input_ids=input_ids, **named)
+
+
+class PaddedTextEncoder(nn.Module):
+    """A text tower that was trained on texts padded to its longest length and reads the padding too (SigLIP's)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.longest, self.pad = int(model.config.max_position_embeddings), int(model.config.pad_token_id)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Compute embeddings: int64 [batch, seq] twice, padded on the right → float [batch, dim]."""
+        real = input_ids.where(attention_mask != 0, self.pad)
+        place = torch.arange(self.longest, device=input_ids.device)
+        ids = real[:, place.clamp(max=input_ids.shape[1] - 1)].where(place < input_ids.shape[1], self.pad)
+        return self.model(input_ids=ids).pooler_output
 
 
 class ImageHead(Headed):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import InputError, NotUsableError
+from ...preprocess.image import MODES, ImagePreprocessor
 from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..batching.collate import Arrays
 from ..batching.tensor_engine import TensorEngine
@@ -18,6 +19,7 @@ from ..http.multipart import Form, parse_form
 from ..http.request_context import RequestContext, queue_tenant_of
 from ..http.routing import NonfiniteError
 from ..llm.llm_engine import LLMEngine
+from ..media_decoder.processes import DecodeImage, DecodeSound
 
 MEDIA_TASKS = (*IMAGE_TASKS, *SOUND_TASKS)
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread
@@ -66,25 +68,45 @@ def from_base64(text: str, where: str) -> bytes:
 async def open_files(
     context: RequestContext, model: MediaModel, files: Sequence[bytes], where: Sequence[str]
 ) -> tuple[list[Arrays], list[tuple[int, int]]]:
-    """Decode and preprocess files in a thread: the tensors of each, and the height and width of each image."""
+    """Decode and preprocess files: the tensors of each, and the height and width of each image."""
     return await in_thread(context, _opened, context, model, files, where)
 
 
 def _opened(
     context: RequestContext, model: MediaModel, files: Sequence[bytes], where: Sequence[str]
 ) -> tuple[list[Arrays], list[tuple[int, int]]]:
-    tensors, sizes = list[Arrays](), list[tuple[int, int]]()
-    for data, place in zip(files, where, strict=True):
-        one = open_file(context, model, data, place)
-        tensors.append(model.tensors([one]))
-        sizes.append((0, 0) if model.reads_sound else (one.height, one.width))
-    return tensors, sizes
+    opened = _sound_tensors if model.reads_sound else _image_tensors
+    pairs = [opened(context, model, data, place) for data, place in zip(files, where, strict=True)]
+    return [tensors for tensors, _ in pairs], [size for _, size in pairs]
 
 
-def open_file(context: RequestContext, model: MediaModel, data: bytes, where: str) -> Any:
-    """Decode one file within the server's limits of pixels and seconds."""
-    limits = context.service.limits
-    return model.open(data, where, max_pixels=limits.max_image_pixels, max_seconds=limits.max_audio_seconds)
+def open_sound(context: RequestContext, model: MediaModel, data: bytes, where: str) -> np.ndarray:
+    """Decode a sound file in a process of its own, within the server's limit of seconds: float32 [samples]."""
+    limit = context.service.limits.max_audio_seconds
+    return context.service.decoders.sound(DecodeSound(data, where, model.sampling_rate, limit))
+
+
+def _sound_tensors(
+    context: RequestContext, model: MediaModel, data: bytes, where: str
+) -> tuple[Arrays, tuple[int, int]]:
+    return model.tensors([open_sound(context, model, data, where)]), (0, 0)
+
+
+def _image_tensors(
+    context: RequestContext, model: MediaModel, data: bytes, where: str
+) -> tuple[Arrays, tuple[int, int]]:
+    """Decode an image in a process of its own, which also runs infer's own steps; transformers' run here."""
+    steps: Any = model.steps
+    own = steps if isinstance(steps, ImagePreprocessor) else None
+    asked = DecodeImage(data, where, context.service.limits.max_image_pixels, steps.channels, own)
+    found = context.service.decoders.image(asked)
+    if own is not None:
+        return {name: value for name, value in found.arrays().items() if name in model.inputs}, found.size
+    from PIL import Image
+
+    height, width = found.size
+    image = Image.frombytes(MODES[steps.channels], (width, height), found.pixels)
+    return model.tensors([image]), found.size
 
 
 async def run_tensors(

@@ -75,7 +75,7 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
         why = "this model gives times of segments, not of words"
         raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
     engine.check_admission(timeout=context.timeout())
-    sound = await media_request.in_thread(context, media_request.open_file, context, model, data, "file")
+    sound = await media_request.in_thread(context, media_request.open_sound, context, model, data, "file")
     if isinstance(engine, TensorEngine):
         found = await transcripts.by_ctc(context, engine, model, sound, request)
     else:

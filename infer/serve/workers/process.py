@@ -115,16 +115,18 @@ class Channel(Generic[M]):
 
 
 class WorkerProcess:
-    """A running worker and its channel, which receives `kinds`; ended by `close` or `kill`.
+    """A running worker, or another `module`, and its channel, which receives `kinds`; ended by `close` or `kill`.
 
     Create it on a thread that lives as long as the worker shall: Linux ends a child with the thread that
     started it.
     """
 
-    def __init__(self, kinds: Any, descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self, kinds: Any, descriptors: Sequence[int] = (), module: str = "infer.serve.workers"
+    ) -> None:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *descriptors]
-        command = [sys.executable, "-P", "-m", "infer.serve.workers", str(os.getpid()), *map(str, fds)]
+        command = [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, fds)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._process = subprocess.Popen(
