@@ -32,6 +32,12 @@ class Runner(Protocol):
 
 
 class Backend(Protocol):
+    """Functions and constants of a backend.
+
+    A backend that builds for GPUs of other machines also has `AHEAD_OF_TIME`, the sentence that says how such a result
+    was compared ("" for any other), and `unopenable()`, the reason why an artifact of it can't be opened here.
+    """
+
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted
     PORTABLE: bool  # True when that runs on any machine as it is: the artifact then leaves graph.pt2 and weights/ out
     STEPS: bool  # True when it runs the step of a language model (`infer.llm.step.paged_step`), cache written in place

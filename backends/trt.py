@@ -1,12 +1,14 @@
 """TensorRT backend (10, 11 and RTX), strongly typed: the ONNX graph states precision and quantization.
 
-`trt` takes TensorRT where it is installed, else TensorRT-RTX; `trt:rtx` takes TensorRT-RTX.
+`trt` takes TensorRT where it is installed, else TensorRT-RTX; `trt:rtx` takes TensorRT-RTX; `trt:sm_89` builds with
+TensorRT-RTX for GPUs of compute capability 8.9 on a machine without one.
 
 No steps of language models: its KVCacheUpdate layer keeps each sequence in one run of a fixed length, without pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +20,7 @@ from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.onnx import trt_build, trt_engine, trt_library, trt_runner
+from infer.onnx import trt_ahead, trt_build, trt_engine, trt_library, trt_runner
 from infer.onnx.decompositions import experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
@@ -35,7 +37,7 @@ _NEEDS = {"onnx": "onnx", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 
 @dataclass(frozen=True)
 class TrtBackend:
-    """The backend on one library: `option` "" takes the one that is installed, "rtx" TensorRT-RTX."""
+    """The backend on one library: `option` "" takes the one that is installed, "rtx" and "sm_NN" TensorRT-RTX."""
 
     option: str = ""
     EXECUTES_CODE: bool = True
@@ -46,27 +48,48 @@ class TrtBackend:
     def library(self) -> str:
         return trt_library.chosen(self.option)
 
+    @property
+    def capability(self) -> str:
+        """Compute capability to build for ahead of time ("89"), or ""."""
+        return trt_library.capability(self.option)
+
+    @property
+    def AHEAD_OF_TIME(self) -> str:  # noqa: N802 - a constant of the contract
+        if not self.capability:
+            return ""
+        return (
+            f"built for {self._group()} without a GPU: compared as ONNX Runtime computes the same graph in float32; "
+            "the first opening on such a GPU compares the engine itself"
+        )
+
     def missing(self) -> str | None:
         """Return the reason why TensorRT can't run here: `no CUDA device`, or a missing package; else None."""
-        if not torch.cuda.is_available():
-            return "no CUDA device"
+        if not self.capability and not torch.cuda.is_available():
+            ahead = ", but trt:sm_89 builds for one ahead of time"
+            return f"no CUDA device{ahead if trt_library.module_name(trt_library.RTX) else ''}"
         if reason := trt_library.missing(self.library):
             return reason
         for module, package in _NEEDS.items():
             if find_spec(module) is None:
                 return f"{package} is not installed (pip install 'infer[gpu]')"
+        if self.capability and find_spec("onnxruntime") is None:
+            return "onnxruntime is not installed, which compares what is built ahead of time (pip install 'infer[ort]')"
         return None
 
     def refuses(self, graph: Graph, plan: Plan) -> str | None:
         """Refuse other devices, symbolic sizes without bounds, and quantization of an ONNX source."""
-        if not plan.device.startswith("cuda"):
+        if not plan.device.startswith("cuda") and not self.capability:
             return f"TensorRT runs on CUDA, not on {plan.device}"
         unbounded = {size for spec in graph.inputs for size in spec.shape if isinstance(size, str)} - set(
             graph.sizes
         )
         if unbounded:
             return f"TensorRT needs a smallest and a largest value of {', '.join(sorted(unbounded))}"
-        if torch.cuda.is_available() and (reason := _uncovered(plan, self.library)):
+        if self.capability and not plan.device.startswith("cuda"):
+            reason = trt_library.lacking([self.capability], plan.quant, plan.dtype)
+        else:
+            reason = _uncovered(plan, self.library) if torch.cuda.is_available() else None
+        if reason:
             return reason
         if reason := experts_refused(graph.program):
             return reason
@@ -76,16 +99,22 @@ class TrtBackend:
 
     def target(self, device: str) -> dict[str, str]:
         """Return the library's version and the GPU that the engine depends on."""
+        if self.capability and not device.startswith("cuda"):
+            group = " ".join(trt_library.rtx_group(self.capability))
+            return {self.library: trt_library.library_version(self.library), "sm": group}
         return build_info(device, self.library)
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:
         """Write compiled/engine.plan and its build properties; for an ONNX source the model stays beside it."""
         path, library = folder / MODEL, self.library
-        tied = build_info(plan.device, library)
+        tied, on_gpu = self.target(plan.device), plan.device.startswith("cuda")
         sms = tuple(tied["sm"].split()) if library == trt_library.RTX else ()
-        options = trt_engine.BuildOptions(library, plan.device, sms, plan.dtype == "tf32")
-        with torch.cuda.device(plan.device):
+        device = plan.device if on_gpu else None
+        options = trt_engine.BuildOptions(library, device, sms, plan.dtype == "tf32")
+        with torch.cuda.device(device) if device else contextlib.nullcontext():
             built = trt_build.build(graph, plan, path, options)
+        if device is None:
+            trt_ahead.write(path, folder)
         (folder / ENGINE).write_bytes(built.engine.blob)
         (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
         if graph.onnx is None:
@@ -94,8 +123,24 @@ class TrtBackend:
         named = f"{trt_library.TITLES[library]} {tied[library]}, {tied.get('gpu', 'SM ' + tied['sm'])}"
         return Lowered(_findings(built, named))
 
-    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner:
-        """Open the engine; raise `NotUsableError` when it was built for another library, version or GPU."""
+    def unopenable(self) -> str | None:
+        """Return the reason why an artifact of this backend can't be opened here although it can be made, or None."""
+        if self.capability and not torch.cuda.is_available():
+            return (
+                f"its engine was built ahead of time for {self._group()}, and this machine has no CUDA device"
+            )
+        return None
+
+    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner | trt_ahead.StandIn:
+        """Open the engine; raise `NotUsableError` when it was built for another library, version or GPU.
+
+        On the CPU what `lower` wrote ahead of time is opened as a stand-in, in the folder where it was lowered alone.
+        """
+        signature = storage.load_signature(folder)
+        if not device.startswith("cuda"):
+            if not (folder / trt_ahead.MODEL).exists():
+                raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
+            return trt_ahead.StandIn(folder, signature.inputs, signature.outputs)
         made = json.loads((folder / BUILD_INFO).read_text())
         library = trt_library.RTX if trt_library.RTX in made else trt_library.TENSORRT
         if reason := trt_library.missing(library):
@@ -106,9 +151,12 @@ class TrtBackend:
             raise NotUsableError(
                 f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"
             )
-        signature = storage.load_signature(folder)
         blob = (folder / ENGINE).read_bytes()
         return trt_runner.TrtRunner(blob, signature.inputs, signature.outputs, device, library)
+
+    def _group(self) -> str:
+        group = trt_library.rtx_group(self.capability)
+        return f"compute capability {', '.join(f'{int(sm) / 10:g}' for sm in group)}"
 
 
 def variant(option: str) -> TrtBackend:

@@ -31,7 +31,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ]
     backend: Annotated[
         str,
-        Option("what runs the model: auto (the fastest here), eager, inductor, ort, trt[:rtx]", group=TARGET),
+        Option(
+            "what runs the model: auto (the fastest here), eager, inductor, ort, trt[:rtx|:sm_89]",
+            group=TARGET,
+        ),
     ] = "auto"
     quant: Annotated[
         str,

@@ -55,6 +55,11 @@ def why_not(folder: str, name: str) -> str | None:
     return get(folder, name).missing()
 
 
+def ahead_of_time(backend: Any) -> str:
+    """Return how a backend compares forms that this machine can't run and that are made for another one; else ""."""
+    return str(getattr(backend, "AHEAD_OF_TIME", ""))
+
+
 @cache  # a search through every installed package
 def _foreign(folder: str) -> dict[str, EntryPoint]:
     group = f"infer.{folder.rpartition('.')[2]}"

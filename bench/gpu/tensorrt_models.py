@@ -27,12 +27,12 @@ def language_window(folder: Path) -> Plan:
 
 
 def bert(folder: Path) -> Plan:
-    """Write a random BERT with a classification head: 4 layers of 256."""
+    """Write a random BERT with a classification head: 2 layers of 256."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
         hidden_size=256,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=1024,
         vocab_size=1000,
@@ -52,12 +52,12 @@ def resnet(folder: Path) -> Plan:
 
 
 def vit(folder: Path) -> Plan:
-    """Write a random ViT: 4 layers of 192, 64 x 64 pixels in patches of 16."""
+    """Write a random ViT: 2 layers of 192, 64 x 64 pixels in patches of 16."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
         hidden_size=192,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=3,
         intermediate_size=768,
         image_size=64,

@@ -43,9 +43,10 @@ def open_session(
     *,
     threads: int | None = None,
     is_dynamic: bool = True,
+    is_fused: bool = True,
     optimized: Path | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Open a session with all graph optimizations; `optimized` receives the graph that runs.
+    """Open a session with all graph optimizations, or none; `optimized` receives the graph that runs.
 
     Memory plans are kept for each input shape, so with symbolic sizes they are switched off.
     """
@@ -53,7 +54,8 @@ def open_session(
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions, and need not be on the terminal too
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if is_fused else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = not is_dynamic
@@ -107,10 +109,12 @@ class OrtRunner:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         device: str,
+        *,
+        is_fused: bool = True,
     ) -> None:
         self.inputs, self.outputs, self.device = inputs, outputs, device
         is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-        self._session: Any = open_session(path, device, is_dynamic=is_dynamic)
+        self._session: Any = open_session(path, device, is_dynamic=is_dynamic, is_fused=is_fused)
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in self._session.get_outputs()]

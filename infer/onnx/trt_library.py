@@ -7,6 +7,7 @@ an engine serves a group of compute capabilities, and its kernels are chosen whe
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -38,11 +39,21 @@ def chosen(option: str = "") -> str:
 
     Raises `UsageError` for another option.
     """
+    if named := capability(option):
+        if named not in RTX_CAPABILITIES:
+            known = ", ".join(f"sm_{sm}" for sm in RTX_CAPABILITIES)
+            raise UsageError(f"TensorRT-RTX builds no engines for {option}", hint=f"It builds for {known}")
+        return RTX
     if option not in ("", RTX):
-        raise UsageError(f"backend trt has no option {option!r}", hint="Known: trt, trt:rtx")
+        raise UsageError(f"backend trt has no option {option!r}", hint="Known: trt, trt:rtx, trt:sm_89")
     if option == RTX or (module_name(TENSORRT) is None and module_name(RTX) is not None):
         return RTX
     return TENSORRT
+
+
+def capability(option: str) -> str:
+    """Return the compute capability of an option like `sm_89`: "89"; of any other option ""."""
+    return option[3:] if re.fullmatch(r"sm_\d+", option) else ""
 
 
 def rtx_group(sm: str) -> tuple[str, ...]:
@@ -91,7 +102,7 @@ def findings() -> list[Finding]:
     targets = {
         TENSORRT: "builds for the GPU of this machine only",
         RTX: f"builds for compute capability {', '.join(f'{int(sm) / 10:g}' for sm in RTX_CAPABILITIES)}, "
-        "with or without a GPU",
+        "with or without a GPU (--backend trt:sm_89)",
     }
     return [
         Finding("tensorrt", TITLES[kind], "no", why=reason)

@@ -17,6 +17,7 @@ from ..artifact.manifest import target_of
 from ..graph import storage
 from ..llm.step.step_shape import StepShape
 from ..report import build, document, html, memory, roofline
+from ..report.memory import Memory
 from ..reporter import Reporter
 from ..spec import Finding
 from .original import Original
@@ -64,7 +65,11 @@ def publish(
     if plugins.get("backends", best.backend).PORTABLE:
         shutil.rmtree(folder / "weights", ignore_errors=True)
         (folder / storage.PROGRAM).unlink(missing_ok=True)
-    measured = memory.probe(best.backend, folder, run.plan.device, shape=best.shape)
+    measured = (
+        Memory(failure="built ahead of time: memory is measured on its GPU")
+        if plugins.ahead_of_time(plugins.get("backends", best.backend))
+        else memory.probe(best.backend, folder, run.plan.device, shape=best.shape)
+    )
     reporter.found(measured.findings())
     manifest = _manifest(run, original, small, selected, reporter.findings, output)
     results = build.Results(
@@ -126,7 +131,7 @@ def _manifest(
         plan=plan,
         choices=(*run.choices, selected.choice),
         backend=best.backend,
-        device=plan.device,
+        device="cuda" if plan.device == "cpu" and plugins.ahead_of_time(backend) else plan.device,
         task=graph.task,
         inputs=graph.inputs,
         outputs=graph.outputs,

@@ -62,8 +62,11 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
     plan = check_plan(plan)
     device = hardware.resolve(plan.device)
     run = Resolved(plan.with_(device=device.value), (device,))
+    ahead = plan.backend != "auto" and plugins.ahead_of_time(plugins.get("backends", plan.backend))
+    if ahead and not plan.allow_slower:  # layers too would be timed on a machine that never runs them
+        run = replace(run, plan=run.plan.with_(allow_slower=True))
     if plan.dtype == "auto":
-        dtype = "float32" if device.value == "cpu" else "bfloat16"
+        dtype = "float32" if device.value == "cpu" and not ahead else "bfloat16"
         why = "CPUs without half-precision units are slower in it" if dtype == "float32" else "tensor cores"
         run = run.choose("dtype", dtype, why)
     hardware.use_tf32(run.plan.dtype, device.value)

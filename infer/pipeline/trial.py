@@ -52,6 +52,7 @@ class Trial:
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
     scores_only: ScoresOnly | None = None  # of one that can't
+    ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
     def seconds(self) -> float:
@@ -121,7 +122,8 @@ class Trial:
 
     def limitations(self) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""
-        lines = [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
+        lines = [self.ahead_of_time] if self.ahead_of_time else []
+        lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:

@@ -71,6 +71,7 @@ def run_trial(
         runner=runner,
         task=original.task,
         shape=shape,
+        ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()
     return trial

@@ -49,7 +49,7 @@ def time_trials(
     `plan.backend` is what was asked for. What its fidelity gate refuses anyway is not timed. `failed` is told of a
     trial that can't run at the batch sizes of the plan.
     """
-    judged = [t for t in trials if t.unfaithful(plan) is None]
+    judged = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
     if not plan.batches or not judged:
         return []
     step("time", ", ".join(t.backend for t in judged))

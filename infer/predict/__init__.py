@@ -106,7 +106,10 @@ class Predictor(TextGeneration):
         tested = time.perf_counter()
         try:
             with as_artifact_error(folder, "the self-test failed"):
-                predictor.self_test(exact=not differs)
+                made_on = manifest.plan.device.partition(":")[
+                    0
+                ]  # of what was built ahead of time not its GPU
+                predictor.self_test(exact=not differs and place.partition(":")[0] == made_on)
             for name, adapter in (adapters or {}).items():
                 predictor.language_model.load_adapter(name, adapter)
         except InferError:

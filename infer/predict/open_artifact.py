@@ -59,6 +59,9 @@ def backend_of(manifest: store.Manifest, folder: Path) -> Any:
     backend = plugins.get("backends", manifest.backend)
     if reason := backend.missing():
         raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
+    unopenable = getattr(backend, "unopenable", None)
+    if unopenable is not None and (reason := unopenable()):
+        raise NotUsableError(f"this artifact can't run here: {reason}", where=str(folder))
     return backend
 
 

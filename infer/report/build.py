@@ -88,7 +88,7 @@ def build_report(manifest: Manifest, results: Results) -> Report:
         cache=results.cache,
         findings=manifest.findings,
         versions=manifest.versions,
-        machine=hardware.fingerprint(manifest.device),
+        machine=hardware.fingerprint(manifest.plan.device),
     )
 
 

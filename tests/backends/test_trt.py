@@ -256,8 +256,11 @@ def test_layer_precisions_are_read_from_tensors_and_kernel_names() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence of machines without CUDA")
-def test_missing_names_the_device_first() -> None:
+def test_missing_names_the_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trt_library, "module_name", lambda kind: None)
     assert trt.missing() == "no CUDA device"
+    monkeypatch.setattr(trt_library, "module_name", lambda kind: kind)
+    assert trt.missing() == "no CUDA device, but trt:sm_89 builds for one ahead of time"
 
 
 def test_refusals_say_why() -> None:
