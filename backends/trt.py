@@ -136,10 +136,10 @@ class TrtBackend:
 
         On the CPU what `lower` wrote ahead of time is opened as a stand-in, in the folder where it was lowered alone.
         """
-        signature = storage.load_signature(folder)
         if not device.startswith("cuda"):
             if not (folder / trt_ahead.MODEL).exists():
                 raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
+            signature = storage.load_signature(folder)
             return trt_ahead.StandIn(folder, signature.inputs, signature.outputs)
         made = json.loads((folder / BUILD_INFO).read_text())
         library = trt_library.RTX if trt_library.RTX in made else trt_library.TENSORRT
@@ -151,6 +151,7 @@ class TrtBackend:
             raise NotUsableError(
                 f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"
             )
+        signature = storage.load_signature(folder)
         blob = (folder / ENGINE).read_bytes()
         return trt_runner.TrtRunner(blob, signature.inputs, signature.outputs, device, library)
 
