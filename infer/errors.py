@@ -5,11 +5,11 @@ InferError                    1  500   a bug of ours, or the base class
 │   └── InputError            2  400   a tensor does not match its spec
 │       └── GrammarError      2  422   a grammar that can't be enforced
 ├── SourceError               3  400   the file is not what it should be
-│   ├── UnsafeSourceError     3  400   the file holds code and nobody said to trust it
+│   ├── UnsafeSourceError     3  400   the file holds code, and --trust-code was not given
 │   └── ArtifactError         3  500   the artifact is damaged, foreign or wrong
 ├── GateError                 4  500   less faithful, or slower, than was allowed
 ├── NotUsableError            5  501   this machine, or this model, can't do it
-├── BusyError                 6  409   somebody else is writing there, or it exists
+├── BusyError                 6  409   another process writes there, or it exists
 ├── ResourceError             7  503   out of memory or disk
 └── ServeError                1  500   only over HTTP
     ├── NotFoundError         1  404

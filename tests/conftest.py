@@ -97,6 +97,20 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
 
 
 @pytest.fixture(scope="session", autouse=True)
+def compiled_packages(private_folders: Path, of_the_run: Path) -> Iterator[None]:
+    """Compile equal programs once a run: a package takes AOTInductor ten seconds or more."""
+    import torch._inductor
+
+    from tests.support.compiled_packages import compile_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        compile = torch._inductor.aoti_compile_and_package
+        once = compile_once(compile, lambda name: alone(of_the_run, name))
+        patch.setattr(torch._inductor, "aoti_compile_and_package", once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def unmeasured_memory(private_folders: Path) -> Iterator[None]:
     """Skip the process that measures memory at publishing: it takes longer than the rest for a small model.
 
@@ -110,6 +124,16 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publish, "memory", SimpleNamespace(probe=probe))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_timings() -> Iterator[None]:
+    """Time undecided pairs for half a second: what `latency.paired` decides is tested with a clock of its own."""
+    from infer.pipeline import trial_timing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial_timing, "PAIR_SECONDS", 0.5)
         yield
 
 

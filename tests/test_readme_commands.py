@@ -55,4 +55,4 @@ def test_every_shown_command_does_what_the_page_says(
     shutil.copy(ROOT / "serve.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n/exit\n"))
-    Session(tmp_path, capsys, allow_slower=True).run(block)
+    Session(tmp_path, capsys, brief=True).run(block)

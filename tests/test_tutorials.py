@@ -42,7 +42,7 @@ def test_the_page_does_what_it_says(
     of_readme = frozenset(
         command.words for block in blocks(ROOT / "README.md") for command in block.commands()
     )
-    session = Session(tmp_path, capsys, allow_slower=True, skip=of_readme)
+    session = Session(tmp_path, capsys, brief=True, skip=of_readme)
     for block in blocks(ROOT / "docs" / page):
         text = block.text.replace('"pydoc_lm"', '"pydoc"')  # the name that the shared artifact was made with
         session.run(replace(block, text=text))

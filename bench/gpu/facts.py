@@ -1,4 +1,4 @@
-"""Facts that only a GPU can tell, each by a check of its own that never stops the next.
+"""Facts about a GPU, each from a check of its own; a failed check does not stop the next.
 
     python -m bench.gpu.facts FOUND.json [DEVICE]
 
@@ -133,7 +133,7 @@ def eager_step() -> float:
 
 @check
 def inductor_step() -> dict[str, Any]:
-    """Return the device of the AOTInductor package, seconds to lower, error, and what recording says of each bucket."""
+    """Return the package's device, seconds to lower, relative error, and the findings of CUDA graph capture."""
     from infer.llm import FullSequenceRunner
     from infer.llm.step import cuda_graphs
 

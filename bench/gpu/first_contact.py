@@ -1,4 +1,4 @@
-"""Everything that is open about GPUs, for the first minutes with one: facts, tests, kernels, product, profiles.
+"""First measurements on a new GPU: facts, tests, kernels, the product, profiles.
 
     python -m bench.gpu.first_contact [--only facts,tests] [--again] [--out FOLDER]
 
@@ -46,7 +46,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Part:
-    """Commands that run one after the other, whatever becomes of them."""
+    """Commands that run in order; a failed one does not stop the next."""
 
     name: str
     question: str
@@ -103,17 +103,17 @@ def profile(folder: Path) -> list[Command]:
 
 
 PARTS = (
-    Part("facts", "What is true: devices, recording, rows, fp8, costs", facts),
-    Part("tests", "Which tests pass on this GPU", tests),
+    Part("facts", "Facts: devices, CUDA graphs, row limits, fp8, costs", facts),
+    Part("tests", "Tests on this GPU", tests),
     Part("kernels", "Share of the bandwidth of the quantized layers, and the crossovers", kernels),
     Part("attention", "Share of the bandwidth of attention and whole steps", attention),
     Part("product", "A 1B model from checkpoint to tokens per second", product),
-    Part("profile", "Why: instructions, memory, races", profile),
+    Part("profile", "Profiles: instructions, memory, races", profile),
 )
 
 
 def no_device() -> str | None:
-    """Return `no CUDA device`, or None; asked in a process of its own, which leaves the GPU to the commands."""
+    """Return `no CUDA device`, or None; a subprocess asks, so that this process holds no GPU memory."""
     ask = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'no CUDA device')"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     return _last_line(done.stderr) if done.returncode else None
@@ -158,7 +158,7 @@ def run_command(command: Command) -> dict[str, Any]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "no output"
 
 
 def run_part(part: Part, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Models that the builder of TensorRT is given: two of `models/` and small random ones of other architectures."""
+"""Models for the checks of TensorRT's builder: three of `models/` and small random ones of other architectures."""
 
 from __future__ import annotations
 

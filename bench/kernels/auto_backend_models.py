@@ -1,8 +1,8 @@
-"""Models that nobody tuned `infer` for, with random weights of seed 0, optimized by `auto_backend.py`.
+"""Models outside the tuned set (U-Net, LSTM, GRU, ViT), random weights of seed 0, optimized by `auto_backend.py`.
 
     infer optimize unet.pt --model bench/kernels/auto_backend_models.py:unet --data unet.npz --backend auto --quant int8
 
-Each is written as its users write it, in plain torch or by transformers' configuration.
+Each is plain torch or a transformers configuration, unchanged for `infer`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def waves(count: int, time: int, channels: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A factory, its input as `--input` has it, and rows that calibrate and judge."""
+    """Module factory, input spec in the syntax of `--input`, and rows for calibration and evaluation."""
 
     build: Callable[[], nn.Module]
     input: str

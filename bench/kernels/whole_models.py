@@ -1,7 +1,7 @@
 """Speed bars of whole int8 models: ours through `optimize` and `Predictor`, against ONNX Runtime, OpenVINO, torch.
 
-`prepare` makes what takes minutes and keeps it in .work/kernels: the rivals' models by the versions and scripts that
-made them, ours by the sources of `infer`.
+`prepare` builds the models, which takes minutes, and caches them in .work/kernels: the rivals' by library versions and
+conversion scripts, ours by the sources of `infer`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from infer.pipeline import stages
 WORK = ROOT / ".work" / "kernels"
 ORT, OPENVINO, FLOAT = "ORT int8", "OpenVINO int8", "torch float32"
 BATCH, TOKENS = "batch", "tokens"
+SUFFIXES = {".py", ".cpp", ".h"}  # of sources that change our artifacts
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def cases() -> Iterator[Case]:
 
 
 def prepare(case: Case) -> dict[str, Path | str]:
-    """Return for each engine what to open, or the reason why it is absent."""
+    """Return for each engine the file to open, or the reason why it is absent."""
     source, made = case.source, {}
     for rival, engine in ((ORT, "ORT"), (OPENVINO, "OpenVINO")):
         reason = whole_models_rivals.missing(engine)
@@ -135,7 +136,7 @@ def _open_ours(source: Source, path: Path) -> Call:
 
 
 def _kept(name: str, key: str, make: Callable[[Path], Path]) -> Path:
-    """Return what `make` left in a folder of .work/kernels, made anew when `key` changed."""
+    """Return the path that `make` returned, cached in a folder of .work/kernels until `key` changes."""
     folder = WORK / f"{name}-{key}"
     note = folder / "made"
     if not note.exists():
@@ -167,12 +168,9 @@ def _versions() -> str:
 
 def _sources_digest() -> str:
     paths = sorted(
-        p for room in ("infer", "backends") for p in (ROOT / room).rglob("*") if p.suffix in SUFFIXES
+        p for folder in ("infer", "backends") for p in (ROOT / folder).rglob("*") if p.suffix in SUFFIXES
     )
     return _short(b"".join(path.read_bytes() for path in paths))
-
-
-SUFFIXES = {".py", ".cpp", ".h"}
 
 
 def _short(data: bytes) -> str:

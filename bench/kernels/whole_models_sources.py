@@ -1,4 +1,4 @@
-"""Sources of the whole models: what the rivals convert, what `infer optimize` reads, inputs."""
+"""Sources of the whole models: float modules for the rivals, plans for `infer optimize`, inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source:
     calibration: Callable[[], list[Inputs]]
     heads: int = 0  # of an encoder; 0 for images
     width: int = 0
-    gated: bool = True  # else all of it becomes int8: weights that nobody would ship
+    gated: bool = True  # False: every layer becomes int8, whatever the error
 
 
 class Embedder(nn.Module):

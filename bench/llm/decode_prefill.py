@@ -15,6 +15,7 @@ import msgspec
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.kernels.linear_infer import relative
 from bench.llm import gguf_writer, infer_step, llama_cpp_model
 from bench.llm.decoder_shapes import SHAPES, Shape, made
 from bench.shared import timing
@@ -100,7 +101,7 @@ def measure(case: Case, seconds: float) -> list[Bar]:
                 engines[f"{format}{', flash' if flash else ''}"] = _Llama(case, model, format, flash)
     expected = case.shape.logits()[case.context]
     logits = {name: engine.check() for name, engine in engines.items()}
-    errors = {name: _relative(found, expected) for name, found in logits.items()}
+    errors = {name: relative(found, expected) for name, found in logits.items()}
     details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors}
     bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
     wrong = _wrong(case, logits, errors)
@@ -150,7 +151,7 @@ def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> s
     found = []
     for head in infer_step.HEADS if case.context == TWIN_CONTEXT else ():
         slow = infer_step.twin(infer_step.prepare(case.shape, head, THREADS), tokens[: case.context + 1])
-        if (away := _relative(logits[head], slow)) > TWIN:
+        if (away := relative(logits[head], slow)) > TWIN:
             found.append(f"{head} is {away:.3f} from its slow twin")
     most = FARTHEST * max(
         (error for name, error in errors.items() if name not in infer_step.HEADS), default=0.0
@@ -289,7 +290,3 @@ def _states(shape: Shape, format: str, flash: bool) -> Path:
         model.close()
 
     return made(shape.folder / f"{format}{'-flash' if flash else ''}-states", make)
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return float((got.double() - expected.double()).norm() / expected.double().norm())

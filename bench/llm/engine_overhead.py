@@ -32,7 +32,7 @@ DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 
 
 class _InstantStep:
-    """A step of the 135M shape that takes no time: logits of its vocabulary, made before."""
+    """Step of the 135M shape that takes no time: its logits are computed in advance."""
 
     def __init__(self, vocabulary: int, words: int) -> None:
         self.seconds = 0.0

@@ -80,7 +80,8 @@ def _metadata(config: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     rope = config.get("rope_parameters") or {}
     plain = config["model_type"] == "llama" and rope.get("rope_type", "default") == "default"
     if not plain or config.get("attention_bias") or config.get("mlp_bias"):
-        raise ValueError("only a Llama with plain rope and without biases can be written as GGUF")
+        kind = f"{config['model_type']}, rope {rope.get('rope_type', 'default')}"
+        raise ValueError(f"expected a Llama with plain rope and no biases, got {kind}")
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     return {

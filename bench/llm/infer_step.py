@@ -153,7 +153,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def digest(makers: Sequence[ModuleType] = MAKERS) -> str:
-    """Hash all that decides what is made: sources of the packages and modules, torch, machine."""
+    """Hash everything that changes the lowered step: sources of the packages and modules, torch, machine."""
     files = [Path(str(maker.__file__)) for maker in makers]
     paths = {p for file in files for p in (file.parent.rglob("*.py") if file.stem == "__init__" else [file])}
     data = b"".join(path.read_bytes() for path in sorted(paths))

@@ -71,7 +71,7 @@ def measure() -> list[Bar]:
             bars.append(_bar(rival, why=f"none of ours is smaller than {size} bytes", details=details))
             continue
         name = min(smaller, key=lambda name: smaller[name])
-        own = details | {"taken": name}
+        own = details | {"compared": name}
         bars.append(
             _bar(rival, got=smaller[name] / perplexity, ours=smaller[name], theirs=perplexity, details=own)
         )
@@ -79,6 +79,7 @@ def measure() -> list[Bar]:
 
 
 def prepare() -> None:
+    """Make and keep our steps and the GGUF files."""
     for name in OURS:
         _folder(name)
     if llama_cpp_model.missing() is None:

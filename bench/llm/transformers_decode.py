@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bench.kernels.linear_infer import relative
 from bench.llm import infer_step
 from bench.llm.decoder_shapes import SHAPES
 from bench.shared.bars import Bar
@@ -31,7 +32,7 @@ def measure(seconds: float) -> list[Bar]:
         "transformers eager": _eager(model, tokens),
         "transformers compiled": _compiled(model, tokens),
     }
-    errors = {name: _relative(call()[-1], expected) for name, call in calls.items()}
+    errors = {name: relative(call()[-1], expected) for name, call in calls.items()}
     timed = interleaved_for([Side(name, call, lambda: expected) for name, call in calls.items()], seconds)
     step.close()
     details = {"relative_error": errors, **timed._asdict()}
@@ -86,7 +87,3 @@ def _compiled(model: nn.Module, tokens: Tensor) -> Callable[[], Tensor]:
 
     run()
     return run
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return float((got.double() - expected.double()).norm() / expected.double().norm())

@@ -49,7 +49,7 @@ def kind_of(name: str) -> Any:
 
 
 def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Compute rows in a process that is started again where it dies or takes too long; what it has found is kept."""
+    """Compute rows in a process that is restarted where it dies or takes too long; cells computed before are kept."""
     left = list(rows)
     while left:
         command = module_command("bench.models.table", "--rows", kind, *left)
@@ -83,7 +83,7 @@ def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cel
 
 
 def empty(kind: str) -> dict[str, Cell]:
-    """Return a row of which nothing is known."""
+    """Return a row in which no column was tried."""
     return {column: Cell(NONE) for column in kind_of(kind).COLUMNS}
 
 

@@ -82,7 +82,7 @@ def plans() -> dict[str, Plan]:
 
 
 class Bench:
-    """One model: its effects, and what an assignment costs on held-out rows."""
+    """One model: measured effects of its layers, and the quality of assignments on held-out rows."""
 
     def __init__(self, name: str, plan: Plan, seconds: float, say: Say) -> None:
         self.name, self.say = name, say

@@ -47,6 +47,8 @@ EMPTY = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "body_b
 
 
 class Leaks:
+    """Readings of the server's front and worker while streams are cut."""
+
     def __init__(self, client: Client, pid: int, known: ExpectedAnswers, seed: int) -> None:
         self.client, self.known, self.rng = client, known, random.Random(seed)
         self.front = psutil.Process(pid)
@@ -56,7 +58,7 @@ class Leaks:
         self.done = 0
 
     async def fill(self) -> None:
-        """Ask for what nobody asked before until a page is taken from the prefix cache: then none was free any more."""
+        """Send new prompts until the prefix cache evicts a page: then every page of the KV cache was written."""
         for _ in range(FILLS):
             if _sum(samples((await self.client.get("/metrics")).body), "infer_prefix_cache_evictions_total"):
                 return
@@ -83,7 +85,7 @@ class Leaks:
         self.done += streams
 
     async def read(self) -> None:
-        """Read the figures once nothing runs, or after ten seconds whatever is left."""
+        """Read the figures at rest, or after ten seconds."""
         until = time.monotonic() + 10
         while True:
             await asyncio.sleep(1.0)
@@ -156,8 +158,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- the server, with a leak
 def serve_leaking(plant: str, artifact: str) -> int:
+    """Serve an artifact with a planted leak: `pages`, `memory` of the front or of the `worker`."""
     from infer import serve
     from infer.serve.llm import token_stream
     from infer.serve.workers import model_loading as opening

@@ -158,7 +158,7 @@ def require_trust(folder: Path, why: str) -> None:
         raise UnsafeSourceError(
             f"the artifact holds code ({why}) and was not made by this user on this machine",
             where=str(folder),
-            hint="Pass --trust-code if you trust whoever made it",
+            hint="Pass --trust-code if you trust its author",
         )
 
 

@@ -1,7 +1,7 @@
 """Functionalization of in-place operators in captured programs.
 
 Passes over a program follow values, not memory: an operator that writes into its operand would be lost. Only operators
-whose operand nobody else can see are renamed here; programs with others are functionalized by torch, except for
+whose operand has no other reader are renamed here; programs with others are functionalized by torch, except for
 decode steps, which write their cache: those keep what is left.
 """
 

@@ -137,7 +137,7 @@ def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> We
         find_spec("transformers.core_model_loading") is None
         or find_spec("transformers.conversion_mapping") is None
     ):
-        return reader  # before version 5 modules bear the names of the checkpoint
+        return reader  # before version 5 modules have the names of the checkpoint
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -171,7 +171,7 @@ def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> We
 
 
 def _place(renamed: dict[str, str], new: str, name: str, where: str) -> None:
-    """Note that parameter `new` is tensor `name`; one that bears the parameter's own name comes before others."""
+    """Note that parameter `new` is tensor `name`; a tensor of the parameter's own name takes precedence."""
     held = renamed.get(new, name)
     if name != new and held == new:
         renamed[name] = name

@@ -1,4 +1,4 @@
-"""Tokens for the decoder of a model that hears: what the float model itself writes, for want of a transcript."""
+"""Decoder tokens of a speech-to-text model's samples: the float model's own transcripts."""
 
 from __future__ import annotations
 

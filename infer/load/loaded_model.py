@@ -38,7 +38,7 @@ class LoadedModel:
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     preprocessor: Preprocessor | None = None  # of image or sound files
-    # float32 [rows, bands, frames] → int64 [rows, tokens], of a decoder that writes what it hears
+    # float32 [rows, bands, frames] → int64 [rows, tokens], for a speech-to-text decoder
     decode_greedily: Callable[[Tensor], Tensor] | None = None
     findings: list[Finding] = field(default_factory=list)
     limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up

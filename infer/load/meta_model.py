@@ -52,7 +52,7 @@ class EmptyOnMeta(TorchFunctionMode):
 def build_on_meta(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
     """Build the factory's module in eval mode with its state dict on the meta device.
 
-    The findings tell the reason when it had to be built on CPU.
+    A finding gives the reason where the module had to be built on the CPU.
     """
     findings: list[Finding] = []
     try:
@@ -209,9 +209,9 @@ class CheckpointMatch:
         for wanted in self.missing[:LISTED]:
             for have in self.unexpected:
                 if have.endswith(f".{wanted}"):
-                    return f"The checkpoint's names bear the prefix {have[: -len(wanted)]!r}"
+                    return f"The checkpoint's names have the prefix {have[: -len(wanted)]!r}"
                 if wanted.endswith(f".{have}"):
-                    return f"The model's names bear the prefix {wanted[: -len(have)]!r}"
+                    return f"The model's names have the prefix {wanted[: -len(have)]!r}"
         return "Is it the checkpoint of another model, or of another version of its code?"
 
 

@@ -1,4 +1,4 @@
-"""Sound files as samples of a model that hears."""
+"""Sound files as samples of a model with audio input."""
 
 from __future__ import annotations
 

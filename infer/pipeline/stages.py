@@ -53,7 +53,7 @@ __all__ = [
 def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, replace: bool = False) -> Outcome:
     """Optimize the model of `plan.source`, check it against the original and publish the artifact `output`.
 
-    `reporter` is told of progress and findings; `replace` overwrites an artifact.
+    `reporter` receives progress and findings; `replace` overwrites an artifact.
     Nothing is published when this raises:
 
     - `UsageError`: an option is wrong, or options exclude each other.

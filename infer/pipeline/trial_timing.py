@@ -1,8 +1,8 @@
-"""Each trial is timed against the fastest float form that was tried, in the same interleaved run.
+"""Timing of trials against the fastest float form, interleaved in one run.
 
-Float forms: the user's own module in plain torch, always; the float graph on the backend that was asked for; of
-`--backend auto` on every backend that may win, inductor (torch.compile) always among them. A model of tensors is timed
-as it will be called, through the checks of `Predictor.predict`; a float form without any.
+Float forms are the user's own module in plain torch, always, and the float graph on the requested backend. For
+`--backend auto` they are the float graph on every backend that may win, inductor (torch.compile) always included. A
+model of tensors is timed as it will be called, through the input checks of `Predictor.predict`; a float form without.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from .trial import Timing, Trial
 from .trial_comparison import batches_of
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
+PAIR_SECONDS = 4.0  # that an undecided pair is timed for
 FASTEST = "the fastest float form"
 
 
 @dataclass(frozen=True)
 class FloatForm:
-    """A float form and its seconds a call, by batch size."""
+    """A float form with its median seconds per call by batch size."""
 
     name: str
     runner: Any
@@ -44,10 +45,10 @@ def time_trials(
     step: Callable[[str, str], None],
     failed: Callable[[Trial, Exception], None],
 ) -> list[Finding]:
-    """Fill `latency` and `baseline` of every faithful trial; returns what the float forms took.
+    """Fill `latency` and `baseline` of every faithful trial; return findings with the times of the float forms.
 
-    `plan.backend` is what was asked for. What its fidelity gate refuses anyway is not timed. `failed` is told of a
-    trial that can't run at the batch sizes of the plan.
+    `plan.backend` is the requested backend. Trials that the fidelity gate refuses are not timed. `failed` is called
+    with each trial that can't run at the batch sizes of the plan, and its error.
     """
     judged = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
     if not plan.batches or not judged:
@@ -73,8 +74,9 @@ def time_trials(
 
 
 def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> list[str]:
-    """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor; plain torch is
-    among the forms anyway.
+    """Return the backends whose float form is lowered; plain torch is timed in any case.
+
+    For "auto" these are the backends whose trial took at most `HOPELESS` times the fastest one, and inductor.
     """
     if plan.backend != "auto" or original.program is None:
         return list(took)
@@ -100,7 +102,7 @@ def _time_float_forms(
 def _time_trial(
     trial: Trial, forms: Sequence[FloatForm], original: Graph, plan: Plan, step: Callable[[str, str], None]
 ) -> None:
-    """Pairs with the form that is fastest at each batch size."""
+    """Time a trial in pairs with the form that is fastest at each batch size."""
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
     trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
@@ -108,14 +110,15 @@ def _time_trial(
     for batch, rival in rivals.items():
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
-        trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device), rival.name))
+        pair = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+        trial.latency.append(Timing(batch, pair, rival.name))
         is_step = isinstance(trial.runner, FullSequenceRunner)
         if is_step and (parts := step_breakdown.of_call(trial.runner.decoding(batch), batch)):
             trial.steps.append(parts)
     rival = rivals[plan.batches[0]].runner
     if isinstance(trial.runner, FullSequenceRunner) and isinstance(rival, FullSequenceRunner):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
-        trial.prompt = latency.paired(ours, theirs, device=plan.device)
+        trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
 
 
 def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:
@@ -127,7 +130,10 @@ def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:
 
 
 def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
-    """One call on a batch of the samples, of a language model one decode step; `served`: as the Predictor makes it."""
+    """Return one call on a batch of the samples, or one decode step of a language model.
+
+    With `served` the call goes through the input checks of the Predictor.
+    """
     if isinstance(runner, FullSequenceRunner):
         return runner.decoding(batch)
     inputs = next(batches_of(graph, batch))
@@ -139,7 +145,7 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
 
 
 def _time_briefly(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
-    """Seconds a call at each batch size, a short look."""
+    """Return median seconds per call by batch size, from 0.1 seconds of timing each."""
     return {
         batch: latency.measure(
             call_of(runner, graph, batch, served=served),

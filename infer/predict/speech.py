@@ -1,4 +1,4 @@
-"""Transcripts of a Predictor whose decoder writes what it hears, as Whisper does."""
+"""Transcripts of a speech-to-text Predictor such as Whisper."""
 
 from __future__ import annotations
 

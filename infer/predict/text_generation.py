@@ -1,6 +1,6 @@
-"""Text out: completions, chat, streams and scores of a language model, for threads and for asyncio.
+"""Text generation of the Predictor: completions, chat, streams and scores, for threads and for asyncio.
 
-Every call goes to one engine on a thread of its own, which runs whatever is under way together.
+Every call goes to one engine on a thread of its own, which batches all requests in flight.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Messages = Sequence[Mapping[str, Any]]
 class Options(TypedDict, total=False):
     """Keyword arguments of every method that generates text: the fields of `GenerationOptions`.
 
-    What is left out, or None, is as the model's generation_config.json recommends; without one, tokens are drawn from
-    the model's own distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
+    Options left out, or None, take the values of the model's generation_config.json; without one, tokens are sampled
+    from the model's distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
     """
 
     max_tokens: int | None
@@ -259,7 +259,7 @@ class _LockedStep:
             return self._step.run(inputs)
 
     def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
-        """Record CUDA graphs, of a step that has them."""
+        """Record the CUDA graphs of a step that uses them."""
         if isinstance(self._step, GraphedStep):
             with self._lock:
                 self._step.prepare(kv_cache, buckets)

@@ -1,4 +1,4 @@
-"""Numbers and decisions in the words that people read; the same for the terminal and the page."""
+"""Formatting of figures, speeds and commands, for the terminal and the HTML report."""
 
 from __future__ import annotations
 

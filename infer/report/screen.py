@@ -75,9 +75,9 @@ def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:
     """List the commands to run next, with the path quoted for a shell."""
     quoted = shlex.quote(str(path))
     yield "report", f"infer report {quoted} (every layer, limit and backend), {path / 'report.html'}"
-    hears = any(spec.name == "input_features" for spec in report.inputs)
-    run = f"infer predict {quoted} {'SOUND.wav' if hears else 'INPUT'}"
-    if report.decodes and not hears:
+    takes_sound = any(spec.name == "input_features" for spec in report.inputs)
+    run = f"infer predict {quoted} {'SOUND.wav' if takes_sound else 'INPUT'}"
+    if report.decodes and not takes_sound:
         run = f'infer generate {quoted} "Once upon a time"'
     yield "run", run
     yield "serve", f"infer serve {quoted}"

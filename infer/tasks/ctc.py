@@ -48,14 +48,15 @@ class CTCDecoder:
 
     @classmethod
     def open(cls, folder: Path | None, meta: Mapping[str, Any], name: str) -> CTCDecoder:
-        """Read vocab.json of an artifact; raise `UsageError` where it has none, or no table of tokens."""
+        """Read vocab.json of an artifact; raise `UsageError` where it is missing or not an object of integers."""
         path = None if folder is None else folder / "vocab.json"
         if path is None or not path.is_file():
             raise UsageError(f"{name} holds no vocab.json: its frames have no text", hint="Give tensors")
         found = json.loads(read_regular(path, MAX_JSON, error=ArtifactError))
         if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
             raise UsageError(
-                f"the vocab.json of {name} is no table of tokens and numbers", hint="Give tensors"
+                f"expected the vocab.json of {name} to map tokens to ids, got another JSON value",
+                hint="Give tensors",
             )
         blank = meta.get("pad_id")
         blank = found.get("<pad>", 0) if blank is None else int(blank)

@@ -1,7 +1,7 @@
-"""Whisper's transcripts: the tokens that its decoder begins with, and segments from tokens with timestamps.
+"""Whisper's transcripts: the prompt of its decoder, and segments from tokens with timestamps.
 
-As `generate` of transformers does it: what the decoder begins with tells language, task and whether it gives times; a
-sound longer than 30 s is read in windows, each from the last timestamp of the one before it.
+As in `generate` of transformers, the prompt sets language, task and timestamps; sound longer than 30 s is read in
+windows, each of which begins at the last timestamp of the one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEP = 0.02  # seconds between two timestamps
 
 
 class Spoken(NamedTuple):
-    """A segment of a window: its tokens without timestamps, and seconds from the begin of the window."""
+    """A segment of a window: its tokens without timestamps, and seconds from the start of the window."""
 
     tokens: tuple[int, ...]
     start: float
@@ -44,7 +44,7 @@ class WhisperTokens:
             self._first = tuple(map(int, config.get("begin_suppress_tokens") or ()))
             self._last_initial = config.get("max_initial_timestamp_index")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"generation_config.json does not tell the tokens of a transcript: {error}"
+            why = f"generation_config.json lacks a token of Whisper's prompt: {error}"
             raise ArtifactError(why, where=where, hint="Take it from the original checkpoint") from error
 
     @classmethod
@@ -83,14 +83,18 @@ class WhisperTokens:
         """Return the tokens that the decoder begins with; raise `InputError` for an unknown language or task."""
         if not self.languages:
             if language not in (None, "en") or task != "transcribe":
-                raise InputError("this model hears English and transcribes it", where="language")
+                got = f"language {language!r}, task {task!r}"
+                raise InputError(f"this model only transcribes English, got {got}", where="language")
             found = [self.start]
         else:
             if language not in self.languages:
                 some = ", ".join(list(self.languages)[:8])
-                raise InputError(f"expected a language code such as {some}", where="language")
+                raise InputError(
+                    f"expected a language code such as {some}, got {language!r}", where="language"
+                )
             if task not in self.tasks:
-                raise InputError(f"this model has no task {task}", where="task")
+                known = " or ".join(self.tasks)
+                raise InputError(f"expected the task {known}, got {task!r}", where="task")
             found = [self.start, self.languages[language], self.tasks[task]]
         return found if timestamps else [*found, self.no_timestamps]
 

@@ -342,6 +342,17 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
     assert layer_timing.LayerTimer(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
 
 
+def test_a_changed_kernel_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "cpu" / "src" / "linear.cpp"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(layer_timing.kernels, "__file__", str(tmp_path / "__init__.py"))
+    paths = set()
+    for text in ("// one", "// another"):
+        source.write_text(text)
+        paths.add(layer_timing.LayerTimer(Plan(source="x", device="cpu"), folder=tmp_path).path)
+    assert len(paths) == 2
+
+
 def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
     made = assignment()
     layers = [made.model.first, made.model.third]

@@ -109,6 +109,7 @@ int main() {
         const Results wanted = run(given);
         std::istringstream names(infer_isas());
         for (std::string name; std::getline(names, name, ',');) {
+          if (name == "scalar") continue;
           infer_set_isa(name.c_str());
           const Results got = run(given);
           const bool equal[] = {wanted.image == got.image, wanted.bytes == got.bytes, wanted.largest == got.largest,

@@ -51,6 +51,7 @@ int main() {
   int differing = 0;
   std::istringstream names(infer_isas());
   for (std::string name; std::getline(names, name, ',');) {
+    if (name == "scalar") continue;
     infer_set_isa(name.c_str());
     if (near(wanted, rows())) continue;
     ++differing;

@@ -78,6 +78,7 @@ int main() {
     const std::vector<float> wanted = given.run();
     std::istringstream names(infer_isas());
     for (std::string name; std::getline(names, name, ',');) {
+      if (name == "scalar") continue;
       infer_set_isa(name.c_str());
       const std::vector<float> got = given.run();
       for (size_t i = 0; i < got.size(); ++i)

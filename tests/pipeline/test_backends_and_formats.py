@@ -1,4 +1,4 @@
-"""The whole street on real models: every backend × every quantizer works and is faithful, or refuses with a reason."""
+"""The whole pipeline on a real model: every backend × format is faithful, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUANTS = [
     "cluster:4",
     "cluster:6",
 ]
-COMPILED_AS = {"cluster:2": "cluster:3", "cluster:4": "cluster:3", "nf4:16": "nf4"}
+COMPILED_AS = {"cluster:2": "cluster:3", "cluster:4": "cluster:3", "cluster:6": "cluster:3", "nf4:16": "nf4"}
 MEETS_NO_PROMISE = {"cluster:2", "cluster:3"}  # the gate decides; a refusal must name the figure
 
 

@@ -23,6 +23,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 STARTS = 120.0  # seconds that a server may take to be ready on a busy machine
+BRIEF = {
+    "optimize": ("--allow-slower",),
+    "bench": ("--seconds", "0.1"),
+    "chat": ("--max-tokens", "8"),
+}
 EXEMPT = {
     "make": "installs, or runs this suite",
     "--ray": "needs the extra `ray`, and a cluster",
@@ -86,7 +91,7 @@ class Session:
 
     folder: Path
     capsys: Any
-    allow_slower: bool = False  # timings on a busy machine decide nothing
+    brief: bool = False  # timings decide nothing, and answers end early
     skip: frozenset[tuple[str, ...]] = frozenset()  # words of commands that another test runs
     names: dict[str, Any] = field(default_factory=dict)
 
@@ -114,8 +119,9 @@ class Session:
         if name == "infer":
             from infer.cli import main
 
-            if self.allow_slower and words[0] == "optimize" and not command.shows_error:
-                words += ["--allow-slower"] * ("--allow-slower" not in words)
+            if self.brief and words[0] in BRIEF and not command.shows_error:
+                option, *value = BRIEF[words[0]]
+                words += [option, *value] * (option not in words)
             code = main(words)
             printed = self.capsys.readouterr()
             if command.shows_error:

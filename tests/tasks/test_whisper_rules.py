@@ -96,7 +96,7 @@ def test_the_prompt_tells_language_task_and_times(tokens: WhisperTokens) -> None
     assert tokens.prompt("en", "transcribe", timestamps=False) == [21, 22, 24, 29]
     english = WhisperTokens({**CONFIG, "lang_to_id": None, "task_to_id": None}, "here")
     assert english.prompt(None, "transcribe", timestamps=False) == [21, 29]
-    with pytest.raises(InputError, match="hears English"):
+    with pytest.raises(InputError, match="only transcribes English, got language 'de'"):
         english.prompt("de", "transcribe", timestamps=False)
     with pytest.raises(InputError, match="such as en, de"):
         tokens.prompt("xx", "transcribe", timestamps=False)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ... import __version__, latency, paths, plugins
+from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
 from ...graph import capture, storage
 from ...kernels import cpu
@@ -85,7 +85,7 @@ class LayerTimer:
         return f"{self.num_measured} timed now, {len(self.used) - self.num_measured} known from before"
 
     def _key(self) -> str:
-        what = {
+        marks = {
             "infer": __version__,
             "torch": str(torch.__version__),
             "backend": self.backend,
@@ -93,7 +93,7 @@ class LayerTimer:
             "operators": _operators(),
             **hardware.fingerprint(self.plan.device),
         }
-        return hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()[:24]
+        return hashlib.sha256(msgspec.json.encode(marks, order="sorted")).hexdigest()[:24]
 
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Return the time of one format of one Linear on one input shape, cached or measured now."""
@@ -168,7 +168,7 @@ def _backend(plan: Plan) -> str:
 def _operators() -> str:
     """Return a hash of the operators' sources, so that a kernel upgrade invalidates cached times."""
     digest = hashlib.sha256()
-    root = Path(__file__).resolve().parent.parent / "kernels"
+    root = Path(kernels.__file__).resolve().parent
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".cpp", ".h")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

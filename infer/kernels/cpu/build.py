@@ -98,7 +98,7 @@ def compiled() -> bool:
 def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
     """Return the path of the library, compiled first where the cache has none.
 
-    `progress(done, total, what)` is told of each file. Raises `NotUsableError` without a compiler, or with the
+    `progress(done, total, name)` is called for each file. Raises `NotUsableError` without a compiler, or with the
     compiler's first message when it fails.
     """
     place = cache_folder("kernels") / digest()

@@ -76,7 +76,9 @@ class Admission:
         if source.features:
             wanted = 4 * math.prod(source.features)
             if request.features is None:
-                raise InputError("this model hears: it needs a recording beside the prompt", where="prompt")
+                raise InputError(
+                    "expected a recording with the prompt: this is a speech-to-text model", where="prompt"
+                )
             if len(request.features) not in (0, wanted):
                 sizes = "x".join(map(str, source.features))
                 got = f"got {len(request.features)} bytes, expected {wanted}"

@@ -23,7 +23,7 @@ from .step_inputs import StepInputs
 from .stop_conditions import append_token, append_tokens, error_fields
 
 LogprobsByIndex = dict[int, TokenLogprob]
-# What a step may raise because of what it was given; anything else is a bug and ends the loop.
+# Errors that the inputs of a step may cause; any other is a bug and ends the loop.
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
 
 
@@ -35,7 +35,7 @@ class StepRunner(Protocol):
 
 
 class ModelRunner:
-    """Runs `step` over `cache`; a failed call is retried sequence by sequence, so that only a bad one fails."""
+    """Runner of a step over the KV cache; a failed call is retried for each sequence alone."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ModelRunner:
         (self._decode if usual else self._run)(work)
 
     def _decode(self, work: list[ScheduledSequence]) -> None:
-        """Run the usual step: one next token of each sequence and nothing else; a short form of `_run`."""
+        """Run a pure decode step, one token of each sequence: the fast path of `_run`."""
         started = self._clock()
         sequences = [sequence for sequence, _ in work]
         try:
@@ -242,8 +242,9 @@ class ModelRunner:
 
 
 def _step_seconds(logits: Tensor, built: float, ran: float, sampled: float) -> float:
-    """Return the time of a step. Other devices than the CPU have only been given their work when the call returns; the
-    tokens, which come to the host, end it.
+    """Return the seconds of a step.
+
+    On other devices than the CPU the call returns before its work is done: the copy of the tokens to the host ends it.
     """
     return (ran if logits.device.type == "cpu" else sampled) - built
 

@@ -62,7 +62,7 @@ class RequestState:
             or sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
         )
-        # Whether temperature and cuts are all that shapes its tokens, and nothing but tokens and text is told.
+        # True where sampling needs only temperature, top-k, top-p and min-p, and outputs are tokens and text alone.
         self.fast_decode = (
             not self.has_penalties
             and not sampling.logit_bias

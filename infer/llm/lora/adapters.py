@@ -1,7 +1,7 @@
 """LoRA adapters of PEFT's format, loaded by name into the slots that an artifact was made with.
 
 A folder has adapter_config.json and adapter_model.safetensors; pickled weights are not opened. A slot is written only
-while nobody uses it, so loading needs no pause of the engine.
+while no request uses it, so loading needs no pause of the engine.
 """
 
 from __future__ import annotations

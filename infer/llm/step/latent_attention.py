@@ -66,7 +66,7 @@ def _has_latents(module: Any) -> bool:
 
 @contextlib.contextmanager
 def use_latents(model: nn.Module, call: Callable[[Latent], None]) -> Iterator[None]:
-    """Give attention the latents of marked layers, within the context; `call` is told of each before it attends."""
+    """Give attention the latents of marked layers, within the context; `call` is called with each before it attends."""
     layers: list[Any] = [
         module
         for module in model.modules()

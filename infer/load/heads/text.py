@@ -42,7 +42,7 @@ class EncoderDecoder(nn.Module):
 
 
 class SoundDecoder(EncoderDecoder):
-    """An encoder of sound and a decoder that writes what it hears."""
+    """Speech-to-text model: an encoder of sound and a decoder of text."""
 
     def forward(self, input_features: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Compute logits: float32 [batch, bands, frames], int64 [batch, seq] → float [batch, seq, vocab]."""

@@ -1,4 +1,4 @@
-"""A state dict in memory as a reader."""
+"""Weight reader over a state dict in memory."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Counters, gauges and histograms in Prometheus' text format 0.0.4; one writer thread, cheap to scrape.
 
-The format: https://prometheus.io/docs/instrumenting/exposition_formats/. prometheus-client takes 20 times as
-long over the same numbers, on the thread that answers requests.
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/. prometheus-client takes 20 times as long to
+render the same numbers, on the thread of the event loop.
 
-`LogHistogram` is the one that is not exported: its buckets are fine enough for percentiles, which `infer top` and the
-page compute from the difference of two snapshots.
+`LogHistogram` is not exported: its buckets are fine enough for percentiles, which `infer top` and the status page
+compute from the difference of two snapshots.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ class Registry:
 
 
 class Collector:
+    """Metric source whose families are rebuilt at each scrape."""
+
     def __init__(self, collect: Callable[[], Iterable[Family[Scalar]]]) -> None:
         self._collect = collect
 

@@ -69,7 +69,7 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
     timed = request.response_format in ("srt", "vtt", "verbose_json")
     if isinstance(engine, TensorEngine):
         if task == "translate":
-            raise InputError(f"{model.name} writes what it hears and does not translate", where="model")
+            raise InputError(f"{model.name} transcribes and does not translate", where="model")
         transcripts.check_ctc_request(request, model, timed=timed)
     elif "word" in request.timestamp_granularities:
         why = "this model gives times of segments, not of words"

@@ -51,7 +51,7 @@ def encode(
 ) -> tuple[list[fx.Node], list[int], list[float]]:
     """Return operands, program and numbers of `infer::chain`.
 
-    `given`: the values that make the result; `padding`: int64 [batch, tokens], 0 where nobody reads the result's row.
+    `given`: the values that make the result; `padding`: int64 [batch, tokens], 0 where the result's row is not read.
     """
     return _Encoder(operations, given, padding).encoded()
 

@@ -1,4 +1,4 @@
-"""Rows of padding that nobody reads: what a fused program need not compute.
+"""Rows of padding that are not read, which a fused program need not compute.
 
 An encoder's padding reaches other tokens only through attention, which hides it. Where besides all that reads the
 hidden states multiplies them by the mask, replaces them where it is 0, or picks the first or a real token, rows of

@@ -1,0 +1,50 @@
+"""AOTInductor packages of one test run: equal programs are compiled once, by whichever worker comes first."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Compile = Callable[..., str]
+
+
+def compile_once(compile: Compile, locked: Callable[[str], AbstractContextManager[Path]]) -> Compile:
+    """Return `torch._inductor.aoti_compile_and_package` with a memory; `locked(name)` gives the folder of a package."""
+
+    def compiled(
+        program: torch.export.ExportedProgram, *, package_path: str, inductor_configs: Mapping[str, Any]
+    ) -> str:
+        with locked(f"package-{digest(program, inductor_configs)}") as folder:
+            kept = folder / Path(package_path).name
+            if not kept.exists():
+                compile(program, package_path=package_path, inductor_configs=inductor_configs)
+                fresh = kept.with_suffix(".part")
+                shutil.copyfile(package_path, fresh)
+                fresh.replace(kept)
+            else:
+                shutil.copyfile(kept, package_path)
+        return package_path
+
+    return compiled
+
+
+def digest(program: torch.export.ExportedProgram, options: Mapping[str, Any]) -> str:
+    """Hash the operators, shapes, strides and dtypes of a program, the bytes of its tensors, and the options."""
+    lines = (line.strip() for line in str(program).splitlines())
+    code = [line for line in lines if not line.startswith("#")]  # comments name the files that were captured
+    found = hashlib.sha256("\n".join([*code, repr(sorted(options.items(), key=str))]).encode())
+    found.update(f"{torch.get_num_threads()} {torch.utils.deterministic.fill_uninitialized_memory}".encode())
+    for name, value in sorted({**program.state_dict, **program.constants}.items()):
+        found.update(name.encode())
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            found.update(f"{value.dtype} {tuple(value.shape)} {value.stride()}".encode())
+            found.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()[:24]
