@@ -90,6 +90,9 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFER_CACHE", str(folder / "cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv(
+            "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0"
+        )  # code that calls kernels; it compiles faster
         with alone(of_the_run, "config") as config:
             patch.setenv("INFER_CONFIG", str(config))
             paths.signing_key()

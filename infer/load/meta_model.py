@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import SourceError
+from ..errors import InferError, SourceError
 from ..spec import Finding
 from .user_module import user_code_errors
 from .weights import WeightReader
@@ -64,7 +64,9 @@ def build_on_meta(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modul
             reason = (
                 f"random numbers may be in {', '.join(list(_unsaved(module))[:3])}, which no checkpoint holds"
             )
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except InferError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code; what fails on the CPU too is reported below
         reason = (
             f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no reason given'}"
         )

@@ -71,6 +71,10 @@ def smaller():
 def none(): return None
 
 def broken(): raise KeyError("weights.bin")
+
+def misspelled(): return Nett()
+
+def unreadable(): return open("no-such-config.json")
 """
 
 
@@ -157,6 +161,8 @@ def test_without_a_model_exactly_that_is_asked(checkpoint: Path) -> None:
         ),
         ("none", SourceError, "return an nn.Module, got NoneType"),
         ("broken", SourceError, "raised KeyError: 'weights.bin'"),
+        ("misspelled", SourceError, r"raised NameError: name 'Nett' is not defined.* - at .*net\.py"),
+        ("unreadable", SourceError, "raised FileNotFoundError: .*no-such-config"),
         ("biuld", UsageError, r"no factory in .*'biuld'\. Known: .*Did you mean build\?"),
     ],
 )

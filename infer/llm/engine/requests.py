@@ -31,7 +31,7 @@ class Request(msgspec.Struct, kw_only=True):
     adapter: str | None = None
     salt: str = ""  # pages of the prefix cache are shared only among requests of the same salt
     tenant: str = ""  # requests of different tenants get equal shares of the engine
-    # Input of a speech-to-text model: float32 [bands, frames] as bytes, empty for silence; `prompt` is then the decoder's.
+    # Sound of a speech-to-text model: float32 [bands, frames] as bytes, empty for silence; `prompt` is the decoder's.
     features: bytes | None = None
     transcription: TranscriptionRules | None = None  # for the tokens of a speech-to-text model
     grammar: dict[str, Any] | None = (

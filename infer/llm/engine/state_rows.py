@@ -1,6 +1,6 @@
 """Rows of the state cache of models with state layers: references, the rows of a step, snapshots for the prefix cache.
 
-A row that was written is never written again while a sequence holds it. A step reads the row of each sequence and writes
+A written row is never written again while a sequence holds it. A step reads the row of each sequence and writes
 a fresh one, which becomes the sequence's own when the step has succeeded: a step that fails is run again from what was
 there before, a fork shares its parent's row, and a snapshot is one more reference, without any copy.
 """
