@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     backend: Annotated[
         str,
         Option(
-            "what runs the model: auto (the fastest here), eager, inductor, ort, trt[:rtx|:sm_89]",
+            "what runs the model: auto (the fastest here), eager, inductor, openvino, ort, trt[:rtx|:sm_89]",
             group=TARGET,
         ),
     ] = "auto"

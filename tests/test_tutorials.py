@@ -14,7 +14,7 @@ import pytest
 from tests.support.page_blocks import ROOT, Session, blocks
 
 FORMATS = "int8 int8:weight int8:static nf4 int4 fp4 fp8 cluster:3".split()  # noqa: SIM905
-BACKENDS = "eager inductor ort trt".split()  # noqa: SIM905
+BACKENDS = "eager inductor openvino ort trt".split()  # noqa: SIM905
 SOURCES = (".pt", ".pt2", ".safetensors", ".onnx", "models/pydoc_lm")
 
 

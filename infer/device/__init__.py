@@ -58,6 +58,7 @@ _PACKAGES = (
     ),
     *(
         "onnxruntime-gpu",
+        "openvino",
         "onnxscript",
         "onnx-ir",
         "tensorrt",

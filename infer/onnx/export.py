@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -82,8 +83,20 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
         raise NotUsableError("an ONNX source has no torch program to export", hint="Use --backend ort")
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
+    known = _exported.setdefault(graph.program, {})
+    key = (target == "trt", opset, graph.inputs, graph.outputs)
+    if key not in known:
+        known[key] = _translated(graph, graph.program, target, opset)
+    return known[key].clone()
+
+
+# ONNX Runtime and OpenVINO take the same form, and torch's exporter takes longer than all that follows.
+_exported: weakref.WeakKeyDictionary[ExportedProgram, dict[Any, ir.Model]] = weakref.WeakKeyDictionary()
+
+
+def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
     with _quiet():
-        program = decompose(graph.program, target)
+        program = decompose(program, target)
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
         except torch.onnx.errors.OnnxExporterError as error:

@@ -60,7 +60,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     return Original(tmp_path_factory.mktemp("table"))
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor", "ort", "trt"])
+@pytest.mark.parametrize("backend", ["eager", "inductor", "openvino", "ort", "trt"])
 @pytest.mark.parametrize("quant", QUANTS)
 def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     original: Original, backend: str, quant: str

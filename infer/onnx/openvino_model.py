@@ -1,0 +1,125 @@
+"""OpenVINO models: converted from an exported graph, compiled for the CPU, run with named tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ..errors import NotUsableError, ResourceError
+from ..spec import TensorSpec
+from .openvino_layers import LayerConverter
+
+_NOISE = ("Exception from ", "Check ", "[ GENERAL_ERROR ]", "[ NOT_IMPLEMENTED ]")
+_SUMMARY = "Summary:"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Settings that the numbers depend on, stored beside the model."""
+
+    precision: str = (
+        "f32"  # compute dtype of float operators: the plugin's own choice would be bf16 where it is fast
+    )
+    group: int = 0  # columns of an activation that share an int8 scale; 0: activations stay float
+    vnni: bool = False  # the model multiplies int8 by int8, which saturates without VNNI
+
+    def properties(self) -> dict[str, Any]:
+        """Return the properties for `compile_model`, with as many threads as torch has now."""
+        return {
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.group,
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,  # several processes would be pinned to the same cores
+        }
+
+
+def converted(path: Path, layers: LayerConverter) -> Any:
+    """Read an ONNX file as an OpenVINO model; nodes of the domain `infer` are converted by `layers`.
+
+    Raises `NotUsableError` naming the operator when there is none for it.
+    """
+    import openvino
+
+    core = openvino.Core()
+    for extension in layers.extensions():
+        core.add_extension(extension)
+    try:
+        return core.read_model(path)
+    except RuntimeError as error:
+        raise NotUsableError(
+            f"OpenVINO has no form of this model: {sentence(error)}", hint="Use --backend ort or inductor"
+        ) from error
+
+
+def compiled(model: Any, settings: Settings) -> Any:
+    """Compile a model, or the file of one; raise `NotUsableError` when the CPU plugin refuses it."""
+    import openvino
+
+    try:
+        return openvino.Core().compile_model(model, "CPU", settings.properties())
+    except RuntimeError as error:
+        raise NotUsableError(f"OpenVINO refuses the model: {sentence(error)}") from error
+
+
+def has_bfloat16() -> bool:
+    """Return true if OpenVINO computes in bfloat16 on this CPU (AVX-512 BF16, AMX)."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def running_nodes(model: Any) -> Counter[str]:
+    """Count the layers of a compiled model by type, constants and ends left out."""
+    found: Counter[str] = Counter()
+    for node in model.get_runtime_model().get_ordered_ops():
+        found[str(node.get_rt_info()["layerType"].astype(str))] += 1
+    return Counter({name: n for name, n in found.items() if name not in ("Const", "Input", "Output")})
+
+
+class OpenvinoRunner:
+    """Compiled model as a `Runner`. Each thread has a request of its own, so that several may call it at once."""
+
+    def __init__(
+        self, model: Any, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], settings: Settings
+    ) -> None:
+        self.inputs, self.outputs, self.settings = inputs, outputs, settings
+        self._model: Any = compiled(model, settings)
+        known = {name for port in self._model.inputs for name in port.get_names()}
+        self._read = [spec.name for spec in inputs if spec.name in known]
+        self._names = [spec.name for spec in outputs]
+        self._local = threading.local()
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run one batch; raise `ResourceError` when memory runs out."""
+        request = getattr(self._local, "request", None)
+        if request is None:
+            request = self._local.request = self._model.create_infer_request()
+        feeds = {name: inputs[name].detach().cpu().contiguous().numpy() for name in self._read}
+        try:
+            results = request.infer(feeds, share_inputs=True, share_outputs=False)
+        except RuntimeError as error:
+            if "bad_alloc" in str(error) or "allocate" in str(error):
+                raise ResourceError(
+                    f"out of memory: {sentence(error)}", hint="Send smaller batches"
+                ) from error
+            raise
+        arrays = (results[index] for index in range(len(self._names)))
+        return {name: torch.from_numpy(array) for name, array in zip(self._names, arrays, strict=True)}
+
+    def close(self) -> None:
+        self._local = threading.local()
+        self._model = None
+
+
+def sentence(error: BaseException) -> str:
+    """Strip source paths and conditions from an exception of OpenVINO, which has its message in the last lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wanted = [line for line in lines if not line.startswith(_NOISE) and line != _SUMMARY]
+    return " ".join(wanted or lines)[:400] or type(error).__name__
