@@ -32,6 +32,9 @@ def moved(program: ExportedProgram, device: str) -> ExportedProgram:
         node.args, node.kwargs = pytree.tree_map_only(
             torch.device, lambda _: target, (node.args, node.kwargs)
         )
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            # `cuda` is not `cuda:0`, where every tensor is: dtype and layout are still checked.
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "device"}
         if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target), None), Tensor):
             setattr(module, str(node.target), value.to(target))
     for module in copied.graph_module.modules():

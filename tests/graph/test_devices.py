@@ -70,6 +70,14 @@ def test_a_moved_program_holds_nothing_of_the_cpu(name: str, request: pytest.Fix
     assert kept == {name: value.data_ptr() for name, value in program.state_dict.items()}
 
 
+def test_a_moved_program_asserts_types_but_no_device(step: Graph) -> None:
+    """Tensors are on `cuda:0`, which is not `cuda`: such an assertion would refuse every program."""
+    asserted = torch.ops.aten._assert_tensor_metadata.default
+    nodes = [node for node in devices.moved(step.exported, "meta").graph.nodes if node.target is asserted]
+    assert nodes
+    assert all("device" not in node.kwargs and "dtype" in node.kwargs for node in nodes)
+
+
 def test_a_copy_for_the_same_device_shares_its_weights(places: Graph) -> None:
     moved = devices.moved(places.exported, "cpu")
     weight, own = moved.state_dict["layer.weight"], places.exported.state_dict["layer.weight"]

@@ -284,6 +284,18 @@ def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[
 
 
 @on_host
+def test_a_bias_is_added_after_a_rounding_of_its_own(captured: list[tuple]) -> None:
+    """A compiler that embeds the kernel knows no option against fused multiply-adds: the kernel itself has none."""
+    epilogue.finish(
+        torch.zeros(2, 3, 8, dtype=torch.int32), torch.ones(3), torch.ones(8), torch.ones(8), DTYPES[0]
+    )
+    text = assembly(captured, 90)[0]
+    assert "enable_fp_fusion" not in captured[0][2]
+    assert text.count("mul.rn.f32") >= 2
+    assert "fma" not in text
+
+
+@on_host
 def test_int8_rows_use_dot_products_of_four(captured: list[tuple]) -> None:
     int8_rows.linear(torch.zeros(1, 4096, dtype=torch.int8), torch.zeros(64, 4096, dtype=torch.int8), split=1)
     text = assembly(captured, 90)[0]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,34 +30,35 @@ def run_in_interpreter(file: str) -> None:
 
 def assembly(captured: list[tuple], capability: int) -> list[str]:
     """PTX of captured launches (kernel, arguments, options), as Triton would compile them; no GPU is asked."""
+    return [compiled(launch, capability).asm["ptx"] for launch in captured]
+
+
+def compiled(launch: tuple, capability: int) -> Any:
+    """Compile a captured launch for an architecture, 90 for 9.0: Triton's kernel with `asm` and `metadata`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    texts = []
-    for kernel, args, options in captured:
-        signature, constants, hints = {}, {}, {}
-        for i, (parameter, argument) in enumerate(itertools.zip_longest(kernel.params, args, fillvalue=None)):
-            name = parameter.name
-            plain = not parameter.do_not_specialize
-            if parameter.is_constexpr:
-                signature[name], constants[name] = "constexpr", options[name]
-            elif isinstance(argument, Tensor):
-                signature[name], hints[(i,)] = "*" + NAMES[argument.dtype], [["tt.divisibility", 16]]
-            elif isinstance(argument, float):
-                signature[name] = "fp32"
-            elif argument == 1 and plain:
-                signature[name], constants[name] = "constexpr", 1
-            else:
-                signature[name] = "i32"
-                if argument % 16 == 0 and plain:
-                    hints[(i,)] = [["tt.divisibility", 16]]
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
-        chosen = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
-        compiled = triton.compile(
-            source,
-            target=GPUTarget("cuda", capability, 32),
-            options={**chosen, "enable_fp_fusion": options.get("fused", True)},
-        )
-        texts.append(compiled.asm["ptx"])
-    return texts
+    kernel, args, options = launch
+    signature, constants, hints = {}, {}, {}
+    for i, (parameter, argument) in enumerate(itertools.zip_longest(kernel.params, args, fillvalue=None)):
+        name = parameter.name
+        plain = not parameter.do_not_specialize
+        if parameter.is_constexpr:
+            signature[name], constants[name] = "constexpr", options[name]
+        elif isinstance(argument, Tensor):
+            signature[name], hints[(i,)] = "*" + NAMES[argument.dtype], [["tt.divisibility", 16]]
+        elif isinstance(argument, float):
+            signature[name] = "fp32"
+        elif argument == 1 and plain:
+            signature[name], constants[name] = "constexpr", 1
+        else:
+            signature[name] = "i32"
+            if argument % 16 == 0 and plain:
+                hints[(i,)] = [["tt.divisibility", 16]]
+    chosen = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints),
+        target=GPUTarget("cuda", capability, 32),
+        options={**chosen, "enable_fp_fusion": True},
+    )

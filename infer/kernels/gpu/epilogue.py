@@ -10,9 +10,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .int8_rows import INTERPRETED
 from .launch import cdiv, launch
 
 _BLOCK = 256
+
+
+@triton.jit
+def product(a: tl.tensor, b: tl.tensor, ASSEMBLY: tl.constexpr) -> tl.tensor:
+    """Multiply float32 with a rounding of its own: the addition that follows never becomes part of it.
+
+    Compilers that embed a kernel drop Triton's option against fused multiply-adds; `mul.rn` keeps the promise itself.
+    """
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return a * b
 
 
 @triton.jit
@@ -29,6 +43,7 @@ def _finish(
     BIAS: tl.constexpr,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ) -> None:
     m = tl.program_id(0)  # the axis without a limit of 65,535 programs
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -40,8 +55,9 @@ def _finish(
         total += tl.load(partial_ptr + at + plane * part, mask=mask, other=0)
     y = total.to(tl.float32)
     if STEPS > 0:
-        y = y * (tl.load(step_ptr + m) if STEPS == 2 else tl.load(step_ptr))
-    y = y * (tl.load(scale_ptr + n, mask=mask, other=0.0).to(tl.float32) / LEVELS)
+        step = tl.load(step_ptr + m) if STEPS == 2 else tl.load(step_ptr)
+        y = product(y, tl.full([BLOCK], step, tl.float32), ASSEMBLY)
+    y = product(y, tl.load(scale_ptr + n, mask=mask, other=0.0).to(tl.float32) / LEVELS, ASSEMBLY)
     if BIAS:
         y = y + tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
@@ -77,7 +93,7 @@ def finish(
         BIAS=bias is not None,
         LEVELS=levels,
         BLOCK=_BLOCK,
+        ASSEMBLY=not INTERPRETED,
         num_warps=4,
-        fused=False,  # as the reference rounds
     )
     return out

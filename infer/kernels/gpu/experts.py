@@ -16,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
+from .epilogue import product
 from .int8_quantize import quantize_rows
+from .int8_rows import INTERPRETED
 from .launch import cdiv, flat_rows, launch, processors, same_device
 from .lut_decode import tile
 
@@ -125,6 +127,7 @@ def _dense(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ) -> None:
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -147,9 +150,10 @@ def _dense(
         acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee", out_dtype=acc.dtype)
     y = acc.to(tl.float32)
     if STEPS:
-        y = y * tl.load(step_ptr + row)[None]
+        y = product(y, tl.broadcast_to(tl.load(step_ptr + row)[None], [BN, BM]), ASSEMBLY)
     if SCALES:
-        y = y * tl.load(scale_ptr + expert * num_out + known).to(tl.float32)[:, None]
+        scale = tl.load(scale_ptr + expert * num_out + known).to(tl.float32)
+        y = product(y, tl.broadcast_to(scale[:, None], [BN, BM]), ASSEMBLY)
     at = place[None] * num_out + n[:, None]
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
 
@@ -256,7 +260,7 @@ def _multiply(
         BM=tiles.height,
         BN=block,
         BK=_BK,
-        fused=step is None,  # as the reference rounds
+        ASSEMBLY=not INTERPRETED,
         num_warps=4,
         num_stages=3,
     )

@@ -16,8 +16,8 @@ LARGEST_GRID = 65535  # programs on the second and the third axis of a grid; the
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def launch(kernel: Any, grid: Sequence[int], *args: Any, fused: bool = True, **options: Any) -> None:
-    """Run `kernel` on `grid`; nothing happens when the grid is empty. `fused` allows `a * b + c` one rounding.
+def launch(kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
+    """Run `kernel` on `grid`; nothing happens when the grid is empty.
 
     A compiler that traces the call (torch.export, AOTInductor) sees the kernel itself, not an opaque operator, and
     embeds it in what it makes.
@@ -33,7 +33,7 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, fused: bool = True, **o
         wrap_triton(kernel)[tuple(grid)](*args, **options)
         return
     with _on(tensor.device):
-        kernel[tuple(grid)](*args, enable_fp_fusion=fused, **options)
+        kernel[tuple(grid)](*args, enable_fp_fusion=True, **options)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:

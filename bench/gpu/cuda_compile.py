@@ -1,0 +1,172 @@
+"""AOTInductor packages for an NVIDIA GPU, made and looked into on a machine without one.
+
+    make cuda-compile
+    .cuda/bin/python -m bench.gpu.cuda_compile --only step --quant none,nf4
+
+Lowers the demo's classifier, MiniLM and the step of a language model through `backends.inductor` for the GPU that
+`described_device` describes, and reads the packages: their device, machine code for its architecture, kernels, what is
+left of the CPU. Results: bench/results/cuda-compile-DATE-CPU.json and .md, written after each row; ends with 1 when a
+package can't be made or has a finding, with 2 where this torch has no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from pathlib import Path
+
+import msgspec
+import torch
+
+from backends import inductor
+from bench.gpu import described_device, tensorrt_models
+from bench.shared.repository import ROOT
+from bench.shared.results import machine_header, result_path
+from infer.graph.program import Graph
+from infer.pipeline import stages
+from infer.plan import Plan
+from infer.reporter import Reporter
+
+MODELS = {name: tensorrt_models.MODELS[name] for name in ("digits", "minilm")}
+MODELS["step"] = tensorrt_models.language_window  # whose step is what inductor runs
+QUANTS = ("none", "int8", "nf4")
+# Signs of work on the CPU in the C++ of a program that is meant for a GPU.
+CPU_WORK = {
+    "a kernel of the CPU": r"\bcpp_fused_\w+\(",
+    "an operator of the CPU": r"\baoti_torch_cpu_\w+\(",
+    "a tensor on the CPU": r"aoti_torch_empty_strided\([^;]*cached_torch_device_type_cpu",
+    "a constant on the CPU": r"constants_info_\[\d+\]\.device_type = cached_torch_device_type_cpu",
+}
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One model in one format; `cubins` counts kernels by architecture, `operators` the calls that stayed whole."""
+
+    model: str
+    quant: str
+    dtype: str = "bfloat16"
+    outcome: str = "failed"  # "built" | "failed"
+    findings: list[str] = []
+    device: str | None = None
+    cubins: dict[str, int] = {}
+    kernels: list[str] = []
+    operators: list[str] = []
+    library_bytes: int | None = None
+    seconds: float | None = None
+
+
+def captured(model: str, quant: str, folder: Path) -> tuple[Graph, Plan]:
+    """Load, compress and capture a model on the CPU; return its graph and the plan for a GPU."""
+    torch.manual_seed(0)
+    plan = MODELS[model](folder / "source").with_(device="cpu", dtype="float32", backend="eager")
+    loaded, run = stages.load(stages.resolve(plan))
+    loaded.calibration = loaded.calibration or loaded.samples  # nothing is judged here
+    plan = run.plan.with_(backend="inductor")
+    original = stages.capture_original(plan, loaded, Reporter())
+    asked = plan.with_(quant=quant, dtype="bfloat16")
+    return stages.compress_model(asked, original).graph, asked.with_(device="cuda")
+
+
+def compile_package(graph: Graph, plan: Plan, folder: Path) -> Path:
+    """Lower a graph through the backend for the described GPU; return the package."""
+    faked = described_device.with_fake_weights(graph)
+    with described_device.described():
+        inductor.lower(faked, plan, folder)
+    return folder / inductor.PACKAGE
+
+
+def examine(package: Path, row: Row) -> None:
+    """Fill a row from a package: what it is for, what it calls, what should not be there."""
+    with zipfile.ZipFile(package) as files:
+        names = files.namelist()
+        [meta] = [n for n in names if n.endswith("metadata.json")]
+        row.device = json.loads(files.read(meta)).get("AOTI_DEVICE_KEY")
+        sources = [files.read(n).decode() for n in names if n.endswith(".wrapper.cpp")]
+        cubins = [files.read(n) for n in names if n.endswith(".cubin")]
+        row.library_bytes = sum(files.getinfo(n).file_size for n in names if n.endswith(".so"))
+    text = "\n".join(sources)
+    row.kernels = sorted(set(re.findall(r"\bcall_(\w+?)_?\d*\(", text)))
+    row.operators = sorted(set(re.findall(r"\binfer::\w+|aoti_torch_cuda_\w+", text)))
+    for cubin in cubins:
+        found = f"sm_{int.from_bytes(cubin[48:52], 'little') >> 8 & 0xFF or cubin[48]}"
+        row.cubins[found] = row.cubins.get(found, 0) + 1
+    if row.device != "cuda":
+        row.findings.append(f"the package is for {row.device}")
+    if not row.library_bytes:
+        row.findings.append("the package has no shared library")
+    wanted = f"sm_{described_device.CAPABILITY[0]}{described_device.CAPABILITY[1]}"
+    if set(row.cubins) != {wanted}:
+        row.findings.append(f"machine code for {sorted(row.cubins) or 'nothing'}, not {wanted}")
+    for what, pattern in CPU_WORK.items():
+        if found_at := re.search(pattern, text):
+            row.findings.append(f"{what}: {found_at.group(0)[:80]}")
+    row.outcome = "failed" if row.findings else "built"
+
+
+def fill(row: Row) -> None:
+    """Compile one row and look into its package; a refusal or an error becomes its finding."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            graph, plan = captured(row.model, row.quant, Path(work))
+            examine(compile_package(graph, plan, Path(work)), row)
+        except Exception as error:  # noqa: BLE001 - the next row must be compiled
+            first = (str(error).strip().splitlines() or [""])[0][:300]
+            row.findings.append(f"{type(error).__name__}: {first}")
+    row.seconds = round(time.perf_counter() - began, 1)
+
+
+def write(rows: list[Row]) -> Path:
+    """Write both result files of today; return the Markdown one."""
+    path = result_path("cuda-compile")
+    head = machine_header(torch=torch.__version__, described=described_device.PROPERTIES.name)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "rows": rows}), indent=1))
+    lines = [
+        f"# AOTInductor packages for {described_device.PROPERTIES.name}, {head['date']}\n\n"
+        f"torch {torch.__version__}, on a machine without a GPU: compiled, linked and read, never run.\n\n"
+        "| model | quant | dtype | outcome | device | machine code | kernels | library KB | seconds | findings |\n"
+        "|---|---|---|---|---|---|--:|--:|--:|---|\n"
+    ]
+    for row in rows:
+        code = ", ".join(f"{count} {arch}" for arch, count in row.cubins.items())
+        size = "" if row.library_bytes is None else f"{row.library_bytes / 1e3:.0f}"
+        said = "; ".join(row.findings).replace("|", "/")
+        lines.append(
+            f"| {row.model} | {row.quant} | {row.dtype} | {row.outcome} | {row.device or ''} | {code} "
+            f"| {len(row.kernels)} | {size} | {row.seconds} | {said} |\n"
+        )
+    page = path.with_suffix(".md")
+    page.write_text("".join(lines))
+    return page
+
+
+def main() -> int:
+    """Compile the wanted rows; return 1 when one has a finding, 2 where nothing can be compiled."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default=",".join(MODELS), help="models, joined by commas")
+    parser.add_argument("--quant", default=",".join(QUANTS))
+    given = parser.parse_args()
+    if reason := described_device.missing():
+        print(f"Nothing can be compiled for a described GPU: {reason}.", file=sys.stderr)
+        return 2
+    warnings.filterwarnings("ignore")
+    sys.path.insert(0, str(ROOT / "models"))
+    rows: list[Row] = []
+    for model in given.only.split(","):
+        for quant in given.quant.split(","):
+            rows.append(Row(model=model, quant=quant))
+            fill(rows[-1])
+            print(msgspec.json.encode(rows[-1]).decode(), flush=True)
+            page = write(rows)
+    print(page.read_text())
+    return 1 if any(row.findings for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
