@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt ray chaos endure fuzz clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -102,6 +102,20 @@ trt: $(STAMP) .trt/.installed
 
 .trt/.installed: Makefile
 	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target .trt $(RTX)
+	touch $@
+
+# torch's CUDA build (4.5 GB) in an environment of its own, ours behind it; nothing is run, so no card is needed.
+CUDA_TORCH := torch===2.13.0 nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*
+cuda-compile: $(STAMP) .cuda/.installed
+	.cuda/bin/python -m bench.gpu.cuda_compile
+	$(RUN) -m bench.gpu.kernel_table
+
+.cuda/.installed: $(STAMP) Makefile
+	test -x .cuda/bin/python || $(PYTHON) -m venv .cuda
+	.cuda/bin/python -m pip install --disable-pip-version-check '$(firstword $(CUDA_TORCH))'
+	.cuda/bin/python -m pip install --disable-pip-version-check --no-deps $(wordlist 2,3,$(CUDA_TORCH))
+	purelib='import sysconfig; print(sysconfig.get_paths()["purelib"])'; \
+	$(RUN) -c "$$purelib" > "$$(.cuda/bin/python -c "$$purelib")/behind.pth"
 	touch $@
 
 # Ray brings 36 packages, so only who asks for a cluster gets them.

@@ -49,6 +49,16 @@ PROPERTIES = SimpleNamespace(
 )
 
 
+# No second process and no launch of kernels; the wrapper's C++ is compiled for its errors, not for speed.
+_SETTINGS = {
+    "compile_threads": 1,
+    "use_static_triton_launcher": False,
+    "shape_padding": False,  # decided by timing
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
+
+
 class _Driver:
     """Triton's driver of a card that is not there."""
 
@@ -122,7 +132,7 @@ def described() -> Iterator[None]:
         for owner, changes in _answers().items():
             for name, value in changes.items():
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
-        stack.enter_context(torch._inductor.config.patch(compile_threads=1, use_static_triton_launcher=False))
+        stack.enter_context(torch._inductor.config.patch(_SETTINGS))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Nothing is called from it here: the linker only asks that a library of this name exists.
         subprocess.run(

@@ -3,8 +3,8 @@
     python -m bench.gpu.kernel_table [--capability 80,90,120] [--only 'lut4*']
 
 Each kernel is compiled at the shapes of Llama 3.1 8B by the installed triton, and read with the tools in its wheel.
-`loop` counts the instructions of the longest innermost loop. Writes bench/results/gpu-kernels-TRITON.json and
-.md; a test compares a new compilation with them.
+`loop` counts the instructions of the longest innermost loop, `each` those for one weight of a product. Writes
+bench/results/gpu-kernels-TRITON.json and .md; a test compares a new compilation with them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MODULES: tuple[Any, ...] = (
 
 
 class Count(msgspec.Struct, kw_only=True):
-    """Machine code of one kernel for one architecture."""
+    """Machine code of one kernel for one architecture; `each`: instructions of its loop for one weight."""
 
     kernel: str
     capability: int
@@ -61,6 +61,7 @@ class Count(msgspec.Struct, kw_only=True):
     registers: int
     shared: int
     spills: int
+    each: float | None = None
 
 
 def _lut(bits: int) -> tuple[torch.Tensor, ...]:
@@ -128,6 +129,13 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
 }  # fmt: skip
 
 
+# Weights that one lane multiplies in one turn of the loop, from the sizes of the tiles that the launches choose.
+WEIGHTS = {
+    "lut4 rows, 1": 128, "lut4 rows, 4": 32, "lut4_int8 rows, 1": 128, "lut4_int8 rows, 8": 16,
+    "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128, "int8 weight, 1": 32,
+}  # fmt: skip
+
+
 def launch_of(case: str) -> tuple[Any, ...]:
     """Return the launch (kernel, arguments, options) of a case; nothing is launched."""
     name, call = CASES[case]
@@ -160,10 +168,11 @@ def count(case: str, capability: int) -> Count:
         kernel=case,
         capability=capability,
         instructions=sum(kind != "label" for kind, _ in lines),
-        loop=longest_loop(lines),
+        loop=(loop := longest_loop(lines)),
         registers=used["REG"],
         shared=kernel.metadata.shared,
         spills=used["STACK"] + used["LOCAL"],
+        each=round(loop / WEIGHTS[case], 2) if case in WEIGHTS else None,
     )
 
 
@@ -214,10 +223,9 @@ def result_path() -> Path:
     return RESULTS / f"gpu-kernels-triton-{'.'.join(triton.__version__.split('.')[:2])}.json"
 
 
-def stored() -> list[Count]:
-    """Read the table of the installed triton; empty when there is none."""
-    path = result_path()
-    return msgspec.json.decode(path.read_bytes(), type=_Table).kernels if path.exists() else []
+def read(path: Path) -> list[Count]:
+    """Read a table."""
+    return msgspec.json.decode(path.read_bytes(), type=_Table).kernels
 
 
 class _Table(msgspec.Struct):
@@ -232,12 +240,13 @@ def write(counts: list[Count]) -> Path:
     lines = [
         f"# Machine code of the Triton kernels, triton {triton.__version__}, {date}\n\n"
         f"Shapes of Llama 3.1 8B ({N} x {K}). Compiled and disassembled on a machine without a GPU.\n\n"
-        "| kernel | sm | instructions | longest inner loop | registers | shared bytes | spilled bytes |\n"
-        "|---|--:|--:|--:|--:|--:|--:|\n"
+        "| kernel | sm | instructions | inner loop | per weight | registers | shared bytes | spilled bytes |\n"
+        "|---|--:|--:|--:|--:|--:|--:|--:|\n"
     ]
     for c in counts:
         lines.append(
-            f"| {c.kernel} | {c.capability} | {c.instructions} | {c.loop} | {c.registers} | {c.shared} | {c.spills} |\n"
+            f"| {c.kernel} | {c.capability} | {c.instructions} | {c.loop} | {c.each or ''} "
+            f"| {c.registers} | {c.shared} | {c.spills} |\n"
         )
     page = path.with_suffix(".md")
     page.write_text("".join(lines))
@@ -245,16 +254,20 @@ def write(counts: list[Count]) -> Path:
 
 
 def main() -> int:
-    """Count the wanted kernels; return 1 when one spills."""
+    """Count the wanted kernels; return 1 when one has grown since the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--capability", default=",".join(map(str, CAPABILITIES)))
     parser.add_argument("--only", default="*", help="kernels, with wildcards, separated by commas")
     given = parser.parse_args()
     chosen = [case for case in CASES if any(fnmatch.fnmatch(case, p) for p in given.only.split(","))]
     counts = [count(case, int(sm)) for case in chosen for sm in given.capability.split(",")]
-    page = write(counts)
-    print(page.read_text())
-    return 1 if any(c.spills for c in counts) else 0
+    path = result_path()
+    old = {(c.kernel, c.capability): c for c in (read(path) if path.exists() else [])}
+    now = {(c.kernel, c.capability): c for c in counts}
+    grown = [said for key, c in now.items() if key in old for said in worse(old[key], c)]
+    page = write(list((old | now).values()))
+    print(page.read_text(), *grown, sep="\n")
+    return 1 if grown else 0
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 Layers are those of Llama 1B, 8B and 70B. One measurement is a CUDA graph of calls that rotate over equal weights, more
 bytes than the L2 cache holds; the share is the bytes of the packed weight over the time, against the bytes that a copy
-on the device moves (read and written). Writes bench/results/gpu-DATE.json and .md; exits 1 when a result is wrong or a
-bar is missed, 2 without a GPU. Also measures the crossovers that the operators go by, and keeps them for this user.
+on the device moves (read and written). Writes bench/results/gpu-DATE.json and .md after each measurement; exits 1 when
+a result is wrong or a bar is missed, 2 without a GPU. Also measures the crossovers that the operators go by, and keeps
+them for this user.
 """
 
 from __future__ import annotations
@@ -129,6 +130,15 @@ def table(head: dict, rows: list[dict], limits: dict[str, list[int]], wrong: lis
     return "\n".join(lines) + "\n"
 
 
+def write(head: dict, rows: list[dict], limits: dict[str, list[int]], wrong: list[str]) -> str:
+    """Write what is measured so far to both files; return the Markdown."""
+    out = RESULTS / f"gpu-{head['date']}"
+    document = {**head, "wrong": wrong, "limits": limits, "rows": rows}
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1))
+    out.with_suffix(".md").write_text(text := table(head, rows, limits, wrong))
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -157,12 +167,8 @@ def main() -> int:
             break
         rows.append(measure(kind, layer, *LAYERS[layer], count, copy))
         print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
-    out = RESULTS / f"gpu-{head['date']}"
-    out.with_suffix(".json").write_text(
-        json.dumps({**head, "wrong": wrong, "limits": limits, "rows": rows}, indent=1)
-    )
-    out.with_suffix(".md").write_text(text := table(head, rows, limits, wrong))
-    print(text)
+        write(head, rows, limits, wrong)
+    print(write(head, rows, limits, wrong))
     return 1 if wrong or not rows or any(missed(row) for row in rows) else 0
 
 

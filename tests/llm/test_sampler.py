@@ -264,3 +264,18 @@ def test_logits_that_are_not_finite_give_no_token_and_spoil_no_neighbour(
     rows = [sequence(temperature=temperature, top_p=0.9), sequence(temperature=temperature)]
     picked = Sampler(600, [])(logits, [SampleRow(s, i) for i, s in enumerate(rows)])
     assert picked.tokens == [-1, 9]
+
+
+def test_a_device_is_waited_for_once_in_a_greedy_or_truncated_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Tensor] = []
+    whole = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda self: (copies.append(self), whole(self))[1])
+    logits = torch.randn(3, VOCABULARY)
+    logits[1, 7] = math.nan
+    tokens, values = sampler_device.most_likely(logits)
+    assert tokens == whole(logits.argmax(-1))
+    assert values[0] == logits[0, tokens[0]]
+    assert math.isnan(values[1])
+    assert len(copies) == 1
+    sampler_device.sample_truncated(logits[:1], [Sampling(temperature=1.0, top_k=5)], [0.5])
+    assert len(copies) == 2

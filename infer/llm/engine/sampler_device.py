@@ -16,6 +16,13 @@ BLOCK = 256
 CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole row is sorted
 
 
+def most_likely(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return the most likely token of each row and its logit, NaN for a row with NaN, in one copy to the host."""
+    top, ids = logits.max(-1)
+    tokens, values = torch.stack((ids.double(), top.double())).tolist()  # exact: ids are below 2**53
+    return [int(token) for token in tokens], values
+
+
 def choose(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
     """Sample a token of each row of float32 [rows, vocab], on any device."""
     vocab, tokens = values.shape[1], [0] * len(samplings)
@@ -99,7 +106,8 @@ def _sample_top(
     reached = torch.where(kept, weights, 0.0).cumsum(-1)
     place = _first_above(reached, (reached[:, -1:] * draw)[:, 0])
     place = torch.minimum(place, kept.sum(-1) - 1)
-    return best[1].gather(1, place[:, None])[:, 0].tolist(), enough[:, 0].tolist()
+    found, is_enough = torch.stack((best[1].gather(1, place[:, None])[:, 0], enough[:, 0].long())).tolist()
+    return found, [bool(value) for value in is_enough]
 
 
 def _weights(values: Tensor, samplings: Sequence[Sampling], top: Tensor) -> Tensor:
