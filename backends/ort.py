@@ -1,6 +1,6 @@
 """ONNX Runtime backend: the program exported to ONNX, int8 layers written for the instruction set at hand.
 
-The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_attention`.
+The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_operators`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """Refuse bfloat16 on CPU, CUDA without CUDA kernels, and formats that an ONNX source can't take."""
-    if graph.encoder is not None or graph.task == "encoder":
-        return "attention of a decoder to its source has no ONNX form here; use --backend inductor or eager"
     if (kind := paged_attention.kv_dtype(graph.program)) is not None and (
         reason := _step_refused(graph, plan, kind)
     ):
@@ -135,13 +133,14 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     return Lowered(findings, quantized)
 
 
-def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
+def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner | step_runner.EncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
     path = int8_signedness.adapt_signedness(folder / MODEL, _int8_target(device))
     try:
         if is_step(signature.inputs):
-            return step_runner.StepRunner(path, signature.inputs, signature.outputs)
+            kind = step_runner.EncoderRunner if signature.task == "encoder" else step_runner.StepRunner
+            return kind(path, signature.inputs, signature.outputs)
         return session.OrtRunner(path, signature.inputs, signature.outputs, device)
     except NotUsableError as error:
         if not session.is_damaged(error):

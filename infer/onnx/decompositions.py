@@ -61,6 +61,8 @@ def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Calla
     for op in called:
         if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.TWIN:
             table[op] = paged_attention.symbol
+        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.WRITTEN:
+            table[op] = paged_attention.written_symbol
         elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.aten.index.Tensor] = _index

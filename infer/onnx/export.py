@@ -95,7 +95,8 @@ _exported: weakref.WeakKeyDictionary[ExportedProgram, dict[Any, ir.Model]] = wea
 
 
 def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
-    with _quiet():
+    # With gradients a learned mask (T5) takes another kernel, of another layout.
+    with _quiet(), torch.no_grad():
         program = decompose(program, target)
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
-from . import dequantize, packed_rows, paged_attention, table_layers
+from . import dequantize, packed_rows, paged_attention, paged_operators, table_layers
 from .graph_builder import GraphBuilder, drop_unused
 from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
@@ -70,7 +70,10 @@ def rewrite(
             continue
         emit = GraphBuilder(model.graph, node)
         if node.op_type == paged_attention.NAME:
-            emit.replace(paged_attention.attend(emit))
+            emit.replace(paged_operators.attend(emit))
+            continue
+        if node.op_type == paged_attention.WRITTEN:
+            emit.replace(emit("Identity", node.inputs[0]))
             continue
         if target == "trt" and node.op_type in _TRT_RULES:
             output, taken = _TRT_RULES[node.op_type](emit, weights)
@@ -93,7 +96,7 @@ def rewrite(
         if "in float" in taken:
             done.in_float.append(str(emit.weight_name))
     if attention:
-        paged_attention.finish(model, attention)
+        paged_operators.finish(model, attention)
     drop_unused(model.graph)
     model.opset_imports.pop(DOMAIN, None)
     if done.forms:

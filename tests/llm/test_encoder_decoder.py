@@ -151,18 +151,6 @@ def test_a_decoder_of_another_form_is_refused_by_name() -> None:
         llm.probe_encoder_decoder(model, [0], kv_dtype="float32")
 
 
-def test_onnx_runtime_refuses_a_source_by_name(made: Any) -> None:
-    from infer import plugins
-    from infer.graph import storage, two_graphs
-
-    graph = storage.load(made["bart"])
-    assert graph.encoder is not None
-    why = two_graphs.refusal(plugins.get("backends", "ort"), graph, Plan(source="bart", device="cpu"))
-    assert (
-        why == "attention of a decoder to its source has no ONNX form here; use --backend inductor or eager"
-    )
-
-
 def test_generation_settings_are_applied_or_named(tmp_path: Path) -> None:
     from infer import load
 
