@@ -52,8 +52,6 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     """Refuse GPUs, steps of language models, bfloat16 without units for it, and quantization of an ONNX source."""
     if not plan.device.startswith("cpu"):
         return f"OpenVINO runs on CPUs only here, not on {plan.device}"
-    if graph.encoder is not None or graph.task == "encoder":
-        return "attention of a decoder to its source has no ONNX form here; use --backend inductor or eager"
     if any(spec.name in ("state_cache", "kv_cache") for spec in graph.inputs):
         return "a step over a cache can't be run in place by OpenVINO; use --backend ort, inductor or eager"
     if reason := experts_refused(graph.program):

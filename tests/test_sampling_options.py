@@ -47,6 +47,8 @@ VALUES: dict[str, Any] = {
     "n": 3,
     "priority": -4,
     "adapter": "style",
+    "src_lang": "deu_Latn",
+    "tgt_lang": "fra_Latn",
     "json_schema": SCHEMA,
     "json_object": True,
     "regex": "a+",
@@ -63,7 +65,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 ON_COMMAND_LINE = [
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "n"),
-    *("logprobs", "ignore_eos", "json_schema", "regex", "choice"),
+    *("logprobs", "ignore_eos", "json_schema", "regex", "choice", "src_lang", "tgt_lang"),
 ]
 RANGED = [n for n, f in OPTIONS.items() if f.option.maximum is not None]
 VOCABULARY = 5000
@@ -79,6 +81,9 @@ class LanguageStub:
     sampling = LanguageModel.sampling
 
     def check_grammar(self, _: Any) -> None: ...
+
+    def translated(self, ids: list[int], source: str | None, target: str | None) -> Any:
+        return [8, *ids] if source else ids, 9 if target else None
 
 
 def in_python(**options: Any) -> Request:
@@ -104,7 +109,17 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
     echoed = request.logprobs if kind is CompletionRequest and request.echo else None
     sampling = openai_request.sampling(request, model, limit, request.logprobs, echoed)
     grammar = openai_request.grammar(request)
-    return Request(id="", prompt=[1], sampling=sampling, priority=request.priority or 0, grammar=grammar)
+    [(prompt, forced)] = (
+        openai_request.translated(model, request, [[1]]) if kind is CompletionRequest else [([1], None)]
+    )
+    return Request(
+        id="",
+        prompt=prompt,
+        sampling=sampling,
+        priority=request.priority or 0,
+        grammar=grammar,
+        forced_bos_token_id=forced,
+    )
 
 
 @pytest.fixture
@@ -183,7 +198,7 @@ def test_an_option_is_one_request_in_python_and_over_http(name: str) -> None:
     sent = over_http(**BODIES.get(name, {field: VALUES[name]}))
     if name == "prompt_logprobs":
         made = in_python(prompt_logprobs=2, logprobs=2)
-    assert (sent.sampling, sent.priority, sent.grammar) == (made.sampling, made.priority, made.grammar)
+    assert msgspec.structs.replace(sent, id="") == msgspec.structs.replace(made, id="")
 
 
 @pytest.mark.parametrize("name", ON_COMMAND_LINE)
@@ -215,7 +230,9 @@ def test_flags_of_generate_and_chat() -> None:
         "--logprobs",
         "--n",
         "--regex",
+        "--src-lang",
         "--stream",
+        "--tgt-lang",
         "-n",
     ]
     assert sorted(flag for flag in flags("generate") if flag[0] == "-") == sorted([*shared, *own])

@@ -36,6 +36,8 @@ SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
         "ignore_eos": None,
         "regex": None,
         "choice": None,
+        "src_lang": None,
+        "tgt_lang": None,
     },
 )
 def generate(

@@ -151,7 +151,10 @@ class LanguageModel:
     def start_tokens(self) -> int:
         """Tokens with which the decoder of an encoder-decoder begins; 0 where it reads the prompt itself."""
         source = self.shape.source
-        return 0 if source is None or source.features else len(source.start_ids)
+        if source is None or source.features:
+            return 0
+        text = self.text_or_none
+        return max(len(source.start_ids), 2 if text is not None and text.languages else 0)
 
     def new_engine(
         self,
@@ -219,6 +222,14 @@ class LanguageModel:
         if not ids:
             raise InputError("the prompt is empty", where="prompt")
         return ids
+
+    def translated(
+        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
+    ) -> tuple[list[int], int | None]:
+        """Return a source in the language named, and the token that the decoder is made to begin with, or None."""
+        if src_lang is None and tgt_lang is None:
+            return ids, None
+        return self.text.translated(ids, src_lang, tgt_lang)
 
     def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
         """Complete `given` by the recommendations of the checkpoint; `max_tokens` is 256 or what fits by default."""

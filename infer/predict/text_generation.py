@@ -60,6 +60,8 @@ class Options(TypedDict, total=False):
     n: int | None
     priority: int
     adapter: str | None
+    src_lang: str | None
+    tgt_lang: str | None
     json_schema: Mapping[str, Any] | None
     json_object: bool | None
     regex: str | None
@@ -216,9 +218,13 @@ class TextGeneration(TaskInputs):
         grammar = _grammar(options)
         if grammar is not None:
             self.language_model.check_grammar(grammar)
+        prompt, forced = self.language_model.translated(
+            prompt, options.get("src_lang"), options.get("tgt_lang")
+        )
         return Request(
             id=new_id(),
             prompt=prompt,
+            forced_bos_token_id=forced,
             sampling=self.language_model.sampling(len(prompt), given),
             priority=options.get("priority") or 0,
             adapter=options.get("adapter"),

@@ -22,7 +22,7 @@ from infer.llm.engine.sampling_options import Sampling
 from infer.llm.step.encoder_decoder import HIDDEN, capture_encoder_decoder
 from infer.llm.step.schedule_consistency import compare_schedules, judged_windows, require_float_step
 from infer.llm.step.source_sequences import sequence_runner
-from tests.support.tiny_encoder_decoders import START, artifact, build, folder_of, greedy
+from tests.support.tiny_encoder_decoders import END, START, artifact, build, folder_of, greedy
 
 LENGTHS = (1, 33, 7, 50)  # of sources: shorter than a page, a page and a token, almost two
 COUNT = 40
@@ -138,6 +138,34 @@ def test_the_step_of_other_families_is_that_of_the_model(name: str) -> None:
     ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
     found = require_float_step(model, msgspec.structs.replace(shape, page=16), ids, ids.flip(1))
     assert found[0].value < 1e-4
+
+
+def test_a_request_names_the_language_to_translate_into(made: Any) -> None:
+    """Greedy tokens are those of `generate(forced_bos_token_id=…)`; the source's token is put first."""
+    import transformers
+
+    english, french = 300, 301
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(made["bart"].with_suffix(""))
+    ids = [70, 71, 72, END]
+    wanted = {
+        rows: model.generate(
+            torch.tensor([rows]), attention_mask=torch.ones((1, len(rows)), dtype=torch.int64),
+            max_new_tokens=9, do_sample=False, num_beams=1, forced_bos_token_id=french,
+        )[0].tolist()[2:]
+        for rows in ((*ids,), (english, *ids))
+    }  # fmt: skip
+    with Predictor.load(made["bart"]) as predictor:
+        with pytest.raises(InputError, match="has no tokens for languages"):
+            predictor.generate(ids, tgt_lang="fra_Latn")
+        predictor.language_model.text.special |= {english: "eng_Latn", french: "fra_Latn"}
+        options: Any = {"temperature": 0, "max_tokens": 8, "tgt_lang": "fra_Latn"}
+        predictor.language_model.text.__dict__.pop("languages")
+        assert predictor.generate(ids, **options).token_ids == wanted[(*ids,)]
+        found = predictor.generate([french, *ids], src_lang="eng_Latn", **options)
+        assert found.token_ids == wanted[(english, *ids)]
+        with pytest.raises(InputError, match="expected one of the 2 languages of this model") as caught:
+            predictor.generate(ids, tgt_lang="fra_Lat")
+        assert (caught.value.where, caught.value.hint) == ("tgt_lang", "Did you mean fra_Latn?")
 
 
 def test_a_decoder_of_another_form_is_refused_by_name() -> None:

@@ -21,9 +21,12 @@ def source_rows(source: SourceShape, request: Request) -> int:
     return source.max_length if source.features else len(request.prompt)
 
 
-def decoder_start(source: SourceShape) -> tuple[int, ...]:
+def decoder_start(source: SourceShape, request: Request) -> tuple[int, ...]:
     """Return what the decoder begins with; () where that is the prompt, because the encoder reads sound."""
-    return () if source.features else source.start_ids
+    if source.features:
+        return ()
+    forced = request.forced_bos_token_id
+    return source.start_ids if forced is None else (source.start_ids[0], forced)
 
 
 class Admission:
@@ -47,13 +50,15 @@ class Admission:
         if not prompt:
             raise InputError("expected a prompt of at least one token", where="prompt")
         words, source = self.shape.vocab_size, self.shape.source
+        if (forced := request.forced_bos_token_id) is not None:
+            self._check_forced(forced)
         if source is not None:
             words = self._check_source(source, request) or words
         if min(prompt) < 0 or max(prompt) >= words:
             raise InputError(f"expected token ids between 0 and {words - 1}", where="prompt")
         if sampling.stop and not self.texts:
             raise InputError("stop strings need a tokenizer; use stop_token_ids", where="stop")
-        decoded = len((decoder_start(source) if source is not None else ()) or prompt)
+        decoded = len((decoder_start(source, request) if source is not None else ()) or prompt)
         asked = decoded + sampling.max_tokens
         if asked > self.context:
             by_model = self.context == self.shape.max_positions
@@ -67,6 +72,18 @@ class Admission:
         if source is not None:
             self._check_pages(source_rows(source, request), asked)
         self._queue(request, waiting, tokens_per_second)
+
+    def _check_forced(self, token: int) -> None:
+        source = self.shape.source
+        if source is None or source.features:
+            raise InputError(
+                "only an encoder-decoder that reads text translates into a language that a request names",
+                where="tgt_lang",
+            )
+        if not 0 <= token < self.shape.vocab_size:
+            raise InputError(
+                f"expected a token id between 0 and {self.shape.vocab_size - 1}", where="tgt_lang"
+            )
 
     def _check_source(self, source: SourceShape, request: Request) -> int:
         """Refuse a source that the encoder can't read; returns the size of its vocabulary."""

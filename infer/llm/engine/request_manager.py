@@ -45,7 +45,7 @@ class RequestManager:
         """Queue the first sequence of a request; the others are forked from it once the prompt is computed."""
         rows, start = 0, tuple[int, ...]()
         if self._source is not None:
-            rows, start = source_rows(self._source, request), decoder_start(self._source)
+            rows, start = source_rows(self._source, request), decoder_start(self._source, request)
         state = RequestState(request, self._number, now, aging, start=start, source_rows=rows)
         state.sequences.append(self.open(state, 0))
         if self._adapters is not None and request.adapter is not None:

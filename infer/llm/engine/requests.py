@@ -29,6 +29,9 @@ class Request(msgspec.Struct, kw_only=True):
     sampling: Sampling = Sampling()
     priority: int = 0  # among the requests of its tenant, smaller goes first
     adapter: str | None = None
+    forced_bos_token_id: int | None = (
+        None  # with which an encoder-decoder begins, in place of the checkpoint's
+    )
     salt: str = ""  # pages of the prefix cache are shared only among requests of the same salt
     tenant: str = ""  # requests of different tenants get equal shares of the engine
     # Sound of a speech-to-text model: float32 [bands, frames] as bytes, empty for silence; `prompt` is the decoder's.

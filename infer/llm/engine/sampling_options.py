@@ -142,7 +142,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationOptions(Sampling, frozen=True, kw_only=True):
-    """Every option of one prompt: sampling, order, adapter, and at most one constraint on the output."""
+    """Every option of one prompt: sampling, order, adapter, languages, at most one constraint on the output."""
 
     priority: Annotated[
         int,
@@ -151,6 +151,13 @@ class GenerationOptions(Sampling, frozen=True, kw_only=True):
         ),
     ] = 0
     adapter: Annotated[str | None, Option("name of the LoRA adapter to use")] = None
+    src_lang: Annotated[
+        str | None,
+        Option("language of the text to translate, as the tokenizer names it: deu_Latn, de_DE, de"),
+    ] = None
+    tgt_lang: Annotated[str | None, Option("language to translate into; default: as the checkpoint says")] = (
+        None
+    )
     json_schema: Annotated[
         dict[str, Any] | None, Option("JSON schema that the output must match", group=CONSTRAINTS)
     ] = None

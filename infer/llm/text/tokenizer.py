@@ -17,6 +17,7 @@ import numpy as np
 
 from ...errors import ArtifactError, InputError, NotUsableError
 from ...regular_files import read_regular
+from .languages import language_id, languages, with_source_language
 
 MAX_BYTES = 1 << 28  # of tokenizer.json
 TextOrPair = str | Sequence[str]  # a text, or two that a model compares
@@ -131,6 +132,24 @@ class LLMTokenizer:
             if self.piece(number) is None:
                 raise InputError(f"no token has the id {number}", where=f"ids[{index}]")
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Token ids of the languages of a translation model, by name; empty for any other."""
+        return languages(self.special)
+
+    def translated(
+        self, ids: Sequence[int], src_lang: str | None, tgt_lang: str | None
+    ) -> tuple[list[int], int | None]:
+        """Return a source in the language named, and the token of the language to translate into, or None.
+
+        Raises `InputError` for a language that the tokenizer has no token for.
+        """
+        known = self.languages
+        forced = None if tgt_lang is None else language_id(known, tgt_lang, "tgt_lang")
+        if src_lang is None:
+            return list(ids), forced
+        return with_source_language(ids, known, language_id(known, src_lang, "src_lang")), forced
 
     def piece(self, number: int) -> str | None:
         """Return the token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`), or None."""

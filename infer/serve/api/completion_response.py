@@ -34,6 +34,7 @@ class CompletionResponse:
             Request(
                 id=f"{self.head.id}-{index}",
                 prompt=prompt,
+                forced_bos_token_id=forced,
                 sampling=openai_request.sampling(
                     request,
                     model,
@@ -47,7 +48,7 @@ class CompletionResponse:
                 grammar=grammar,
                 adapter=adapter,
             )
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, forced) in enumerate(openai_request.translated(model, request, prompts))
         ]
         usage, self.always = openai_response.usage_options(request)
         self.chunks, self.final = ChunkWriter(self.head, usage=usage or self.always), usage

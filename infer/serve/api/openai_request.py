@@ -15,7 +15,7 @@ from ..http import json_parse
 from ..http.request_context import RequestContext, tenant_of
 from ..llm.llm_engine import LLMEngine
 from .openai_errors import ContextLengthError, require_json
-from .openai_types import OPTION_NAMES, CommonFields, Message, StructuredOutputs, Tool
+from .openai_types import OPTION_NAMES, CommonFields, CompletionRequest, Message, StructuredOutputs, Tool
 
 T = TypeVar("T", bound=msgspec.Struct)
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
@@ -128,6 +128,16 @@ def check_ids(generator: LLMEngine, row: list[int], where: str) -> list[int]:
     if min(row) < 0 or max(row) >= size:
         raise InputError(f"expected token ids between 0 and {size - 1}", where=where)
     return row
+
+
+def translated(
+    generator: LLMEngine, request: CompletionRequest, prompts: Sequence[list[int]]
+) -> list[tuple[list[int], int | None]]:
+    """Return each prompt in its `src_lang`, and the token of `tgt_lang` with which its completion begins, or None."""
+    named = request.src_lang, request.tgt_lang
+    if named == (None, None):
+        return [(prompt, None) for prompt in prompts]
+    return [generator.language_model.translated(prompt, *named) for prompt in prompts]
 
 
 def max_new_tokens(

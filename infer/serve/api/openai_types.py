@@ -95,6 +95,8 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[str | int | list[Token]]
     logprobs: Annotated[int | None, option("logprobs")] = None
     echo: bool | None = None
+    src_lang: Annotated[str | None, option("src_lang")] = None
+    tgt_lang: Annotated[str | None, option("tgt_lang")] = None
     best_of: int | None = None
     suffix: str | None = None
 

@@ -107,6 +107,12 @@ class RemoteLanguageModel:
     def eos_ids(self) -> tuple[int, ...]:
         return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
 
+    def translated(
+        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
+    ) -> tuple[list[int], int | None]:
+        """Apply the languages of a request, as `LanguageModel.translated` does."""
+        return self.text.translated(ids, src_lang, tgt_lang)
+
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile the grammar in the worker; raise `InputError` where it can't be enforced."""
         self.engine_client.check_grammar(constraint, tried)
