@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "paths", "regular_files",
-    "library_errors", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention", "graph",
-    "fidelity", "compress",
+    "library_errors", "torch_backends", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention",
+    "graph", "fidelity", "compress",
     "onnx", "artifact", "llm", "tasks", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 23  # files that import each other one after another, from the entry point down

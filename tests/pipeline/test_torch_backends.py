@@ -1,0 +1,60 @@
+"""Backends of torch.compile asked for by name: each is one of ours, or refused with the reason and the one to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch._dynamo
+
+from infer import Plan, plugins
+from infer.cli import main
+from infer.errors import UsageError
+from infer.pipeline.run import resolve
+from infer.torch_backends import REPLACEMENTS
+
+COOKBOOK = Path(__file__).resolve().parents[2] / "docs/cookbook.md"
+OF_TORCHS_OWN_TESTS = ("TESTING_ONLY", "minifier")
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_each_name_is_refused_with_its_reason_and_a_backend_that_exists(name: str) -> None:
+    reason, other = REPLACEMENTS[name]
+    assert other in plugins.names("backends")
+    assert name not in plugins.names("backends")
+    with pytest.raises(UsageError, match=f"no backend named '{name}': ") as error:
+        resolve(Plan(source="x", backend=name))
+    assert reason in str(error.value)
+    assert f"Use --backend {other}" in str(error.value)
+
+
+def test_every_backend_that_torch_registers_has_an_answer() -> None:
+    registered = torch._dynamo.list_backends(exclude_tags=())
+    known = {*REPLACEMENTS, *plugins.names("backends")}
+    assert [n for n in registered if n not in known and not any(w in n for w in OF_TORCHS_OWN_TESTS)] == []
+
+
+def test_the_cookbook_lists_every_name_with_its_replacement() -> None:
+    lines = COOKBOOK.read_text().splitlines()
+    for name, (reason, other) in REPLACEMENTS.items():
+        assert any(f"`{name}`" in line and f"| {reason} | `--backend {other}` |" in line for line in lines), (
+            name
+        )
+
+
+def test_the_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "model.pt", "--backend", "ipex"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Intel Extension for PyTorch has ended; its kernels are in torch and OpenVINO" in said
+    assert "--backend openvino" in said
+
+
+def test_a_backend_that_is_not_installed_is_named_with_its_install_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from backends import openvino
+
+    monkeypatch.setattr(openvino, "find_spec", lambda name: None if name == "openvino" else object())
+    assert plugins.why_not("backends", "openvino") == (
+        "openvino is not installed (pip install 'infer[openvino]')"
+    )
