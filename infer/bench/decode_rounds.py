@@ -15,7 +15,7 @@ from ..llm.engine.limits import EngineLimits
 from ..llm.engine.requests import Request
 from ..llm.engine.sampling_options import Sampling
 from ..llm.engine.stats import EngineStats
-from ..predict import Predictor
+from ..llm.llm import LanguageModel
 from ..report import step_breakdown
 from ..report.step_breakdown import StepBreakdown
 
@@ -28,15 +28,15 @@ class RoundTimes(msgspec.Struct, frozen=True):
     steps: list[float]
 
 
-def engine_for(predictor: Predictor, batch: int, length: int) -> Engine:
+def engine_for(model: LanguageModel, batch: int, length: int) -> Engine:
     """Return an engine whose cache has room for `batch` sequences of `length` tokens; without prefix cache."""
-    shape = predictor.language_model.shape
+    shape = model.shape
     pages = batch * (-(-length // shape.page) + 1) + 2
     running = batch if shape.state_floats else max(batch, EngineLimits().max_running)
     limits = EngineLimits(prefix_cache=False, max_running=running)
     states = 2 * running * shape.state_bytes
     size = max(pages * shape.layers * shape.page_bytes + states, STATE_SHARE * states)
-    return predictor.language_model.new_engine(kv_bytes=size, limits=limits, speculation=False)
+    return model.new_engine(kv_bytes=size, limits=limits, speculation=False)
 
 
 def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> RoundTimes:

@@ -152,7 +152,7 @@ def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[
 def _measure(
     ours: Predictor, other: Predictor | None, batch: int, context: int, tokens: int, seconds: float
 ) -> BatchResult:
-    models = [ours] if other is None else [ours, other]
+    models = [ours.language_model] if other is None else [ours.language_model, other.language_model]
     engines = [engine_for(model, batch, context + tokens) for model in models]
     for engine in engines:
         run_round(
@@ -179,7 +179,7 @@ def _measure(
         decode_per_second=batch / steps[0].p50,
         kv_bytes=0,
         floor=0.0,
-        budget=watch_steps(engine_for(ours, batch, context + tokens + waits), batch, context, tokens),
+        budget=watch_steps(engine_for(models[0], batch, context + tokens + waits), batch, context, tokens),
     )
     if other is not None:
         row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)

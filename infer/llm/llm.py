@@ -13,8 +13,8 @@ from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
 from .engine.engine import Engine
 from .engine.engine_thread import EngineThread
+from .engine.limits import EngineLimits
 from .engine.sampling_options import Sampling
-from .engine.scheduler import EngineLimits
 from .engine.speculation import PromptLookup
 from .lora.adapters import Adapters
 from .step.cuda_graphs import decode_buckets

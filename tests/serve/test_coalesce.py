@@ -15,8 +15,8 @@ from infer.serve.api.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.batching.queue_items import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine
+from infer.serve.fast_path.body_cache import BodyCache
 from infer.serve.fast_path.grouped_request import GroupedRequest
-from infer.serve.fast_path.request_cache import BodyCache
 from infer.serve.fast_path.request_group import slice_request
 from infer.serve.limits import ServeLimits
 from infer.serve.workers.messages import ModelSource

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from infer.serve.api.kserve_types import InferResponse
-from infer.serve.fast_path import coalescer, request_cache
+from infer.serve.fast_path import coalescer, header_cache
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.limits import ServeLimits
@@ -188,7 +188,7 @@ def test_requests_sent_at_once_are_answered_in_order(server: Live, taken: list[i
         chunked(BODY),
         get(b"/v2"),
         post(b"Content-Length: %d" % len(BODY), body=BODY, version=b"1.0"),
-        send(BODY, b"X-Long: " + b"a" * request_cache.MAX_HEAD_BYTES),
+        send(BODY, b"X-Long: " + b"a" * header_cache.MAX_HEAD_BYTES),
     ],
     ids=["its own id", "close", "chunked", "GET", "1.0", "long"],
 )
@@ -198,7 +198,7 @@ def test_other_requests_are_never_taken(server: Live, taken: list[int], request_
 
 
 def test_a_full_header_cache_is_cleared(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_cache, "MAX_HEADS", 3)
+    monkeypatch.setattr(header_cache, "MAX_HEADS", 3)
     asked(server, *[send(BODY, b"X-Number: %d" % number) for number in range(8)])
     well(server)
 

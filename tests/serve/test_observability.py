@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer.serve.observability import tracing
+from infer.serve.http.trace_context import parse_trace
 from infer.serve.observability.request_log import LineWriter, RequestLog, rfc3339
 from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel
@@ -209,22 +209,22 @@ def test_no_trace_without_traceparent(server: Live, client: httpx.Client) -> Non
     ],
 )  # fmt: skip
 def test_malformed_traceparent_is_ignored(value: str) -> None:
-    assert tracing.parse_trace([(b"traceparent", value.encode())]) is None
+    assert parse_trace([(b"traceparent", value.encode())]) is None
 
 
 def test_duplicate_traceparent_is_ignored_newer_version_is_parsed() -> None:
-    assert tracing.parse_trace([(b"traceparent", PARENT.encode())] * 2) is None
-    later = tracing.parse_trace([(b"traceparent", f"cc-{TRACE}-{SPAN}-03-what-comes".encode())])
+    assert parse_trace([(b"traceparent", PARENT.encode())] * 2) is None
+    later = parse_trace([(b"traceparent", f"cc-{TRACE}-{SPAN}-03-what-comes".encode())])
     assert later is not None
     assert (later.id, later.parent, later.sampled) == (TRACE, SPAN, True)
-    unsampled = tracing.parse_trace([(b"traceparent", f"00-{TRACE}-{SPAN}-02".encode())])
+    unsampled = parse_trace([(b"traceparent", f"00-{TRACE}-{SPAN}-02".encode())])
     assert unsampled is not None
     assert unsampled.header().endswith(b"-00")
 
 
 @pytest.mark.parametrize(("state", "kept"), [("a=1,b=2", "a=1,b=2"), ("x" * 513, ""), ("a\x00", "")])
 def test_tracestate_is_bounded_and_printable(state: str, kept: str) -> None:
-    found = tracing.parse_trace([(b"traceparent", PARENT.encode()), (b"tracestate", state.encode())])
+    found = parse_trace([(b"traceparent", PARENT.encode()), (b"tracestate", state.encode())])
     assert found is not None
     assert found.state == kept
 

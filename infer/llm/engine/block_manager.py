@@ -7,7 +7,6 @@ first when no page is free).
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -57,16 +56,6 @@ def new_cache(layers: int, pages: int, page_bytes: int, device: str = "cpu") -> 
     block = np.zeros(size + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return torch.from_numpy(block[start : start + size]).view(layers, pages, page_bytes)
-
-
-def hash_page(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash a full page: its tokens and, through `parent`, all tokens before it."""
-    return hashlib.sha256(parent + np.array(tokens, dtype=np.int64).tobytes()).digest()
-
-
-def hash_root(*marks: str) -> bytes:
-    """Hash what pages depend on besides tokens (adapter, salt): the parent of a sequence's first page."""
-    return hashlib.sha256("\0".join(f"{len(mark)}:{mark}" for mark in marks).encode()).digest()
 
 
 class BlockManager:

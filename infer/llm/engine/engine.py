@@ -168,7 +168,19 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters, with the numbers of running and waiting sequences and used pages."""
-        return self.statistics.snapshot(self.scheduler, self.block_manager)
+        scheduler, block_manager = self.scheduler, self.block_manager
+        return msgspec.structs.replace(
+            self.statistics,
+            step_tokens=list(self.statistics.step_tokens),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_used=block_manager.num_used,
+            cached_tokens=block_manager.num_cached * block_manager.page_size,
+            preemptions=scheduler.preemptions,
+            evictions=block_manager.evictions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+        )
 
     def check_integrity(self) -> None:
         """Raise `InferError` when pages, sequences and counts do not agree."""

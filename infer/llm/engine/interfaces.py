@@ -1,33 +1,12 @@
-"""Interfaces of what is passed to the engine: grammars that constrain outputs, and drafts of tokens."""
+"""Interfaces of what an engine is made with: the compiler of grammars and the factory of speculators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from .requests import Request
-
-
-class Grammar(Protocol):
-    """State of one completion within its grammar."""
-
-    @property
-    def finished(self) -> bool:
-        """True when no token may follow: the completion ends here, without an end token."""
-
-    def fill(self, bitmask: Tensor, row: int) -> None:
-        """Set in `bitmask[row]` the tokens that may come next, the end token where the output may end.
-
-        int32 [rows, ceil(vocab / 32)] on the CPU, all bits set before; bit t % 32 of word t // 32 is token t.
-        """
-
-    def accept(self, token: int) -> bool:
-        """Advance by one token; False, without effect, for a token that is not allowed."""
-
-    def rollback(self, count: int) -> None:
-        """Undo the last `count` accepted tokens."""
+from .sequence import Grammar, Speculator
 
 
 class GrammarBackend(Protocol):
@@ -38,16 +17,6 @@ class GrammarBackend(Protocol):
 
     def open(self, constraint: Mapping[str, Any]) -> Grammar:
         """Return a new state of `Request.grammar`, one for each completion; raises `InputError`."""
-
-
-class Speculator(Protocol):
-    """Draft tokens of one sequence."""
-
-    def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
 
 
 class Speculation(Protocol):

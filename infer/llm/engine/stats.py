@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import msgspec
-
-from .block_manager import BlockManager
-from .scheduler import Scheduler
 
 SMOOTHING = 0.05  # weight of the newest step in the measured rate
 
@@ -56,14 +51,3 @@ class EngineStats(msgspec.Struct):
         rate = (prefill + decoded) / max(sum(times), 1e-9)
         before = self.tokens_per_second or rate
         self.tokens_per_second = before + SMOOTHING * (rate - before)
-
-    def snapshot(self, scheduler: Scheduler, block_manager: BlockManager) -> Self:
-        now = msgspec.structs.replace(self, step_tokens=list(self.step_tokens))
-        now.running, now.waiting = len(scheduler.running), len(scheduler.waiting)
-        now.pages_used, now.cached_tokens = (
-            block_manager.num_used,
-            block_manager.num_cached * block_manager.page_size,
-        )
-        now.preemptions, now.evictions = scheduler.preemptions, block_manager.evictions
-        now.prefix_queries, now.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-        return now

@@ -13,8 +13,9 @@ from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
+from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
-from .request_cache import BodyCache, BodyTemplate, HeaderCache, KnownHead
+from .header_cache import HeaderCache, KnownHead
 from .request_group import GroupItem, RequestGroup, Timer
 
 log = logging.getLogger("infer.serve")

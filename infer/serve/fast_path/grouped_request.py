@@ -14,7 +14,7 @@ from ..http.body import BodyMemory
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE, Response, header_lines
-from .request_cache import KnownHead
+from .header_cache import KnownHead
 
 log = logging.getLogger("infer.serve")
 CLOSE = (b"connection", b"close")

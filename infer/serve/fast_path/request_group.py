@@ -19,8 +19,8 @@ from ..batching.queue_items import InferResult, ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response, header_lines
+from .body_cache import BodyTemplate
 from .grouped_request import GroupedRequest
-from .request_cache import BodyTemplate
 
 log = logging.getLogger("infer.serve")
 

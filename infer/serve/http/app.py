@@ -16,7 +16,6 @@ from starlette.routing import Router
 
 from ... import plugins
 from ...errors import InferError, NotFoundError
-from ..observability.tracing import start_trace
 from ..service import Service
 from .body import (
     BodyMemory,
@@ -40,6 +39,7 @@ from .routing import (
     exception_summary,
     to_response,
 )
+from .trace_context import start_trace
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]

@@ -16,26 +16,10 @@ from ...llm.engine.requests import Request
 from ..service import Service
 from . import json_parse
 from .routing import Response, Route, UnauthorizedError
+from .trace_context import TraceContext
 
 T = TypeVar("T")
 IPV6_BITS = 64  # of an address that its owner does not choose
-
-
-@dataclass(slots=True)
-class TraceContext:
-    """Trace of one request.
-
-    `parent`: the caller's span, "" at the root; `span`: this server's; `state`: the vendors' header.
-    """
-
-    id: str
-    parent: str
-    span: str
-    sampled: bool
-    state: str = ""
-
-    def header(self) -> bytes:
-        return f"00-{self.id}-{self.span}-{int(self.sampled):02x}".encode()
 
 
 @dataclass(slots=True)

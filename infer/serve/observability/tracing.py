@@ -1,61 +1,23 @@
-"""Tracing: W3C Trace Context of requests, and OpenTelemetry spans (extra `otel`).
+"""OpenTelemetry spans of requests (extra `otel`); their trace is that of `infer.serve.http.trace_context`.
 
-`traceparent` and `tracestate` are parsed strictly (https://www.w3.org/TR/trace-context/): malformed headers are
-ignored; `traceresponse` returns the server's span. There is one span per request, with children for queue, model and
-stream. Workers report times by a clock that all processes of a machine share: their spans are created here, with their
-process id, so that one sampler decides and nothing is lost with a worker that dies. The exporter is configured by
-OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
+There is one span per request, with children for queue, model and stream. Workers report times by a clock that all
+processes of a machine share: their spans are created here, with their process id, so that one sampler decides and
+nothing is lost with a worker that dies. The exporter is configured by OpenTelemetry's own variables, such as
+OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import NotUsableError
-from ..http.request_context import RequestContext, TraceContext
+from ..http.request_context import RequestContext
+from ..http.trace_context import TraceContext
 
-PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-STATE = re.compile(rb"[ -~\t]{1,512}")
-NO_TRACE, NO_SPAN = b"0" * 32, b"0" * 16
-SAMPLED = 1
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970
-
-
-def start_trace(headers: Iterable[tuple[bytes, bytes]], *, always: bool = False) -> TraceContext | None:
-    """Return the caller's trace, else with `always` a new one, else None."""
-    found = parse_trace(headers)
-    if found is None and always:
-        return TraceContext(os.urandom(16).hex(), "", os.urandom(8).hex(), True)
-    return found
-
-
-def parse_trace(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
-    """Return the caller's trace with a new server span; None for absent, multiple or malformed headers."""
-    parents, states = list[bytes](), list[bytes]()
-    for name, value in headers:
-        if name == b"traceparent":
-            parents.append(value)
-        elif name == b"tracestate":
-            states.append(value)
-    found = PARENT.fullmatch(parents[0].strip(b" \t")) if len(parents) == 1 else None
-    if found is None:
-        return None
-    version, trace, parent, flags, more = found.groups()
-    if version == b"ff" or (version == b"00" and more) or trace == NO_TRACE or parent == NO_SPAN:
-        return None
-    state = b",".join(states)
-    return TraceContext(
-        trace.decode(),
-        parent.decode(),
-        os.urandom(8).hex(),
-        bool(int(flags, 16) & SAMPLED),
-        state.decode() if STATE.fullmatch(state) else "",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,107 +1,32 @@
-"""Caches of request heads and of request bodies without their numbers, so that both are parsed once.
+"""Cache of request bodies without their numbers, so that their JSON is parsed once.
 
-The cached result of a head is that of parser, limits, API keys and router. A client that sends tensors of the same
-shapes again repeats all bytes of the body but the numbers: the whole JSON before raw tensor bytes, or the JSON before
-and after the numbers of a single input. A `BodyTemplate` is made of a body that was checked against the model, and
-found by these bytes; the numbers are checked every time.
+A client that sends tensors of the same shapes again repeats all bytes of the body but the numbers: the whole JSON
+before raw tensor bytes, or the JSON before and after the numbers of a single input. A `BodyTemplate` is made of a
+body that was checked against the model, and found by these bytes; the numbers are checked every time.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from starlette.routing import Match
 
 from ...errors import InputError
 from ...spec import TensorSpec
-from ..api.kserve_response import HEADER_LENGTH, RequestedOutputs
+from ..api.kserve_response import RequestedOutputs
 from ..api.kserve_tensors import narrow
 from ..api.kserve_types import InferRequest
 from ..batching.collate import Arrays, Collator, RequestSize
-from ..http.app import App, Endpoint, Scope
-from ..http.http_protocol import HttpProtocol
-from ..http.request_context import queue_tenant_of, requested_timeout
-from ..http.routing import Route
 
-MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
-# Heads with one of these differ each time, or ask for what only the ordinary path does.
-EXCLUDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"expect", b"content-encoding"))
-MAX_STUDIES = 8
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES = 256, 2048  # per model; bytes of each
 DATA = b'"data"'
 # Spec, dtype, shape and elements of one input, and its offset in the raw bytes.
 Place = tuple[TensorSpec, np.dtype, tuple[int, ...], int, int]
 decode_floats = msgspec.json.Decoder(list[list[float]]).decode
 decode_integers = msgspec.json.Decoder(list[list[int]]).decode
-
-
-@dataclass(slots=True, eq=False)
-class KnownHead:
-    """Head of an inference request.
-
-    `head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
-    header says it; `timeout`: seconds; `tenant`: see `queue_tenant_of`; `studies`: how many more bodies are looked at
-    for a template.
-    """
-
-    head: bytes
-    endpoint: Endpoint
-    route: Route
-    path: Mapping[str, str]
-    headers: Mapping[bytes, bytes]
-    length: int
-    split: bytes | None
-    timeout: float
-    tenant: str
-    studies: int = MAX_STUDIES
-
-
-class HeaderCache:
-    """Heads of well-formed inference requests; cleared when full."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._known: dict[bytes, KnownHead] = {}
-        self.get = self._known.get
-
-    def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
-        """Add a head whose requests may be coalesced: right API key, inference route, short body."""
-        service, headers = self._app.service, dict(connection.headers)
-        limits, split = service.limits, headers.get(HEADER_LENGTH)
-        if split is None and length > limits.max_json_bytes:
-            return
-        if len(head) > MAX_HEAD_BYTES or length > min(MAX_BODY_BYTES, limits.max_body_bytes):
-            return
-        if not EXCLUDED.isdisjoint(headers) or (service.keys is not None and not service.keys.admit(headers)):
-            return
-        found = self._find(connection)
-        if found is None:
-            return
-        try:
-            timeout = requested_timeout(headers) or limits.timeout_seconds
-        except InputError:
-            return
-        if len(self._known) >= MAX_HEADS:
-            self._known.clear()
-        tenant = queue_tenant_of(service, headers)
-        self._known[head] = KnownHead(head, *found, headers, length, split, timeout, tenant)
-
-    def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
-        """Return the inference route of a head, with its path parameters."""
-        scope: Scope = connection.scope  # type: ignore[assignment]
-        for address in self._app.routes:
-            match, found = address.matches(scope)
-            if match is Match.FULL:
-                endpoint: Endpoint = found["endpoint"]
-                route = endpoint.methods.get(scope["method"])
-                if route is None or route.In is not InferRequest:
-                    return None
-                return endpoint, route, found["path_params"]
-        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve.fast_path import request_cache
+from infer.serve.fast_path import body_cache
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from tests.support.fake_predictors import Live, double, echo, live
 from tests.support.raw_http import ask, send
@@ -176,7 +176,7 @@ def test_data_in_other_places_has_no_template(server: Live) -> None:
 
 
 def test_a_full_body_cache_is_cleared(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_cache, "MAX_TEMPLATES", 2)
+    monkeypatch.setattr(body_cache, "MAX_TEMPLATES", 2)
     for rows in range(1, 6):
         for _ in range(2):
             assert asked(server, [[1, 2, 3, 4]] * rows)[0] == 200
