@@ -9,9 +9,10 @@ from ..errors import UnsafeSourceError, UsageError
 from ..plan import Plan
 from ..spec import DECODER_IDS, Finding
 from . import data
-from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
+from .code_sources import load_pickled, load_user_module
 from .decoder_tokens import decode_greedily
 from .diffusers_models import load_diffusers_part
+from .exported_program import load_exported
 from .fill_weights import resolve_strategy
 from .gguf import open_gguf
 from .huggingface import load_huggingface
@@ -21,6 +22,7 @@ from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
+from .torchscript import load_torchscript
 from .user_module import UserModule
 
 HINTS = {

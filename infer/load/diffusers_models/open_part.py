@@ -15,9 +15,9 @@ from ...plan import Plan
 from ...regular_files import MAX_JSON, read_regular
 from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
-from ..code_sources import KeywordModule
 from ..converted_names import convert_names
 from ..diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
+from ..exported_program import KeywordModule
 from ..identify import STATE_DICTS, identify
 from ..loaded_model import LoadedModel
 from ..meta_model import build_on_meta, match_checkpoint
