@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ..plan import Plan
 from ..spec import Finding
 from .copies import copy_structure
 from .loaded_model import LoadedModel
-from .user_module import UserModule, module_in_memory, user_code_errors
+from .user_module import UserModule, user_code_errors
 
 
 def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
@@ -78,4 +78,21 @@ def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
         f"expected a pickled nn.Module, got {held}",
         where=plan.source,
         hint="Save the state dict in it on its own and give --model file.py:factory",
+    )
+
+
+def module_in_memory(
+    kind: str, module: nn.Module, rebuild: Callable[[], nn.Module], user_module: UserModule | None
+) -> LoadedModel:
+    """Describe a module that holds its own weights; inputs, outputs and task are those of the user's file, if any."""
+    return LoadedModel(
+        rebuild=rebuild,
+        kind=kind,
+        module=module,
+        reader=None,
+        inputs=user_module.inputs if user_module else (),
+        samples={},
+        samples_from="",
+        outputs=user_module.outputs if user_module else (),
+        task=user_module.task if user_module else "tensors",
     )

@@ -12,10 +12,10 @@ from ..errors import NotUsableError, SourceError
 from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import DTYPE_NAMES, TensorSpec
+from .code_sources import module_in_memory
 from .copies import own_parameters
 from .layer_recovery import restore_layers
 from .loaded_model import LoadedModel
-from .user_module import module_in_memory
 
 
 class KeywordModule(nn.Module):

@@ -15,10 +15,11 @@ from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import Finding, TensorSpec
 from . import data
+from .code_sources import module_in_memory
 from .exported_program import KeywordModule, without_guards
 from .input_specs import resolve_inputs
 from .loaded_model import LoadedModel
-from .user_module import UserModule, module_in_memory
+from .user_module import UserModule
 
 DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
 

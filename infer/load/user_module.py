@@ -21,11 +21,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InferError, SourceError, UsageError, unknown
 from ..spec import TensorSpec
-from .loaded_model import LoadedModel
 
 TASKS = ("tensors", "classification", "embedding", "text-generation")
 
@@ -137,20 +136,3 @@ def _callables(module: ModuleType) -> list[str]:
         and not name.startswith("_")
         and getattr(value, "__module__", "") == module.__name__
     ]
-
-
-def module_in_memory(
-    kind: str, module: nn.Module, rebuild: Callable[[], nn.Module], user_module: UserModule | None
-) -> LoadedModel:
-    """Describe a module that holds its own weights; inputs, outputs and task are those of the user's file, if any."""
-    return LoadedModel(
-        rebuild=rebuild,
-        kind=kind,
-        module=module,
-        reader=None,
-        inputs=user_module.inputs if user_module else (),
-        samples={},
-        samples_from="",
-        outputs=user_module.outputs if user_module else (),
-        task=user_module.task if user_module else "tensors",
-    )

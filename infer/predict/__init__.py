@@ -20,9 +20,10 @@ from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.source_sequences import sequence_runner
 from ..spec import Finding, work_of_rows
+from .generation_options import Options
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .tensors import Array
-from .text_generation import Options, TextGeneration
+from .text_generation import TextGeneration
 
 __all__ = ["Array", "Options", "Predictor", "generation_shape"]
 

@@ -7,65 +7,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, UsageError, unknown
-from ..llm.completion import Completion, Score, merge_logprobs, scoring_windows
+from ..errors import InputError, UsageError
+from ..llm.completion import Completion
 from ..llm.engine.engine_thread import EngineThread
 from ..llm.engine.limits import EngineLimits, default_limits
 from ..llm.engine.requests import Request
-from ..llm.engine.sampling_options import GRAMMARS, OPTIONS, Sampling, check_range
-from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
+from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete
 from ..llm.llm import LanguageModel, parse_size
 from ..llm.step.cuda_graphs import Bucket, GraphedStep
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
 from ..tasks.answers import Answer
+from .generation_options import Options, build_request
 from .speech import transcribe
 from .task_inputs import TaskInputs
+from .text_scores import Prompt, score_texts
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of every method that generates text: the fields of `GenerationOptions`.
-
-    Options left out, or None, take the values of the model's generation_config.json; without one, tokens are sampled
-    from the model's distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
-    """
-
-    max_tokens: int | None
-    min_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    include_stop: bool | None
-    skip_special_tokens: bool | None
-    ignore_eos: bool | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    n: int | None
-    priority: int
-    adapter: str | None
-    src_lang: str | None
-    tgt_lang: str | None
-    json_schema: Mapping[str, Any] | None
-    json_object: bool | None
-    regex: str | None
-    choice: Sequence[str] | None
 
 
 class TextGeneration(TaskInputs):
@@ -124,13 +88,15 @@ class TextGeneration(TaskInputs):
         cancel the request.
         """
         return CompletionStream(
-            self.engine_client, self._request(self.language_model.prompt_ids(prompt), options)
+            self.engine_client,
+            self._request(self.language_model.prompt_ids(prompt), options),
         )
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncCompletionStream:
         """Stream as `stream` does, for `async for`."""
         return AsyncCompletionStream(
-            self.engine_client, self._request(self.language_model.prompt_ids(prompt), options)
+            self.engine_client,
+            self._request(self.language_model.prompt_ids(prompt), options),
         )
 
     def chat(
@@ -176,60 +142,16 @@ class TextGeneration(TaskInputs):
         has one. A text longer than the context is read in windows that overlap by half, so that each token has at
         least half a context before it.
         """
-        language_model = self.language_model
         rows, many = _split(texts)
-        ids = [
-            language_model.encode(r, special) if isinstance(r, str) else language_model.prompt_ids(r)
-            for r in rows
-        ]
-        for index, row in enumerate(ids):
-            if not row:
-                raise InputError("expected at least one token", where=f"texts[{index}]")
-        cuts = [scoring_windows(len(row), language_model.context) for row in ids]
-        sampling = Sampling(max_tokens=0, prompt_logprobs=0)
-        requests = [
-            Request(id=new_id(), prompt=row[start:stop], sampling=sampling)
-            for row, cut in zip(ids, cuts, strict=True)
-            for start, stop, _ in cut
-        ]
-        read = iter(complete(self.engine_client, requests))
-        scores = []
-        for row, cut, text in zip(ids, cuts, rows, strict=True):
-            parts = []
-            for start, _, first in cut:
-                logprobs = next(read)[0].prompt_logprobs or []
-                parts.append((first, logprobs[first - start :]))
-            size = len(text.encode()) if isinstance(text, str) else None
-            scores.append(
-                Score(token_ids=row, logprobs=merge_logprobs(row, parts), windows=len(cut), text_bytes=size)
-            )
+        scores = score_texts(self.language_model, rows, special=special)
         return scores if many else scores[0]
+
+    def _request(self, prompt: list[int], options: Options) -> Request:
+        return build_request(self.language_model, prompt, options)
 
     def _transcript(self, sound: np.ndarray) -> Answer:
         frames = next(int(spec.shape[2]) for spec in self.inputs if spec.name == "input_features")
         return transcribe(sound, self.media, self.language_model, frames)
-
-    def _request(self, prompt: list[int], options: Options) -> Request:
-        for name, value in options.items():
-            if name not in OPTIONS:
-                raise unknown("option", name[:64], OPTIONS)
-            check_range(name, value)
-        given = {name: value for name, value in options.items() if name in Sampling.__struct_fields__}
-        grammar = _grammar(options)
-        if grammar is not None:
-            self.language_model.check_grammar(grammar)
-        prompt, forced = self.language_model.translated(
-            prompt, options.get("src_lang"), options.get("tgt_lang")
-        )
-        return Request(
-            id=new_id(),
-            prompt=prompt,
-            forced_bos_token_id=forced,
-            sampling=self.language_model.sampling(len(prompt), given),
-            priority=options.get("priority") or 0,
-            adapter=options.get("adapter"),
-            grammar=grammar,
-        )
 
     def _why_not(self) -> tuple[str]:
         if self._runner is None:
@@ -281,13 +203,6 @@ def _limits(device: str, step_tokens: int | None, batch_invariant: bool) -> Engi
         mixed_tokens=min(defaults.mixed_tokens, step_tokens),
         max_running=min(defaults.max_running, step_tokens),
     )
-
-
-def _grammar(options: Options) -> dict[str, Any] | None:
-    given = {name: options.get(name) for name in GRAMMARS if options.get(name)}
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are two constraints on one output", hint="Give one of them")
-    return given or None
 
 
 def _split(prompts: Any) -> tuple[list[Prompt], bool]:

@@ -49,7 +49,7 @@ class Speculator(Protocol):
         """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
 
 
-def hash_page(parent: bytes, tokens: Sequence[int]) -> bytes:
+def hash_page(parent: bytes, tokens: Many[int]) -> bytes:
     """Hash a full page: its tokens and, through `parent`, all tokens before it."""
     return hashlib.sha256(parent + np.array(tokens, dtype=np.int64).tobytes()).digest()
 
