@@ -86,12 +86,7 @@ def quantize(
 
     ranges = {} if rows is None else static_source.input_ranges(source, rows, copy)
     model = ir.load(str(source))
-    if (opset := model.opset_imports.get("", 0)) < OLDEST_OPSET:
-        raise NotUsableError(
-            f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above, this one has {opset}",
-            where=str(source),
-            hint="Export it again, or convert it with onnx.version_converter",
-        )
+    _check_opset(model, source)
     graph = model.graph
     weights = source_weights.find(model)
     written = set(graph.initializers)
@@ -124,6 +119,15 @@ def quantize(
     model.ir_version = min(model.ir_version, max(IR_VERSION_CAP, 3))
     save(model, path)
     return done, coverage
+
+
+def _check_opset(model: ir.Model, source: Path) -> None:
+    if (opset := model.opset_imports.get("", 0)) < OLDEST_OPSET:
+        raise NotUsableError(
+            f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above, this one has {opset}",
+            where=str(source),
+            hint="Export it again, or convert it with onnx.version_converter",
+        )
 
 
 def is_float32(model: ir.Model) -> bool:

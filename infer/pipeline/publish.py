@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from safetensors.torch import save_file
+from torch import Tensor
 
 from .. import __version__, plugins
 from .. import device as hardware
@@ -54,9 +55,7 @@ def publish(
         if (best.folder / part).exists():
             shutil.move(best.folder / part, folder / part)
     _stage_chosen_graph(best.folder, folder)
-    (folder / "golden").mkdir()
-    for name, tensors in best.golden.items():
-        save_file(tensors, folder / "golden" / f"{name}.safetensors")
+    _write_golden(best.golden, folder / "golden")
     reporter.found([golden.finding(run.plan, best.golden, loaded.samples_from)])
     for name, path in loaded.files.items():
         shutil.copyfile(path, folder / name)
@@ -90,6 +89,12 @@ def publish(
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, store.publish(folder, output, manifest), report)
+
+
+def _write_golden(tensors_by_name: Mapping[str, dict[str, Tensor]], folder: Path) -> None:
+    folder.mkdir()
+    for name, tensors in tensors_by_name.items():
+        save_file(tensors, folder / f"{name}.safetensors")
 
 
 def _cache_size(shape: StepShape | None) -> document.CacheSize | None:

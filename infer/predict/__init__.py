@@ -97,27 +97,27 @@ class Predictor(TextGeneration):
                 if differs
                 else folder
             )
-            runner = two_graphs.open_runner(backend, opened, place)
-            if (shape := generation_shape(manifest)) is not None:
-                runner = sequence_runner(cuda_graphs.wrap(runner, place), shape, place)
-            predictor = cls(folder, manifest, runner, notes)
+            predictor = cls(folder, manifest, _open_runner(backend, opened, manifest, place), notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
         predictor.phases = phases
         tested = time.perf_counter()
-        try:
-            with as_artifact_error(folder, "the self-test failed"):
-                made_on = manifest.plan.device.partition(":")[
-                    0
-                ]  # of what was built ahead of time not its GPU
-                predictor.self_test(exact=not differs and place.partition(":")[0] == made_on)
-            for name, adapter in (adapters or {}).items():
-                predictor.language_model.load_adapter(name, adapter)
-        except InferError:
-            predictor.close()
-            raise
+        made_on = manifest.plan.device.partition(":")[0]  # of what was built ahead of time not its GPU
+        same_kind = place.partition(":")[0] == made_on
+        predictor._complete(exact=not differs and same_kind, adapters=adapters or {})
         phases["self-test"] = time.perf_counter() - tested
         return predictor
+
+    def _complete(self, *, exact: bool, adapters: Mapping[str, str | Path]) -> None:
+        """Run the self-test and load the adapters; close the predictor where one fails."""
+        try:
+            with as_artifact_error(self.path, "the self-test failed"):
+                self.self_test(exact=exact)
+            for name, adapter in adapters.items():
+                self.language_model.load_adapter(name, adapter)
+        except InferError:
+            self.close()
+            raise
 
     @property
     def report(self) -> dict[str, Any]:
@@ -173,3 +173,11 @@ class Predictor(TextGeneration):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _open_runner(backend: Any, folder: Path, manifest: store.Manifest, device: str) -> Any:
+    """Open the compiled graphs of `folder`; those of a language model as a runner of whole sequences."""
+    runner = two_graphs.open_runner(backend, folder, device)
+    if (shape := generation_shape(manifest)) is None:
+        return runner
+    return sequence_runner(cuda_graphs.wrap(runner, device), shape, device)

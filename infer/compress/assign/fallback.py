@@ -7,16 +7,18 @@ a model has left the format that was asked for, refusing it is the honest answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ... import compress
 from ...fidelity import excess
 from ...fidelity.thresholds import limits
 from ...results import Metric
 from ...spec import Finding
+from .. import Weight
 from . import budget
 from .assignment import FLOAT, STAGE, Assignment
 from .format_order import fallback_formats
+from .sensitivity import LayerSensitivity
 
 MAX_ROUNDS = 4
 MAX_RAISED_SHARE = 0.5  # of the weights
@@ -45,15 +47,7 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
     free = [w for w in assignment.candidates.weights if w.name not in pinned and now[w.name] != FLOAT]
     if not free:
         return "every layer is pinned, or float already"
-    wanted = {
-        w.name: list(dict.fromkeys([now[w.name], *assignment.options(w, fallback_formats(assignment.plan))]))
-        for w in free
-    }
-    known = {layer.name: layer for layer in (assignment.measured.layers if assignment.measured else [])}
-    if any(
-        name not in known or not set(formats) <= known[name].effect.keys() for name, formats in wanted.items()
-    ):
-        known = {layer.name: layer for layer in assignment.measure(wanted).layers}
+    known = _measured_effects(assignment, free, now)
     layers = [known[w.name] for w in free]
     target = sum(layer.effect[now[layer.name]] for layer in layers) / over * MARGIN
     made = budget.raise_to_target(layers, now, target, [*fallback_formats(assignment.plan), FLOAT])
@@ -74,6 +68,18 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
         assignment.set(weight, new, "sensitivity", f"rose {why}")
         assignment.reporter.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
     return None
+
+
+def _measured_effects(
+    assignment: Assignment, weights: Sequence[Weight], now: Mapping[str, str]
+) -> dict[str, LayerSensitivity]:
+    """Return the effects of every format that each weight may have, by weight; measured where one is missing."""
+    finer = fallback_formats(assignment.plan)
+    wanted = {w.name: list(dict.fromkeys([now[w.name], *assignment.options(w, finer)])) for w in weights}
+    known = {layer.name: layer for layer in (assignment.measured.layers if assignment.measured else [])}
+    if all(name in known and set(formats) <= known[name].effect.keys() for name, formats in wanted.items()):
+        return known
+    return {layer.name: layer for layer in assignment.measure(wanted).layers}
 
 
 def _reason_to_stop(assignment: Assignment) -> str | None:

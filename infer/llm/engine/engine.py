@@ -93,24 +93,25 @@ class Engine:
             adapters=self.adapters,
             source=shape.source,
         )
-        sources = None
-        if shape.source is not None:
-            sources = SourceEncoder(step, shape, shape.source, self.cache)
+        self._model_runner = self._new_model_runner(step)
+
+    def _new_model_runner(self, step: StepRunner) -> ModelRunner:
+        shape, limits = self.shape, self.limits
         blocks = -(-self.context // shape.page)
-        self._model_runner = ModelRunner(
+        return ModelRunner(
             step,
             self.cache,
-            StepInputs(self.limits.step_tokens, self.limits.max_running, blocks, shape.page),
+            StepInputs(limits.step_tokens, limits.max_running, blocks, shape.page),
             Sampler(shape.vocab_size, sorted(self.eos_ids)),
             self.scheduler,
             self._request_manager,
             self.statistics,
             eos_ids=self.eos_ids,
             context=self.context,
-            clock=clock,
+            clock=self._clock,
             adapters=self.adapters,
             speculation=self._speculation,
-            sources=sources,
+            sources=None if shape.source is None else SourceEncoder(step, shape, shape.source, self.cache),
         )
 
     @property

@@ -60,13 +60,7 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
     An autoencoder opens as its decoder, or as its encoder by `--key encoder`.
     """
     folder = Path(plan.source)
-    kind = diffusers_class(folder / "config.json")
-    if kind not in OPENED:
-        raise SourceError(
-            f"a model of diffusers ({kind}); of its models {', '.join((*DENOISERS, AUTOENCODER))} are opened",
-            where=str(folder),
-            hint="Give --model file.py:build that makes it, with its .safetensors as the source",
-        )
+    kind = _known_class(folder)
     _check_key(plan, kind)
     config: dict[str, Any] = json.loads(read_regular(folder / "config.json", MAX_JSON))
     text = kind in TEXT_ENCODERS
@@ -113,6 +107,17 @@ def _sizes(plan: Plan, inputs: tuple[TensorSpec, ...], longest: int) -> dict[str
     """Return (smallest, largest) of the symbolic sizes of the inputs."""
     known = {"batch": (1, min(plan.max_batch, LARGEST_BATCH)), "seq": (1, longest)}
     return {name: bounds for name, bounds in known.items() if any(name in spec.shape for spec in inputs)}
+
+
+def _known_class(folder: Path) -> str:
+    kind = diffusers_class(folder / "config.json")
+    if kind is None or kind not in OPENED:
+        raise SourceError(
+            f"a model of diffusers ({kind}); of its models {', '.join((*DENOISERS, AUTOENCODER))} are opened",
+            where=str(folder),
+            hint="Give --model file.py:build that makes it, with its .safetensors as the source",
+        )
+    return kind
 
 
 def _check_key(plan: Plan, kind: str) -> None:
