@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass
-class Cell:
+class TableCell:
     model: str
     quant: str
     exit_code: int
@@ -69,7 +69,7 @@ class Cell:
         return self.exit_code not in (0, 4) or any(row.verdict == "slower" for row in self.rows)
 
 
-def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, Cell]:
+def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, TableCell]:
     """Run the command on the state dict and the rows of a model."""
     source, data, output = folder / f"{name}.pt", folder / f"{name}.npz", folder / f"{name}-{quant}.infer"
     torch.save(model.build().state_dict(), source)
@@ -88,14 +88,14 @@ def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, C
     (folder / f"{name}-{quant}.log").write_text(done.stdout + done.stderr)
     refusal = " ".join(done.stderr.rpartition("infer: ")[2].split())
     said = refusal if done.returncode else "; ".join(_report(output)["verdict"])
-    return output, Cell(name, quant, done.returncode, said, wall)
+    return output, TableCell(name, quant, done.returncode, said, wall)
 
 
 def _report(artifact: Path) -> dict[str, Any]:
     return json.loads((artifact / "report.json").read_text())  # type: ignore[no-any-return]
 
 
-def measure(cell: Cell, artifact: Path, model: Model, rounds: int) -> None:
+def measure(cell: TableCell, artifact: Path, model: Model, rounds: int) -> None:
     """Fill the rows of a published cell."""
     module = model.build()
     with Predictor.load(artifact) as predictor, torch.inference_mode():
@@ -131,7 +131,7 @@ def compare(batch: int, times: dict[str, list[float]]) -> Row:
     return Row(batch, medians, rival, ratio, low, high, verdict)
 
 
-def markdown(cells: Sequence[Cell]) -> str:
+def markdown(cells: Sequence[TableCell]) -> str:
     lines = [
         "| model | quant | backend | batch | infer, torch eager, torch.compile, ms | ÷ fastest rival | verdict |"
     ]
@@ -147,17 +147,17 @@ def markdown(cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kept(path: Path) -> dict[tuple[str, str], Cell]:
+def kept(path: Path) -> dict[tuple[str, str], TableCell]:
     """Return the cells of today's file."""
     if not path.exists():
         return {}
-    found = [Cell(**cell) for cell in json.loads(path.read_text())["cells"]]
+    found = [TableCell(**cell) for cell in json.loads(path.read_text())["cells"]]
     for cell in found:
         cell.rows = [Row(**row) for row in cell.rows]  # type: ignore[arg-type]
     return {(cell.model, cell.quant): cell for cell in found}
 
 
-def write(path: Path, cells: Sequence[Cell]) -> None:
+def write(path: Path, cells: Sequence[TableCell]) -> None:
     head = machine_header(threads=torch.get_num_threads())
     path.write_text(json.dumps({**head, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
     said = (

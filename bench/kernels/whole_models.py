@@ -34,7 +34,7 @@ SUFFIXES = {".py", ".cpp", ".h"}  # of sources that change our artifacts
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One whole model at one size, and the speed-up required against each rival."""
 
     source: Source
@@ -49,15 +49,15 @@ class Case:
         return f"{self.source.name} {shape}"
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[BenchmarkCase]:
     """Yield models, sizes and factors; a rival without a factor must not be faster."""
     faster = {ORT: 1.3, OPENVINO: 1.0, FLOAT: 1.0}
     for source, rows, length in ((MINILM, 8, 64), (MINILM, 1, 16), (BERT, 1, 128)):
-        yield Case(source, rows, length, faster, 0.2)
-    yield Case(resnet(), 1, 0, {ORT: 1.0, OPENVINO: 1.0}, None)
+        yield BenchmarkCase(source, rows, length, faster, 0.2)
+    yield BenchmarkCase(resnet(), 1, 0, {ORT: 1.0, OPENVINO: 1.0}, None)
 
 
-def prepare(case: Case) -> dict[str, Path | str]:
+def prepare(case: BenchmarkCase) -> dict[str, Path | str]:
     """Return for each engine the file to open, or the reason why it is absent."""
     source, made = case.source, {}
     for rival, engine in ((ORT, "ORT"), (OPENVINO, "OpenVINO")):
@@ -67,7 +67,7 @@ def prepare(case: Case) -> dict[str, Path | str]:
     return made
 
 
-def measure(case: Case) -> list[Bar]:
+def measure(case: BenchmarkCase) -> list[Bar]:
     """Compare each engine with float on the inputs that are then timed; an engine that is wrong is not timed."""
     made = prepare(case)
     inputs = case.source.inputs(case.rows, case.length)

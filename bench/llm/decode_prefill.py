@@ -34,7 +34,7 @@ TWIN_CONTEXT = 128  # at which the slow twin is asked
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One size: `context` tokens in the cache of each of `sequences`; of a prefill the tokens of its prompt."""
 
     shape: Shape
@@ -59,15 +59,15 @@ class Case:
         return self.sequences if self.kind == "decode" else self.context
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[BenchmarkCase]:
     small, large = SHAPES["135M"], SHAPES["1B"]
     for context in (128, 2048):
-        yield Case(small, "decode", context, 1, 1.8)
-        yield Case(large, "decode", context, 1, 1.3, 0.92)
+        yield BenchmarkCase(small, "decode", context, 1, 1.8)
+        yield BenchmarkCase(large, "decode", context, 1, 1.3, 0.92)
     for shape in (small, large):
-        yield Case(shape, "decode", 128, 8, 2.2)
+        yield BenchmarkCase(shape, "decode", 128, 8, 2.2)
         for length in (128, 512, 2048):
-            yield Case(shape, "prefill", length, 1, 1.8)
+            yield BenchmarkCase(shape, "prefill", length, 1, 1.8)
 
 
 def prepare(shape: Shape) -> None:
@@ -89,10 +89,10 @@ def gguf(shape: Shape, format: str) -> Path:
     )
 
 
-def measure(case: Case, seconds: float) -> list[Bar]:
+def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
     """Measure the rows of one case in `seconds` of timing."""
     absent = llama_cpp_model.missing()
-    engines: dict[str, _Engine] = {head: _Ours(case, head) for head in infer_step.HEADS}
+    engines: dict[str, _Engine] = {head: _InferEngine(case, head) for head in infer_step.HEADS}
     models: dict[str, llama_cpp_model.Model] = {}
     if absent is None:
         models = {format: llama_cpp_model.Model(gguf(case.shape, format)) for format in case.formats}
@@ -117,7 +117,11 @@ def measure(case: Case, seconds: float) -> list[Bar]:
 
 
 def _bars(
-    case: Case, bar: Bar, took: dict[str, float], engines: dict[str, _Engine], details: dict[str, Any]
+    case: BenchmarkCase,
+    bar: Bar,
+    took: dict[str, float],
+    engines: dict[str, _Engine],
+    details: dict[str, Any],
 ) -> list[Bar]:
     rivals = [name for name in engines if name not in infer_step.HEADS]
     best = min(rivals, key=lambda name: took[name])
@@ -145,7 +149,7 @@ def _bars(
     return bars
 
 
-def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> str:
+def _wrong(case: BenchmarkCase, logits: dict[str, Tensor], errors: dict[str, float]) -> str:
     """Return the reason why nothing is timed, or an empty string."""
     tokens = case.shape.tokens.tolist()
     found = []
@@ -200,11 +204,11 @@ class _Engine:
         raise NotImplementedError
 
 
-class _Ours(_Engine):
-    def __init__(self, case: Case, head: str) -> None:
+class _InferEngine(_Engine):
+    def __init__(self, case: BenchmarkCase, head: str) -> None:
         folder, caches = _filled(case.shape, head)
         tokens = case.shape.tokens.tolist()
-        self._step = infer_step.Ours(folder, length=case.context + 1, sequences=case.sequences)
+        self._step = infer_step.InferStep(folder, length=case.context + 1, sequences=case.sequences)
         self.num_bytes = self._step.num_bytes + case.sequences * self._step.kv_bytes(case.context)
         if case.kind == "decode":
             self._step.restore(load_file(caches)[str(case.context)])
@@ -222,7 +226,7 @@ class _Ours(_Engine):
 
 
 class _Llama(_Engine):
-    def __init__(self, case: Case, model: llama_cpp_model.Model, format: str, flash: bool) -> None:
+    def __init__(self, case: BenchmarkCase, model: llama_cpp_model.Model, format: str, flash: bool) -> None:
         self._case, self._tokens = case, case.shape.tokens.tolist()
         self._model, self._last = model, 0
         self._context = llama_cpp_model.Context(
@@ -266,7 +270,7 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
     def make(path: Path) -> None:
         kept, tokens = {}, shape.tokens.tolist()
         for context in (128, 2048):
-            step = infer_step.Ours(folder, length=context + 1)
+            step = infer_step.InferStep(folder, length=context + 1)
             step.prefill(tokens[:context])()
             kept[str(context)] = step.cache.clone()
             step.close()

@@ -101,7 +101,7 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
     (place / "shape.json").write_bytes(msgspec.json.encode(small.shape))
 
 
-class Ours:
+class InferStep:
     """An opened step with a cache for `sequences` × `length` tokens; tokens are those of the shape."""
 
     def __init__(self, folder: Path, *, length: int, sequences: int = 1) -> None:

@@ -61,7 +61,7 @@ CALIBRATION = {name: f"{ROOT / 'models' / name}.py:calibration" for name in ("mi
 Key = tuple[str, str, str]  # model, backend, quant
 
 
-class Cell(msgspec.Struct, kw_only=True):
+class TableCell(msgspec.Struct, kw_only=True):
     """One backend × quant of one model. `ratio` is time over the float form's time: below 1 is faster."""
 
     model: str
@@ -99,7 +99,7 @@ def plans() -> dict[str, tuple[Plan, str]]:
     }
 
 
-def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[Cell]:
+def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[TableCell]:
     """Yield the wanted cells of one model, format by format: a quantized model is made once for all backends."""
     with tempfile.TemporaryDirectory() as work:
         loaded, run = stages.load(stages.resolve(plan.with_(allow_slower=True)))
@@ -119,7 +119,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
                 problem = str(error)
             for backend in [b for _, b, q in wanted if q == quant]:
                 print(f"{model}  {backend}  {quant}", file=sys.stderr, flush=True)
-                cell = Cell(model=model, backend=backend, quant=quant, outcome="refused", metric=metric)
+                cell = TableCell(model=model, backend=backend, quant=quant, outcome="refused", metric=metric)
                 why = plugins.why_not("backends", backend) or problem
                 asked = run.plan.with_(quant=quant, backend=backend)
                 yield (
@@ -131,8 +131,8 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
 
 
 def _tried(
-    cell: Cell, plan: Plan, original: Graph, small: Compressed, folder: Path, floats: FloatForms
-) -> Cell:
+    cell: TableCell, plan: Plan, original: Graph, small: Compressed, folder: Path, floats: FloatForms
+) -> TableCell:
     try:
         (trial,) = try_backends(plan, original, small, folder, floats).trials
     except InferError as error:
@@ -143,7 +143,7 @@ def _tried(
     return _judged(cell, trial, plan)
 
 
-def _judged(cell: Cell, trial: Trial, plan: Plan) -> Cell:
+def _judged(cell: TableCell, trial: Trial, plan: Plan) -> TableCell:
     reason = trial.unfaithful(plan)
     trial.close()
     return msgspec.structs.replace(
@@ -162,7 +162,7 @@ def _value(metrics: list[Metric], label: str) -> float | None:
     return next((float(m.number) for m in metrics if m.label == label and m.number is not None), None)
 
 
-def markdown(cells: list[Cell]) -> str:
+def markdown(cells: list[TableCell]) -> str:
     """Return a row per cell; a backend that this machine cannot run at all takes one row a model."""
     head = "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |"
     lines = [head, "|" + "---|" * 8]
@@ -176,7 +176,7 @@ def markdown(cells: list[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(cell: Cell, quant: str) -> str:
+def _line(cell: TableCell, quant: str) -> str:
     ratio = ", ".join(f"{r:.2f} ({b})" for b, r in cell.ratio.items())
     quality = (
         "" if cell.value is None else f"{cell.metric.partition('.')[2].replace('_', ' ')} {cell.value:.4f}"
@@ -187,17 +187,17 @@ def _line(cell: Cell, quant: str) -> str:
     return f"| {cell.model} | {quant} | {cell.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
 
 
-def kept(path: Path) -> dict[Key, Cell]:
+def kept(path: Path) -> dict[Key, TableCell]:
     """Return the cells of today's file when it comes from a machine like this one."""
     if not path.exists():
         return {}
     before = json.loads(path.read_text())
     if before["machine"] != json.loads(json.dumps(hardware.fingerprint("cpu"))):
         return {}
-    return {cell.key: cell for cell in msgspec.convert(before["cells"], list[Cell])}
+    return {cell.key: cell for cell in msgspec.convert(before["cells"], list[TableCell])}
 
 
-def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
+def write(path: Path, cells: dict[Key, TableCell], every: list[Key]) -> list[TableCell]:
     """Write the result files in the order of `every`."""
     head, known = (
         machine_header(threads=torch.get_num_threads()),

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from ..llm.engine.sampling_options import CONSTRAINTS, GenerationOptions
-from .options import Threads, Trust, takes_some
+from .options import Threads, Trust, with_some_options
 
 LanguageModel = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="a language model made by `infer optimize`")
@@ -26,7 +26,7 @@ KvMemory = Annotated[
 SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
 
 
-@takes_some(
+@with_some_options(
     GenerationOptions,
     {
         "max_tokens": None,
@@ -81,7 +81,7 @@ def generate(
             print("\n---\n".join(row.text for row in rows))
 
 
-@takes_some(
+@with_some_options(
     GenerationOptions,
     {"max_tokens": "most tokens of an answer; default: 1024, or as many as fit", **dict.fromkeys(SHARED)},
 )

@@ -14,13 +14,13 @@ from ..errors import SourceError, UsageError
 from ..options import from_values, to_toml
 from ..plan import GROUPS, Plan
 from ..regular_files import read_regular
-from .options import takes
+from .options import with_options
 
 MAX_PLAN = 1 << 27  # bytes
 OUTPUT = "Output"
 
 
-@takes(Plan, GROUPS)
+@with_options(Plan, GROUPS)
 def optimize(
     plan: Plan,
     given: set[str],

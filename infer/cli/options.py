@@ -27,7 +27,7 @@ Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold 
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)]
 
 
-def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_options(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command whose first parameter is a `kind`; a second one, `given`, gets the names of options typed.
 
     Typer sees one parameter for each field of `kind`, then the command's own. `groups`: the panels of --help, in order.
@@ -38,18 +38,18 @@ def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]]
         wants_given = list(inspect.signature(command).parameters)[1:2] == ["given"]
 
         def run(context: typer.Context, **typed: Any) -> Any:
-            texts = {field.name: _value(field, typed.pop(field.name)) for field in fields(kind)}
+            texts = {field.name: _from_typer(field, typed.pop(field.name)) for field in fields(kind)}
             made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
             if wants_given:
                 typed["given"] = {name for name in texts if _was_given(context, name)}
             return command(made, **typed)
 
-        return _offer(run, command, list(map(parameter, ordered)), own_from=1 + wants_given)
+        return _typer_command(run, command, list(map(parameter, ordered)), own_from=1 + wants_given)
 
     return decorate
 
 
-def takes_some(
+def with_some_options(
     kind: type[msgspec.Struct], helps: Mapping[str, str | None]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command whose first parameter is a dict of some options of `kind`, of those that were typed.
@@ -62,14 +62,14 @@ def takes_some(
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(context: typer.Context, **typed: Any) -> Any:
-            values = {field.name: _value(field, typed.pop(field.name)) for field in optional}
+            values = {field.name: _from_typer(field, typed.pop(field.name)) for field in optional}
             given = {n: v for n, v in values.items() if v is not None and _was_given(context, n)}
             for name, value in given.items():
                 if fault := range_fault(known[name].option, known[name].flag, value):
                     raise UsageError(fault)
             return command(given, **typed)
 
-        return _offer(run, command, list(map(parameter, optional)), own_from=1)
+        return _typer_command(run, command, list(map(parameter, optional)), own_from=1)
 
     return decorate
 
@@ -82,7 +82,7 @@ def _optional(field: Field, help: str | None) -> Field:
     return field._replace(option=option, default=field.default if field.plain_type is bool else None)
 
 
-def _offer(
+def _typer_command(
     run: Callable[..., Any], command: Callable[..., Any], offered: list[inspect.Parameter], *, own_from: int
 ) -> Callable[..., Any]:
     """Return a function that typer reads as the command with the parameters `offered`, then its own from `own_from`."""
@@ -131,7 +131,9 @@ def parameter(field: Field) -> inspect.Parameter:
     kind = list[str] if option.repeat else Path if option.path else str
     if option.parse is None and not option.repeat and not option.path:
         kind = field.type if get_origin(field.type) is Literal else field.plain_type or str
-    return _parameter(field.name, kind | None if _shown(field) is None else kind, info, _shown(field))
+    return _parameter(
+        field.name, kind | None if _typer_default(field) is None else kind, info, _typer_default(field)
+    )
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
@@ -152,7 +154,7 @@ def _bound(field: Field, bound: float | None) -> float | None:
     return int(bound) if bound is not None and field.plain_type is int else bound
 
 
-def _shown(field: Field) -> Any:
+def _typer_default(field: Field) -> Any:
     """Return the default as typer has it."""
     if field.plain_type is bool:
         return field.default is not field.option.negative
@@ -163,7 +165,7 @@ def _shown(field: Field) -> Any:
     return field.default
 
 
-def _value(field: Field, typed: Any) -> Any:
+def _from_typer(field: Field, typed: Any) -> Any:
     """Convert what typer gives to what `from_values` takes; None for what was not typed."""
     if field.plain_type is bool:
         return typed is not field.option.negative

@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from ..serve.options import GROUPS, ServeOptions
-from .options import takes
+from .options import with_options
 
 
-@takes(ServeOptions, GROUPS)
+@with_options(ServeOptions, GROUPS)
 def serve(options: ServeOptions) -> None:
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
     from .. import serve as serving

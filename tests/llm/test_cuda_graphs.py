@@ -54,9 +54,9 @@ class FakeGraphs:
     def clear(self) -> None:
         self.clears += 1
 
-    def sent(self) -> None: ...
+    def mark_copy(self) -> None: ...
 
-    def settle(self) -> None: ...
+    def wait_for_copy(self) -> None: ...
 
 
 class Step:
@@ -275,7 +275,7 @@ def test_what_was_staged_before_does_not_stay(step: Step) -> None:
     empty = {name: value.clone() for name, value in buffers.inputs.items()}
     buffers.fill(inputs(step.shape, torch.zeros(0), LENGTHS[:4], [1] * 4))
     buffers.fill(inputs(step.shape, torch.zeros(0), LENGTHS[:1], [1]))
-    buffers.send()
+    buffers.copy_to_device()
     for name, value in buffers.inputs.items():
         rows = slice(2, None) if name == "query_start" else slice(1, None)
         columns = (slice(0, 1),) if name == "block_table" else ()

@@ -9,8 +9,8 @@ from infer.serve.batching.event_loop_executor import EventLoopExecutor
 
 
 class Timer:
-    def __init__(self, when: float, look: Any) -> None:
-        self._when, self.look, self.cancelled = when, look, False
+    def __init__(self, when: float, callback: Any) -> None:
+        self._when, self.callback, self.cancelled = when, callback, False
 
     def when(self) -> float:
         return self._when
@@ -28,8 +28,8 @@ class Loop:
     def time(self) -> float:
         return self.now
 
-    def call_later(self, seconds: float, look: Any) -> Timer:
-        self.timers.append(Timer(self.now + seconds, look))
+    def call_later(self, seconds: float, callback: Any) -> Timer:
+        self.timers.append(Timer(self.now + seconds, callback))
         return self.timers[-1]
 
     @property
@@ -38,21 +38,21 @@ class Loop:
 
 
 def test_a_delayed_batch_has_one_timer() -> None:
-    loop, looks = Loop(), []
+    loop, polls = Loop(), []
     engine: Any = SimpleNamespace(loop=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
     executor: Any = SimpleNamespace(watched=True)
-    lane = EventLoopExecutor(engine, executor, 0)
-    lane.look = lambda: looks.append(loop.now)  # type: ignore[method-assign]
+    thread = EventLoopExecutor(engine, executor, 0)
+    thread.poll_queue = lambda: polls.append(loop.now)  # type: ignore[method-assign]
     for _ in range(5):
-        lane._schedule_poll(105.0 - loop.now)
+        thread._schedule_poll(105.0 - loop.now)
         loop.now += 0.5
     assert loop.due == [105.0]
-    lane._schedule_poll(0.5)  # the one that waited longest is gone, another has less time
+    thread._schedule_poll(0.5)  # the one that waited longest is gone, another has less time
     assert loop.due == [103.0]
     loop.now = 103.0
-    loop.timers.pop().look()
-    assert looks == [103.0]
-    lane._schedule_poll(2.0)
+    loop.timers.pop().callback()
+    assert polls == [103.0]
+    thread._schedule_poll(2.0)
     assert loop.timers[-1].when() == 105.0
-    lane.stop()
+    thread.stop()
     assert loop.due == []

@@ -37,7 +37,7 @@ def put(clocked: ManualClockQueue, names: list[str], together: bool, **options: 
         return GroupItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
     items = [item(names)] if together else [item([name]) for name in names]
-    clocked.queue._enter(items)
+    clocked.queue._insert(items)
 
 
 def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:

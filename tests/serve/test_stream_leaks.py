@@ -161,7 +161,7 @@ def test_request_objects_are_freed_without_garbage_collection(served: tuple[Live
             assert there(HttpProtocol) == there(TokenStream) == 0
             assert (
                 max(there(PendingResult), there(QueueItem), there(InferResult)) <= 1
-            )  # of the batch that the lane had last
+            )  # of the batch that the thread had last
         finally:
             gc.enable()
 

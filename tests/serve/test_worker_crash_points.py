@@ -255,11 +255,11 @@ def test_unsent_batch_runs_in_full_on_the_next_worker() -> None:
             raise MessageNotSentError("signal SIGKILL")
         return [{} for _ in entries]
 
-    lane = ExecutorThread.__new__(ExecutorThread)
-    lane.engine = SimpleNamespace(stopping=False)  # type: ignore[assignment]
-    lane._run, lane._restart = run, lambda error: None  # type: ignore[method-assign, assignment]
+    thread = ExecutorThread.__new__(ExecutorThread)
+    thread.engine = SimpleNamespace(stopping=False)  # type: ignore[assignment]
+    thread._run, thread._restart = run, lambda error: None  # type: ignore[method-assign, assignment]
     entries = [SimpleNamespace(deaths=0) for _ in range(5)]
     ran = BatchResult(entries, [], 0.0, "full")  # type: ignore[arg-type]
-    assert lane._outcomes(entries, ran) == [{}] * 5  # type: ignore[arg-type]
+    assert thread._outcomes(entries, ran) == [{}] * 5  # type: ignore[arg-type]
     assert calls == [5, 5, 5, 5]
     assert all(entry.deaths == 0 for entry in entries)

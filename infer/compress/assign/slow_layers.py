@@ -22,14 +22,14 @@ from .layer_timing import LayerTime
 
 
 @dataclass
-class Timings:
+class WeightTimings:
     """Times of the layers of `assignment`, each at its own numbers of rows."""
 
     assignment: Assignment
     clock: layer_timing.LayerTimer
     uses: LayerCalls
 
-    def of(self, weight: Weight, format: str) -> list[LayerTime]:
+    def layer_times(self, weight: Weight, format: str) -> list[LayerTime]:
         """Return the time of a weight's Linears in a format per batch size; empty when it has none.
 
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
@@ -49,13 +49,13 @@ class Timings:
 
     def slowness(self, weight: Weight, format: str) -> str | None:
         """Describe where a format is slower than float, at the worst batch size; None when nowhere."""
-        found = [(t.ratio, i, t) for i, t in enumerate(self.of(weight, format)) if t.loses]
+        found = [(t.ratio, i, t) for i, t in enumerate(self.layer_times(weight, format)) if t.loses]
         if not found:
             return None
         _, index, timed = max(found)
-        return f"{format} takes {timed.describe(self.where(weight, index))}"
+        return f"{format} takes {timed.describe(self.describe_rows(weight, index))}"
 
-    def where(self, weight: Weight, index: int) -> str:
+    def describe_rows(self, weight: Weight, index: int) -> str:
         """Describe the timed rows: `at 64 rows`, or the workload of a language model."""
         batch = self.assignment.plan.batches[index]
         if self.assignment.calibration_set.steps:
@@ -70,7 +70,7 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
-    timings = Timings(
+    timings = WeightTimings(
         assignment, layer_timing.LayerTimer(plan, assignment.time), _layer_calls(assignment, free)
     )
     whole = not assignment.budgeted and is_weight_only(plan)
@@ -107,7 +107,7 @@ def _layer_calls(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
     )
 
 
-def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
+def _one_by_one(timings: WeightTimings, free: Sequence[Weight]) -> list[str]:
     """Move each slow weight to the next larger format that is not slow, else float; return their names."""
     assignment, plan, slowness = timings.assignment, timings.assignment.plan, list[str]()
     wanted = dict.fromkeys(
@@ -128,7 +128,7 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
     return slowness
 
 
-def _not_slower(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]:
+def _not_slower(timings: WeightTimings, weight: Weight, formats: Sequence[str]) -> list[str]:
     """Filter the formats that are not slower than float, noting the others; the first suffices without a budget."""
     kept = []
     for format in formats:
@@ -146,7 +146,7 @@ def _keep_first(assignment: Assignment, weight: Weight, kept: Sequence[str]) -> 
     assignment.set(weight, taken, "speed", why)
 
 
-def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list[Finding]]:
+def _together(timings: WeightTimings, free: Sequence[Weight]) -> tuple[list[str], list[Finding]]:
     """Move the slowest weights to other formats until all layers together are not slower than float.
 
     Returns the names of those that left it, and what the layers take together.
@@ -156,7 +156,7 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
     weights = {w.name: w for w in free if plan.quant in assignment.candidates.accepted(w)}
     for done, (name, weight) in enumerate(weights.items()):
         assignment.reporter.progress(done, len(weights), name)
-        if timed := timings.of(weight, plan.quant):
+        if timed := timings.layer_times(weight, plan.quant):
             now[name] = timed
     staying = list(now)
     while staying and (index := _slowest_batch(now)) is not None:
@@ -164,11 +164,11 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
         staying.remove(worst)
         weight = weights[worst]
         assignment.slow.setdefault(worst, {})[plan.quant] = (
-            f"{plan.quant} takes {now[worst][index].describe(timings.where(weight, index))}"
+            f"{plan.quant} takes {now[worst][index].describe(timings.describe_rows(weight, index))}"
         )
         rest = [f for f in fallback_formats(plan) if f in assignment.candidates.accepted(weight)]
         kept = _not_slower(timings, weight, rest)
-        now[worst] = timings.of(weight, kept[0]) if kept else [_float_time(t) for t in now[worst]]
+        now[worst] = timings.layer_times(weight, kept[0]) if kept else [_float_time(t) for t in now[worst]]
         _keep_first(assignment, weight, kept)
         slowness.append(worst)
     return slowness, _summary(assignment, now)

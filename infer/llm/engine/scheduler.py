@@ -213,7 +213,7 @@ class Scheduler:
         if sequence.num_computed_tokens // page > before and self.block_manager.prefix_caching:
             self.pages.register(sequence, before)
         if self.state_rows is not None:
-            self.state_rows.settle(sequence)
+            self.state_rows.commit(sequence)
 
     def _schedule_batch_invariant(self) -> list[ScheduledSequence]:
         """Schedule every decode and a chunk of one prompt: the shortest, every few steps the oldest.

@@ -65,7 +65,7 @@ class StateRows:
         border = (min(end, prompt - 1) if done < prompt else 0) // self.page * self.page
         return border if self.max_snapshots and done < border < end else 0
 
-    def settle(self, sequence: Sequence) -> None:
+    def commit(self, sequence: Sequence) -> None:
         """Make the row after its computed tokens the sequence's own; of the other rows snapshots are kept."""
         done, written = sequence.num_computed_tokens, sequence.written_rows
         self._num_written -= len(written) - 1

@@ -90,7 +90,7 @@ class Buffers:
         self._staged, self.inputs = cut(self._host), cut(self._device)
         self._staged["query_start"].copy_(torch.arange(batch + 1))
         self.fill({})
-        self.send()
+        self.copy_to_device()
 
     def fill(self, inputs: Mapping[str, Tensor]) -> None:
         """Stage a decode step, the other rows as padding; all rows are padding without inputs."""
@@ -109,7 +109,7 @@ class Buffers:
         staged["logit_rows"][rows:] = 0
         staged["block_table"][count:, :1] = 0
 
-    def send(self) -> None:
+    def copy_to_device(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
 
 
@@ -122,10 +122,10 @@ class Recorder(Protocol):
     def clear(self) -> None:
         """Forget the memory of what was recorded; its replays are not called again."""
 
-    def sent(self) -> None:
+    def mark_copy(self) -> None:
         """Note that the staged bytes are being copied."""
 
-    def settle(self) -> None:
+    def wait_for_copy(self) -> None:
         """Wait until the staged bytes are copied."""
 
 
@@ -140,7 +140,7 @@ class CudaRecorder:
         self.device = torch.device(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self.device)
-        self._arrived = torch.cuda.Event()
+        self._copied = torch.cuda.Event()
 
     def clear(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -159,14 +159,14 @@ class CudaRecorder:
                 result = call()
             return graph.replay, result
 
-    def sent(self) -> None:
-        self._arrived.record(torch.cuda.current_stream(self.device))
+    def mark_copy(self) -> None:
+        self._copied.record(torch.cuda.current_stream(self.device))
 
-    def settle(self) -> None:
-        self._arrived.synchronize()
+    def wait_for_copy(self) -> None:
+        self._copied.synchronize()
 
 
-class _Recorded(NamedTuple):
+class _RecordedGraph(NamedTuple):
     buffers: Buffers
     replay: Callable[[], object]
     logits: Tensor  # [batch, vocab], overwritten by each replay
@@ -184,18 +184,18 @@ class GraphedStep:
         self.findings: list[Finding] = []
         self.refused: dict[Bucket, str] = {}  # bucket → reason
         self._cache: Tensor | None = None
-        self._recorded: dict[Bucket, _Recorded] = {}
+        self._recorded: dict[Bucket, _RecordedGraph] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         bucket = bucket_of(inputs)
         with torch.inference_mode():
-            found = None if bucket is None else self._of(bucket, inputs["kv_cache"])
+            found = None if bucket is None else self._graph_for(bucket, inputs["kv_cache"])
             if found is None:
                 return self.step.run(inputs)
-            self.recorder.settle()
+            self.recorder.wait_for_copy()
             found.buffers.fill(inputs)
-            found.buffers.send()
-            self.recorder.sent()
+            found.buffers.copy_to_device()
+            self.recorder.mark_copy()
             found.replay()
             return {"logits": found.logits[: len(inputs["logit_rows"])].clone()}
 
@@ -204,7 +204,7 @@ class GraphedStep:
         wanted = list(buckets)
         with torch.inference_mode():
             for number, bucket in enumerate(wanted, 1):
-                self._of(bucket, kv_cache)
+                self._graph_for(bucket, kv_cache)
                 log.info("CUDA graph %d of %d: %d sequences, %d pages each", number, len(wanted), *bucket)
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class GraphedStep:
         self._cache = None
         self.step.close()
 
-    def _of(self, bucket: Bucket, cache: Tensor) -> _Recorded | None:
+    def _graph_for(self, bucket: Bucket, cache: Tensor) -> _RecordedGraph | None:
         if self._cache is None or self._cache.data_ptr() != cache.data_ptr():
             if self._recorded:
                 self._recorded.clear()
@@ -228,7 +228,7 @@ class GraphedStep:
         try:
             buffers = Buffers(bucket, self.device)
             named = {**buffers.inputs, "kv_cache": cache}
-            self._recorded[bucket] = _Recorded(
+            self._recorded[bucket] = _RecordedGraph(
                 buffers, *self.recorder.record(lambda: self.step.run(named)["logits"])
             )
         except RuntimeError as error:  # of CUDA, and out of memory

@@ -27,7 +27,7 @@ class EventLoopExecutor(ExecutorThread):
     """Executor thread that shares its executor with the event loop: one of the two has control.
 
     `_batch`: batch that the loop runs; `_descriptor`: file descriptor that the loop reads, -1 while the thread has
-    control; `_given`: work handed to the thread. All methods but `wake` and `_pause` are called on the event loop.
+    control; `_handed_work`: work for the thread. All methods but `wake` and `_sleep` are called on the event loop.
     """
 
     executor: PollingExecutor
@@ -36,7 +36,7 @@ class EventLoopExecutor(ExecutorThread):
         super().__init__(engine, executor, number)
         self._batch: BatchResult | None = None
         self._descriptor = -1
-        self._given: Callable[[], None] | None = None
+        self._handed_work: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
 
@@ -46,38 +46,38 @@ class EventLoopExecutor(ExecutorThread):
         return self._descriptor >= 0
 
     def wake(self) -> None:
-        self.engine.call_on_loop(self.look)
+        self.engine.call_on_loop(self.poll_queue)
 
-    def look(self) -> None:
+    def poll_queue(self) -> None:
         if self.on_loop and self._batch is None:
-            self._safely(self._begin)
+            self._safely(self._take_batches)
 
     def stop(self) -> None:
-        self._leave()
+        self._release_control()
         super().wake()
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Give control to the loop, as the thread has nothing to do, and sleep until the loop gives work."""
-        self.engine.call_on_loop(self._safely, self._resume)
-        while self._given is None and not self.engine.stopping and self._wakeup is not None:
+        self.engine.call_on_loop(self._safely, self._take_control)
+        while self._handed_work is None and not self.engine.stopping and self._wakeup is not None:
             self._wakeup.wait(POLL_SECONDS)
-        given, self._given = self._given, None
+        given, self._handed_work = self._handed_work, None
         if given is not None:
             given()
 
-    def _resume(self) -> None:
+    def _take_control(self) -> None:
         loop = self.engine.loop
         if self.engine.stopping:
             return
         self._descriptor = self.executor.fileno()
         if not self.on_loop:
-            self._give(self._look)
+            self._hand_to_thread(self._check_worker)
             return
         loop.add_reader(self._descriptor, self._safely, self._on_readable)
         self._timer = loop.call_later(POLL_SECONDS, self._safely, self._tick)
-        self._begin()
+        self._take_batches()
 
-    def _leave(self) -> None:
+    def _release_control(self) -> None:
         self._batch = None
         for timer in (self._timer, self._later):
             if timer is not None:
@@ -87,21 +87,21 @@ class EventLoopExecutor(ExecutorThread):
             self.engine.loop.remove_reader(self._descriptor)
             self._descriptor = -1
 
-    def _give(self, work: Callable[[], None]) -> None:
-        self._leave()
-        self._given = work
+    def _hand_to_thread(self, work: Callable[[], None]) -> None:
+        self._release_control()
+        self._handed_work = work
         super().wake()
 
-    def _give_batch(self, batch: BatchResult, first: FirstRun | None = None) -> None:
+    def _hand_batch_to_thread(self, batch: BatchResult, first: FirstRun | None = None) -> None:
         engine = self.engine
-        self._give(lambda: engine.call_on_loop(engine.deliver, self._complete(batch, first)))
+        self._hand_to_thread(lambda: engine.call_on_loop(engine.deliver, self._complete(batch, first)))
 
-    def _begin(self) -> None:
+    def _take_batches(self) -> None:
         """Take batches until one runs or none is left."""
         engine, more = self.engine, True
         while more:
             with engine.lock:
-                taken = self._take()
+                taken = self._take_batch()
                 more = bool(taken.expired and not taken.items)
                 self.sleeping = not taken.items and not more
             for item in taken.expired:
@@ -122,20 +122,20 @@ class EventLoopExecutor(ExecutorThread):
 
     def _delayed_poll(self) -> None:
         self._later = None
-        self.look()
+        self.poll_queue()
 
     def _run_on_loop(self, batch: BatchResult) -> None:
         if sum([item.size_bytes for item in batch.items]) > SMALL_BATCH:
-            self._give_batch(batch)
+            self._hand_batch_to_thread(batch)
             return
         try:
-            inputs = self._join(batch.items, batch)
+            inputs = self._collate(batch.items, batch)
             try:
                 self.executor.begin(inputs)
             finally:
                 inputs.clear()
         except Exception:  # noqa: BLE001 - the thread tries the same, and has the time to find out what is wrong
-            self._give_batch(batch)
+            self._hand_batch_to_thread(batch)
         else:
             self._batch = batch
 
@@ -146,25 +146,25 @@ class EventLoopExecutor(ExecutorThread):
             if batch is None or done is None:
                 return
             outputs, batch.compute = done
-            batch.outcomes = list(self._cut(outputs, batch.items, batch))
+            batch.outcomes = list(self._split_outputs(outputs, batch.items, batch))
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             if batch is None:
-                self._give(self._look)
+                self._hand_to_thread(self._check_worker)
             elif isinstance(error, ClosedError | WorkerLostError | WorkerSilentError | msgspec.DecodeError):
-                self._give_batch(batch, self._finish)
+                self._hand_batch_to_thread(batch, self._finish)
             else:
-                self._give_batch(batch, partial(raise_error, error))
+                self._hand_batch_to_thread(batch, partial(raise_error, error))
             return
         del outputs, done
         self._batch = None
-        self._done(batch)
+        self._count_run(batch)
         self.engine.deliver(batch)
         if self.on_loop:
-            self._begin()
+            self._take_batches()
 
     def _finish(self, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
         outputs, batch.compute = self.executor.finish()
-        return self._cut(outputs, items, batch)
+        return self._split_outputs(outputs, items, batch)
 
     def _tick(self) -> None:
         """Poll the worker: one that hangs makes no descriptor readable."""
@@ -177,4 +177,4 @@ class EventLoopExecutor(ExecutorThread):
         try:
             function()
         except Exception as error:  # noqa: BLE001 - as in the thread
-            self._died(error)
+            self._fail(error)

@@ -36,7 +36,7 @@ class Executor(Protocol):
 
     def abandon(self) -> None: ...
 
-    def look(self) -> None: ...
+    def check_worker(self) -> None: ...
 
     def blame_request(self) -> None: ...
 
@@ -78,7 +78,7 @@ class LocalExecutor:
     def abandon(self) -> None:
         pass
 
-    def look(self) -> None:
+    def check_worker(self) -> None:
         pass
 
     def blame_request(self) -> None:

@@ -47,12 +47,12 @@ class ExecutorThread:
         self.thread.start()
 
     def wake(self) -> None:
-        """Look for a batch now; from any thread."""
+        """Poll the queue now; from any thread."""
         if self._wakeup is not None:
             self._wakeup.notify()
 
-    def look(self) -> None:
-        """Look for a batch now; on the event loop."""
+    def poll_queue(self) -> None:
+        """Poll the queue now; on the event loop."""
         self.wake()
 
     def stop(self) -> None:
@@ -62,24 +62,24 @@ class ExecutorThread:
     def _loop(self) -> None:
         engine = self.engine
         try:
-            while (taken := self._next()) is not None:
+            while (taken := self._next_batch()) is not None:
                 for item in taken.expired:
                     engine.call_on_loop(engine.expire, item.owner, TOO_LATE)
                 if taken.items:
                     engine.call_on_loop(engine.deliver, self._execute(taken))
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
-            self._died(error)
+            self._fail(error)
         finally:
             if self._wakeup is not None:
                 self._wakeup.close()
 
-    def _died(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         engine = self.engine
         log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
         self.failure = error
         engine.call_on_loop(engine.stop, error_for_requests(error))
 
-    def _next(self) -> NextBatch | None:
+    def _next_batch(self) -> NextBatch | None:
         """Block until there is a batch or an expired item; None when stopped."""
         engine = self.engine
         while True:
@@ -87,13 +87,13 @@ class ExecutorThread:
                 if engine.stopping:
                     self.running, self.current = 0, []
                     return None
-                taken = self._take()
+                taken = self._take_batch()
                 if taken.items or taken.expired:
                     return taken
                 self.sleeping = True
-            self._pause(min(taken.wait or POLL_SECONDS, POLL_SECONDS))
+            self._sleep(min(taken.wait or POLL_SECONDS, POLL_SECONDS))
 
-    def _take(self) -> NextBatch:
+    def _take_batch(self) -> NextBatch:
         """Take the next batch, and wake a sleeping thread for the rest. The caller holds the engine's lock."""
         engine = self.engine
         taken = engine.queue.take(self.number)
@@ -106,16 +106,16 @@ class ExecutorThread:
                 engine.wake_sleeping()
         return taken
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Sleep until woken, until the worker sends something, or for `seconds`."""
         if self._wakeup is not None:
             self._wakeup.wait(seconds, self.executor.fileno())
         self.sleeping = False
-        self._look()
+        self._check_worker()
 
-    def _look(self) -> None:
+    def _check_worker(self) -> None:
         try:
-            self.executor.look()
+            self.executor.check_worker()
         except WorkerLostError as error:
             self._restart(error)
 
@@ -136,10 +136,10 @@ class ExecutorThread:
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             batch.items = [one for item in batch.items for one in item.split()]
             batch.outcomes = self._outcomes(batch.items, batch, partial(raise_error, error))
-        self._done(batch)
+        self._count_run(batch)
         return batch
 
-    def _done(self, batch: BatchResult) -> None:
+    def _count_run(self, batch: BatchResult) -> None:
         engine = self.engine
         seconds = engine.clock() - batch.started
         batch.worker, batch.began = self.executor.pid, self.executor.began
@@ -188,14 +188,14 @@ class ExecutorThread:
         return self._outcomes([item], batch)[0]
 
     def _run(self, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
-        inputs = self._join(items, batch)
+        inputs = self._collate(items, batch)
         try:
             outputs, batch.compute = self.executor.run(inputs)
         finally:
             inputs.clear()  # an error's traceback would keep them
-        return self._cut(outputs, items, batch)
+        return self._split_outputs(outputs, items, batch)
 
-    def _join(self, items: Sequence[QueueItem], batch: BatchResult) -> Arrays:
+    def _collate(self, items: Sequence[QueueItem], batch: BatchResult) -> Arrays:
         began = self.engine.clock()
         try:
             inputs, batch.padding = self.engine.collator.collate(
@@ -207,7 +207,7 @@ class ExecutorThread:
         batch.assemble = self.engine.clock() - began
         return inputs
 
-    def _cut(self, outputs: Arrays, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
+    def _split_outputs(self, outputs: Arrays, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
         computed = self.engine.clock()
         results = self.engine.collator.split_outputs(outputs, [item.sizes for item in items])
         batch.cut = self.engine.clock() - computed

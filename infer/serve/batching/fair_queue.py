@@ -54,14 +54,14 @@ class FairBatchQueue(BatchQueue):
     def items(self, without: Hashable = None) -> Iterator[HeapEntry]:
         return chain.from_iterable([part.items(without) for part in self.active.values()])
 
-    def rest(self, part: TenantQueue) -> None:
+    def deactivate(self, part: TenantQueue) -> None:
         """Note that a tenant has no waiting items."""
         self.active.pop(part.name, None)
         self._last = part
 
     count = WaitingItems._count
 
-    def _enter(self, items: Sequence[QueueItem]) -> None:
+    def _insert(self, items: Sequence[QueueItem]) -> None:
         part = self.tenant_queue(items[0].tenant)
         if part.name not in self.active:
             least = min([other.served for other in self.active.values()], default=None)
@@ -69,7 +69,7 @@ class FairBatchQueue(BatchQueue):
                 least = self._last.served if self._last is not None else 0.0
             part.served = max(part.served, least)
             self.active[part.name] = part
-        part._enter(items)
+        part._insert(items)
 
     def cancel(self, item: QueueItem) -> bool:
         return item.waiting and self.tenant_queue(item.tenant).cancel(item)
@@ -159,7 +159,7 @@ class FairBatchQueue(BatchQueue):
         part = self.tenant_queue(item.tenant)
         if count < item.requests:
             item = item.take(count)
-        part._leave(item)
+        part._remove(item)
         return item
 
     def _cost(self, item: QueueItem) -> float:

@@ -78,13 +78,13 @@ class BatchQueue(WaitingItems):
     def admit(self, items: Sequence[QueueItem], deadline: float) -> None:
         """Queue all items or none. Raises as `AdmissionController.admit`."""
         self.admission_for(items[0].tenant).admit(items, deadline)
-        self._enter(items)
+        self._insert(items)
 
     def admit_group(self, item: QueueItem, deadline: float) -> bool:
         """Queue an item of several requests, or return False; see `AdmissionController.admit_group`."""
         entered = self.admission_for(item.tenant).admit_group(item, deadline)
         if entered:
-            self._enter([item])
+            self._insert([item])
         return entered
 
     def take(self, executor: int = 0) -> NextBatch:
@@ -149,7 +149,7 @@ class BatchQueue(WaitingItems):
                 self._dead -= 1
                 continue
             if self._cannot_finish(item, now, alone=not fill.rows and self.requests == 1):
-                self._leave(item)
+                self._remove(item)
                 taken.expired.append(item)
                 continue
             fit = self._fit(fill, item, item.requests, now, max_work)
@@ -158,7 +158,7 @@ class BatchQueue(WaitingItems):
                 if not fit:
                     continue
                 item = item.take(fit)
-            self._leave(item)
+            self._remove(item)
             taken.items.append(item)
         for entry in passed:
             heapq.heappush(queue, entry)

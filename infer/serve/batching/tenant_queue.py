@@ -19,7 +19,7 @@ class SharedQueue(QueueState, Protocol):
     rows: int
     bytes: int
 
-    def rest(self, part: TenantQueue) -> None: ...
+    def deactivate(self, part: TenantQueue) -> None: ...
 
     def count(self, item: QueueItem, sign: int) -> None: ...
 
@@ -84,7 +84,7 @@ class TenantQueue(WaitingItems):
             if not item.waiting:
                 self._dead -= 1
             elif self._cannot_finish(item, now, alone=self.total_requests == 1):
-                self._leave(item)
+                self._remove(item)
                 expired.append(item)
             else:
                 return queue[0]
@@ -102,10 +102,10 @@ class TenantQueue(WaitingItems):
     def push(self, entry: HeapEntry) -> None:
         heapq.heappush(self._queues.setdefault(entry[3].key, []), entry)
 
-    def _leave(self, item: QueueItem) -> None:
-        super()._leave(item)
+    def _remove(self, item: QueueItem) -> None:
+        super()._remove(item)
         if not self.requests:
-            self.whole.rest(self)
+            self.whole.deactivate(self)
 
     def _count(self, item: QueueItem, sign: int) -> None:
         super()._count(item, sign)

@@ -218,7 +218,7 @@ class TensorEngine:
     def _wake(self, thread: ExecutorThread | None) -> None:
         if thread is not None and self._loop is not None:
             # One loop iteration later, so that requests that arrived together wake it once and run together.
-            self._loop.call_soon(thread.look)
+            self._loop.call_soon(thread.poll_queue)
 
     def cancel_request(self, owner: ItemOwner) -> None:
         """Cancel a request whose client is gone."""

@@ -58,7 +58,7 @@ class WaitingItems:
                 rows, work = rows + item.rows, work + item.work
         return rows, work
 
-    def _enter(self, items: Sequence[QueueItem]) -> None:
+    def _insert(self, items: Sequence[QueueItem]) -> None:
         now = self.clock()
         for item in items:
             item.arrived, item.waiting = now, True
@@ -75,11 +75,11 @@ class WaitingItems:
         """Remove an item and release its arrays; return False if it does not wait (it runs, or has ended)."""
         if not item.waiting:
             return False
-        self._leave(item)
+        self._remove(item)
         item.inputs, item.owner = {}, None
         self._dead += 1
         if self._dead > max(64, self.requests):
-            self._sweep()
+            self._drop_removed()
         return True
 
     def drop(self, item: QueueItem, at: int) -> bool:
@@ -96,7 +96,7 @@ class WaitingItems:
         """Remove and return all items."""
         items = [entry[3] for entry in self.items()]
         for item in items:
-            self._leave(item)
+            self._remove(item)
         self._queues.clear()
         return items
 
@@ -115,7 +115,7 @@ class WaitingItems:
                 else:
                     heapq.heappop(queue)
                 if item.waiting:
-                    self._leave(item)
+                    self._remove(item)
                     expired.append(item)
                 else:
                     self._dead -= 1
@@ -133,7 +133,7 @@ class WaitingItems:
         """
         return item.deadline <= now + (0.0 if alone else self.latency.seconds(item.work_per_request))
 
-    def _leave(self, item: QueueItem) -> None:
+    def _remove(self, item: QueueItem) -> None:
         item.waiting = False
         self._count(item, -1)
 
@@ -147,7 +147,7 @@ class WaitingItems:
         else:
             self._waiting.pop(item.priority, None)
 
-    def _sweep(self) -> None:
+    def _drop_removed(self) -> None:
         """Remove heap entries of items that wait no more."""
         for key, queue in list(self._queues.items()):
             self._queues[key] = alive = [entry for entry in queue if entry[3].waiting]

@@ -19,7 +19,7 @@ BUFFERS = 3  # one runs, one is answered, one is filled
 
 
 class Replica(SupervisedWorker):
-    """An executor in a worker process: `new` for each input, then `run`; `look` in between.
+    """An executor in a worker process: `new` for each input, then `run`; `check_worker` in between.
 
     `began`: start of the model on the last batch, by the system's monotonic clock.
     """
@@ -91,7 +91,7 @@ class Replica(SupervisedWorker):
     def poll(self) -> tuple[Arrays, float] | None:
         """Return the result like `finish`, or None while there is none; never blocks or kills the worker.
 
-        Raises `ClosedError`, `WorkerLostError` or `WorkerSilentError` where `finish` (or `look` when nothing
+        Raises `ClosedError`, `WorkerLostError` or `WorkerSilentError` where `finish` (or `check_worker` when nothing
         runs) has to handle the worker's state, or what the model raised.
         """
         with self.channel_lock:
@@ -135,7 +135,7 @@ class Replica(SupervisedWorker):
             self._buffer.base = None
         self._buffer, self._placed = None, []
 
-    def look(self) -> None:
+    def check_worker(self) -> None:
         """Check an idle worker; raise `WorkerLostError` when it died or is silent for too long."""
         with self.channel_lock:
             while self.receive(0, self.watch.idle) is not None:
