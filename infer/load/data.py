@@ -6,30 +6,22 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, SourceError, UsageError
+from ..errors import InputError, UsageError
 from ..plan import Plan
-from ..preprocess.audio import SUFFIXES as SOUNDS
-from ..preprocess.audio import AudioPreprocessor
-from ..preprocess.image import SUFFIXES as IMAGES
-from ..regular_files import require_regular
 from ..spec import DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
-from . import data_split, images, sounds
+from . import data_split
+from .data_files import Samples, digest_of_files, example_option, list_files, read_files
 from .loaded_model import LoadedModel
-from .text_data import TEXT_INPUTS, tokenize
+from .text_data import tokenize
 from .user_module import UserModule, call_for_tensors, import_file, importable
 from .weights import raw_bytes
-from .weights.containers import refuse_expanded
-from .weights.torch_reader import load_safely
 
 RANDOM_ROWS = 8
 TOKENS = ("input_ids", DECODER_IDS)
-ARRAYS = (".npy", ".npz")
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
-Samples = dict[str, Tensor]
 
 
 def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> None:
@@ -62,7 +54,7 @@ def _shipped_or_asked(plan: Plan, loaded: LoadedModel, user_module: UserModule |
         raise UsageError(
             f"no real inputs to check the result with; the model takes {takes}",
             where="--data",
-            hint=f"Give some: {_example(loaded)}. '--data random' checks the numbers only, not the fidelity",
+            hint=f"Give some: {example_option(loaded)}. '--data random' checks the numbers only, not the fidelity",
         )
     found, source = shipped
     samples = select_inputs(found, loaded.inputs, source)
@@ -87,11 +79,11 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     path = Path(spec)
     if not path.exists():
         raise UsageError(
-            f"there is no file or folder {spec}", where="--data", hint=f"Give {_example(loaded)}"
+            f"there is no file or folder {spec}", where="--data", hint=f"Give {example_option(loaded)}"
         )
-    files = _inside(path) if path.is_dir() else [path]
-    samples, used = _from_files(files, loaded, spec)
-    return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
+    files = list_files(path) if path.is_dir() else [path]
+    samples, used = read_files(files, loaded, spec)
+    return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", digest_of_files(used)
 
 
 def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
@@ -163,7 +155,7 @@ def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) ->
     folder = Path(plan.source)
     for name in ("samples.npz", "samples.txt"):
         if loaded.kind == "huggingface" and (folder / name).is_file():
-            samples, _ = _from_files([folder / name], loaded, name)
+            samples, _ = read_files([folder / name], loaded, name)
             return samples, str(folder / name)
     return None
 
@@ -181,135 +173,9 @@ def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples,
     return samples, f"--data {where}", digest_of(samples)
 
 
-def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
-    for path in files:
-        require_regular(path)
-    texts = [path for path in files if _is_text(path)]
-    arrays = [path for path in files if path.suffix in ARRAYS]
-    if arrays:
-        parts = [_arrays(path, loaded.inputs) for path in arrays]
-        try:
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
-        except (RuntimeError, KeyError) as error:
-            raise InputError(f"the files don't fit together: {error}", where=where) from error
-    if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
-        return _torch_tensors(files[0], loaded.inputs), files
-    if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
-        return _from_images(pictures, loaded, where)
-    if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
-        return sounds.read_sounds(recordings, loaded, where)
-    if texts:
-        return tokenize([_text(path) for path in texts], loaded), texts
-    held = ", ".join(path.name for path in files[:5]) or "nothing"
-    raise SourceError(
-        f"expected .npz, .npy, .pt, .txt, images or sounds, got {held}",
-        where=where,
-        hint=f"Give {_example(loaded)}",
-    )
-
-
-def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
-    steps = loaded.preprocessor
-    if steps is not None and not isinstance(steps, AudioPreprocessor):
-        return images.preprocess_images(files, steps)
-    pixels, used = images.read_images(files, loaded.inputs, where)
-    return {loaded.inputs[0].name: pixels}, used
-
-
-def _inside(folder: Path) -> list[Path]:
-    """List the files of a folder, or of its subfolders when it holds no file (one folder per class)."""
-    files = sorted(item for item in folder.iterdir() if item.is_file())
-    return files or sorted(item for item in folder.rglob("*") if item.is_file())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"expected UTF-8 text: {error}", where=str(path)) from error
-
-
-def _is_text(path: Path) -> bool:
-    return path.suffix in (".txt", ".md")
-
-
-def _arrays(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
-    try:
-        found = np.load(path, allow_pickle=False)
-        arrays = {name: found[name] for name in found.files} if hasattr(found, "files") else {"": found}
-    except (ValueError, OSError, EOFError) as error:
-        raise SourceError(f"NumPy can't read it without pickle: {error}", where=str(path)) from error
-    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
-    if odd:
-        raise InputError(
-            f"expected numbers, got {arrays[odd[0]].dtype} in {odd[0] or path.name!r}", where=str(path)
-        )
-    return _one_for_one({name: torch.from_numpy(array) for name, array in arrays.items()}, specs)
-
-
-def specs_of(data: str | None, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
-    """Return specs for these inputs from the arrays of a `--data` file; empty where it does not hold each of them.
-
-    The first size is the batch. Floats are float32, as weights are.
-    """
-    path = Path(data or "")
-    if path.suffix not in (*ARRAYS, ".pt", ".pth") or not path.is_file():
-        return ()
-    require_regular(path)
-    blank = tuple(TensorSpec(name, "float32", ()) for name in names)
-    found = _arrays(path, blank) if path.suffix in ARRAYS else _torch_tensors(path, blank)
-    if set(names) - set(found) or any(found[name].ndim == 0 for name in names):
-        return ()
-    return tuple(
-        TensorSpec(
-            name,
-            "float32" if found[name].is_floating_point() else DTYPE_NAMES[found[name].dtype],
-            ("batch", *found[name].shape[1:]),
-        )
-        for name in names
-    )
-
-
-def _torch_tensors(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
-    found = load_safely(path)
-    tensors = {"": found} if isinstance(found, Tensor) else found
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise SourceError(f"expected a dict of tensors, got {type(found).__name__}", where=str(path))
-    refuse_expanded(tensors, str(path))
-    return _one_for_one(dict(tensors), specs)
-
-
-def _one_for_one(tensors: Samples, specs: tuple[TensorSpec, ...]) -> Samples:
-    """Name a single unnamed array after the model's single input."""
-    if len(tensors) == 1 and len(specs) == 1:
-        return {specs[0].name: next(iter(tensors.values()))}
-    return tensors
-
-
 def digest_of(samples: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in samples.items():
         digest.update(f"{name} {DTYPE_NAMES[value.dtype]} {list(value.shape)}".encode())
         digest.update(raw_bytes(value))
     return digest.hexdigest()
-
-
-def _file_digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if len(paths) > 1:
-            digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _example(loaded: LoadedModel) -> str:
-    if {spec.name for spec in loaded.inputs} <= set(TEXT_INPUTS) and "tokenizer.json" in loaded.files:
-        return "--data texts.txt"
-    if loaded.preprocessor is not None:
-        kind = "sounds" if getattr(loaded.preprocessor, "sampling_rate", 0) else "images"
-        return f"--data FOLDER of {kind}"
-    names = ", ".join(spec.name for spec in loaded.inputs)
-    return f"--data inputs.npz with {names}, or --data file.py:function"

@@ -14,8 +14,8 @@ from ..errors import NotUsableError, SourceError, UsageError
 from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import Finding, TensorSpec
-from . import data
 from .code_sources import module_in_memory
+from .data_files import specs_of
 from .exported_program import KeywordModule, without_guards
 from .input_specs import resolve_inputs
 from .loaded_model import LoadedModel
@@ -29,7 +29,7 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     script = _read_script(plan.source)
     names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
     known = user_module.inputs if user_module else ()
-    from_data = () if known or plan.inputs else data.specs_of(plan.data, names)
+    from_data = () if known or plan.inputs else specs_of(plan.data, names)
     known = known or from_data
     if not known and not plan.inputs:
         sizes = ", ".join(
