@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from torch import nn
 
-from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..errors import NotUsableError, UnsafeSourceError
 from ..plan import Plan
-from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding
 from . import heads
 from .converted_names import convert_names
@@ -22,9 +19,10 @@ from .language_tower import TowerReader, has_tower, tower_config, tower_settings
 from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
+from .model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
 from .position_tables import compute_position_tables
 from .processors import Preprocessor, preprocessing_finding, read_preprocessor
-from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
+from .sentence_transformers import read_sentence_folder
 from .weight_files import open_weights
 from .weights import FiniteReader, WeightReader, num_bytes
 
@@ -42,13 +40,6 @@ CARRIED = (
     "config.json",
     "preprocessor_config.json",
 )
-# Of generation_config.json, and of config.json in older checkpoints.
-UNUSED_SETTINGS = (
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"),
-    *("begin_suppress_tokens", "forced_eos_token_id"),
-)
-TRANSCRIPT_SETTINGS = ("suppress_tokens", "begin_suppress_tokens")  # applied where sound is transcribed
-LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
 def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedModel:
@@ -114,24 +105,13 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
         sizes=sizes,
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=_meta(config, head.task, sentence, sizes) | _of_processor(preprocessor) | _of_frames(settings),
+        meta=metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings),
         preprocessor=preprocessor,
         weight_bytes=num_bytes(reader),
         findings=findings,
         limitations=unused_generation_settings(config, folder),
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise `SourceError` for anything else."""
-    try:
-        found = json.loads(read_regular(path, MAX_JSON))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"expected JSON: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
-    return found
 
 
 def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
@@ -184,18 +164,6 @@ def _left(fit: CheckpointMatch) -> list[Finding]:
     return [Finding("load", "tensors left", len(fit.unexpected), why=left)]
 
 
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """Return the tokens that answers of masked language models and CTC need, as tokenizer_config.json names them."""
-    path, found = folder / "tokenizer_config.json", dict[str, str]()
-    config = read_json(path) if path.is_file() else {}
-    for name, key in (("mask_token", "mask_token"), ("word_delimiter", "word_delimiter_token")):
-        token = config.get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[name] = token
-    return found
-
-
 def _preprocessing(
     folder: Path, head: heads.Head, settings: Any
 ) -> tuple[Preprocessor | None, list[Finding]]:
@@ -204,74 +172,3 @@ def _preprocessing(
         return None, []
     found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
     return found, [preprocessing_finding(found, why)]
-
-
-def _of_processor(preprocessor: Preprocessor | None) -> dict[str, Any]:
-    """Return the preprocessing as the artifact stores it."""
-    return {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}
-
-
-def _of_frames(settings: Any) -> dict[str, Any]:
-    """Return the samples of sound that a frame of CTC outputs stands for, where the architecture tells."""
-    found = getattr(settings, "inputs_to_logits_ratio", None)
-    return {"samples_per_frame": int(found)} if found else {}
-
-
-def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the limitation that generation settings of an encoder-decoder are not applied, [] without any.
-
-    Such checkpoints are often published with beam search; the engine takes one token after the other.
-    """
-    path = folder / "generation_config.json"
-    given = {**config, **(read_json(path) if path.is_file() else {})}
-    beams = given.get("num_beams")
-    found = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
-    applied = TRANSCRIPT_SETTINGS if "no_timestamps_token_id" in given else ()
-    unused = (name for name in UNUSED_SETTINGS if name not in applied)
-    found += [name for name in unused if given.get(name) not in (None, 0, [], False)]
-    if not config.get("is_encoder_decoder") or not found:
-        return []
-    return [f"the checkpoint asks for {', '.join(found)}, which generation here does not apply"]
-
-
-def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
-    """Return the tokens with which the decoder of an encoder-decoder begins, a forced first one among them."""
-    path = folder / "generation_config.json"
-    given = {**config, **(read_json(path) if path.is_file() else {})}
-    start = given.get("decoder_start_token_id")
-    named = (given.get("bos_token_id") if start is None else start, given.get("forced_bos_token_id"))
-    return [token for token in named if isinstance(token, int)]
-
-
-def _meta(
-    config: dict[str, Any], task: str, sentence: SentenceFolder, sizes: Mapping[str, tuple[int, int]]
-) -> dict[str, Any]:
-    """Collect the metadata that serving needs, as JSON: limits, token ids, labels, pooling."""
-    folder, limits = sentence.transformer, [sizes["seq"][1]] if "seq" in sizes else []
-    for name, key in (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-    ):
-        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
-        if isinstance(found, int | float) and 0 < found < LARGE_VOCAB:
-            limits.append(int(found))
-    meta: dict[str, Any] = {
-        "architecture": heads.architecture(config),
-        "model_type": config.get("model_type"),
-        **({"max_length": min(limits)} if limits else {}),
-        "vocab_size": config.get("vocab_size"),
-        "problem_type": config.get("problem_type"),
-        "pad_id": config.get("pad_token_id"),
-        "bos_id": config.get("bos_token_id"),
-        "eos_id": config.get("eos_token_id"),
-    }
-    if config.get("is_encoder_decoder"):
-        meta["decoder_start_ids"] = decoder_start_ids(config, folder)
-    if isinstance(config.get("id2label"), dict):
-        meta["labels"] = [
-            str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
-        ]
-    meta |= _special_tokens(folder)
-    if task == "classification" and (named := score_activation(config, folder / "config.json")):
-        meta["activation"] = named
-    return meta | (sentence.meta() if task in ("classification", "embedding") else {})

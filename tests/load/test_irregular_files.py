@@ -243,7 +243,7 @@ def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: 
 
 
 def test_no_part_of_a_hugging_face_folder_may_be_another_thing(tmp_path: Path, odd: Callable) -> None:
-    from infer.load.huggingface import read_json
+    from infer.load.model_metadata import read_json
     from infer.load.weights.safetensors_reader import SafetensorsReader, read_header
 
     path = odd(tmp_path / "config.json")

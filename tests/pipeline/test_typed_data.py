@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from infer import Plan
-from infer.load import code_sources, data, huggingface, open_source, state_dict, user_module
+from infer.load import code_sources, data, data_files, huggingface, open_source, state_dict, user_module
 from infer.pipeline import stages
 from infer.reporter import Reporter
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -148,7 +148,7 @@ def test_the_text_of_a_language_model_is_tokenized_once(
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "samples.txt").write_text(" ".join(f"w{i % VOCABULARY}" for i in range(1024)))
     calls = counted(
-        monkeypatch, (data, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
+        monkeypatch, (data_files, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
     )
     loaded, run = stages.load(
         stages.resolve(Plan(source=str(tmp_path), quant="nf4", device="cpu", task="score"))
