@@ -22,6 +22,7 @@ from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from .model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
 from .position_tables import compute_position_tables
 from .processors import Preprocessor, preprocessing_finding, read_preprocessor
+from .quantized_weights import open_quantized
 from .sentence_transformers import read_sentence_folder
 from .weight_files import open_weights
 from .weights import FiniteReader, WeightReader, num_bytes
@@ -57,6 +58,10 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
     reader, pickled = (weights, "") if weights is not None else open_weights(folder)
+    quantized = config.get("quantization_config")
+    stored_bytes = num_bytes(reader)
+    if quantized:
+        reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
     settings, name, tower = _settings(folder), heads.architecture(config), None
     name, settings = heads.choose_tower(plan.key, name, settings, folder)
     if plan.key is not None:
@@ -88,7 +93,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
     )
     fit.check(str(folder), strict=False)
     findings += [*heads.attention_findings(model), *steps, *_left(fit)]
-    findings += _stored_as(reader) if weights is None else []
+    findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     findings += [tower.finding(name)] if tower is not None else []
     inputs = heads.input_specs(wrapped, preprocessor)
@@ -107,7 +112,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
         meta=metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings),
         preprocessor=preprocessor,
-        weight_bytes=num_bytes(reader),
+        weight_bytes=stored_bytes if quantized else num_bytes(reader),
         findings=findings,
         limitations=unused_generation_settings(config, folder),
         rebuild=lambda: split_experts(wrap(build()[0])),

@@ -245,7 +245,11 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
     [
         ({"architectures": ["LlamaForX"]}, SourceError, "an architecture ending in ForCausalLM"),
         ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "transformers has no LlamaForMaskedLM"),
-        ({"quantization_config": {"quant_method": "gptq"}}, SourceError, r"quantized already \(gptq\)"),
+        (
+            {"quantization_config": {"quant_method": "aqlm"}},
+            SourceError,
+            "quantized by .aqlm., which infer does not",
+        ),
         ({"is_encoder_decoder": True}, SourceError, "an encoder-decoder model that generates no text"),
         ({"architectures": ["CLIPTextModel"]}, SourceError, "CLIPTextModel has no projection"),
         ({"architectures": None}, SourceError, "llama model without architectures"),

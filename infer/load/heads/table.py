@@ -85,14 +85,6 @@ def architecture(config: Mapping[str, Any]) -> str:
 def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
     """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones."""
     name = architecture(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"]
-        named = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise SourceError(
-            f"the checkpoint is quantized already ({named})",
-            where=str(folder / "config.json"),
-            hint="Give the original float checkpoint: quantizing twice only loses more",
-        )
     # DETR's decoder reads queries of its own and runs once: nothing is generated.
     detects = any(name.endswith(head.ending) for head in HEADS if head.task == "object-detection")
     if config.get("is_encoder_decoder") and not detects:

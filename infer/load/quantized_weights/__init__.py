@@ -1,0 +1,10 @@
+"""Checkpoints that are quantized already, read as the float weights that their codes stand for.
+
+`quantization_config` of config.json names the method; each has a file here that finds its tensors and decodes rows.
+"""
+
+from __future__ import annotations
+
+from .decoded_reader import DecodedReader, open_quantized
+
+__all__ = ["DecodedReader", "open_quantized"]

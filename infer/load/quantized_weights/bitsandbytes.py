@@ -1,0 +1,97 @@
+"""bitsandbytes: 4-bit tables (nf4, fp4) in blocks of the flat weight, and int8 rows (LLM.int8).
+
+4 bit: codes uint8 [weights / 2, 1], high half first; `absmax` of each block, itself quantized where double quantization
+was on; the table; and the state as JSON in a uint8 tensor. 8 bit: int8 [out, in] and `SCB`, the largest value of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import SourceError
+from ..weights import WeightReader
+from .packed_weight import PackedWeight, Settings, modules, nibbles, require_shape, shape_of
+
+_STATE = ".weight.quant_state.bitsandbytes__"
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_ROW_UNIT = 0.007874015718698502  # bitsandbytes' float32 of 1 / 127
+
+
+def find(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+    """Return the packed weights of both forms."""
+    found: dict[str, PackedWeight] = {}
+    for kind in ("nf4", "fp4"):
+        for name in modules(reader, _STATE + kind):
+            found[f"{name}.weight"] = _four_bit(reader, name, kind)
+    for name in modules(reader, ".SCB"):
+        found[f"{name}.weight"] = _eight_bit(reader, name)
+    return found
+
+
+def _four_bit(reader: WeightReader, name: str, kind: str) -> PackedWeight:
+    weight = f"{name}.weight"
+    state = _state(reader, f"{name}{_STATE}{kind}")
+    outputs, inputs = state["shape"]
+    block, dtype = state["blocksize"], _DTYPES[state["dtype"]]
+    blocks = -(-outputs * inputs // block)
+    require_shape(reader, weight, (-(-outputs * inputs // 2), 1), torch.uint8)
+    require_shape(reader, f"{weight}.absmax", (blocks,))
+    require_shape(reader, f"{weight}.quant_map", (16,), torch.float32)
+    parts = [weight, f"{weight}.absmax", f"{weight}.quant_map", f"{name}{_STATE}{kind}"]
+    nested = "nested_blocksize" in state
+    if nested:
+        parts += [f"{weight}.nested_absmax", f"{weight}.nested_quant_map"]
+        require_shape(reader, parts[-2], (-(-blocks // state["nested_blocksize"]),), torch.float32)
+        require_shape(reader, parts[-1], (256,), torch.float32)
+
+    def scales() -> Tensor:
+        stored = reader.read(f"{weight}.absmax")
+        if not nested:
+            return stored.float()
+        largest = reader.read(f"{weight}.nested_absmax").repeat_interleave(state["nested_blocksize"])[:blocks]
+        return reader.read(f"{weight}.nested_quant_map")[stored.int()] * largest + state["nested_offset"]
+
+    def rows(start: int, stop: int) -> Tensor:
+        low, high = start * inputs, stop * inputs
+        codes = nibbles(reader.rows(weight, low // 2, -(-high // 2)).flatten(), high_first=True)
+        codes = codes[low % 2 :][: high - low]
+        values = reader.read(f"{weight}.quant_map")[codes] * scales()[torch.arange(low, high) // block]
+        return values.to(dtype).reshape(stop - start, inputs)
+
+    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts))
+
+
+def _state(reader: WeightReader, name: str) -> dict[str, Any]:
+    """Read and check the quantization state."""
+    try:
+        state = json.loads(bytes(reader.read(name).to(torch.uint8).tolist()).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"expected JSON in {name!r}: {error}") from error
+    shape, block = state.get("shape"), state.get("blocksize")
+    sound = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
+    if not sound or not isinstance(block, int) or block < 1 or state.get("dtype") not in _DTYPES:
+        raise SourceError(f"expected shape, blocksize and dtype in {name!r}, got {str(state)[:120]}")
+    inner = state.get("nested_blocksize")
+    if inner is not None and not (isinstance(inner, int) and inner > 0 and "nested_offset" in state):
+        raise SourceError(f"expected nested_blocksize and nested_offset in {name!r}, got {str(state)[:120]}")
+    return dict(state)
+
+
+def _eight_bit(reader: WeightReader, name: str) -> PackedWeight:
+    weight, scale = f"{name}.weight", f"{name}.SCB"
+    shape = shape_of(reader, weight, 2)
+    require_shape(reader, weight, shape, torch.int8)
+    require_shape(reader, scale, shape[:1])
+    parts = [weight, scale, f"{name}.weight_format"]
+
+    def rows(start: int, stop: int) -> Tensor:
+        largest = reader.read(scale)[start:stop].float()
+        return reader.rows(weight, start, stop).float() * largest[:, None] * _ROW_UNIT
+
+    return PackedWeight(
+        shape, torch.float32, rows, tuple(part for part in parts if part in set(reader.names()))
+    )

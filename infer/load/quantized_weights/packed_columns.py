@@ -1,0 +1,94 @@
+"""GPTQ and AWQ: codes in int32 words of the transposed weight, zero points and scales for groups of inputs.
+
+Layouts of AutoGPTQ and GPTQModel (`qweight` [in * bits / 32, out], packed along the inputs; act-order by `g_idx`) and
+of AutoAWQ's GEMM form (`qweight` [in, out * 4 / 32], packed along the outputs in the order 0, 2, 4, 6, 1, 3, 5, 7).
+Values are rounded once to the dtype of the scales, as those libraries do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import SourceError
+from ..weights import WeightReader
+from .packed_weight import PackedWeight, Settings, bits_of, modules, require_shape, shape_of, unpack
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight codes lies in a word
+
+
+def find_gptq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+    """Return the packed weights of a GPTQ checkpoint of 2, 4 or 8 bits."""
+    bits, form = bits_of(settings, "bits", (2, 4, 8)), settings.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise SourceError(f"GPTQ codes in the form {form!r}, which infer does not read; known: gptq, gptq_v2")
+    if settings.get("pack_dtype", "int32") != "int32":
+        raise SourceError(
+            f"GPTQ codes packed in {settings['pack_dtype']}, which infer does not read; known: int32"
+        )
+    offset = 1 if form == "gptq" else 0  # zero points are stored less one
+    return {f"{name}.weight": _gptq(reader, name, bits, offset) for name in modules(reader, ".qweight")}
+
+
+def find_awq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+    """Return the packed weights of an AWQ checkpoint in the GEMM form."""
+    bits_of(settings, "bits", (4,))
+    form = str(settings.get("version", "gemm")).lower()
+    if form != "gemm":
+        raise SourceError(f"AWQ codes in the form {form!r}, which infer does not read; known: gemm")
+    return {f"{name}.weight": _awq(reader, name) for name in modules(reader, ".qweight")}
+
+
+def _gptq(reader: WeightReader, name: str, bits: int, offset: int) -> PackedWeight:
+    words, outputs = shape_of(reader, f"{name}.qweight", 2)
+    groups, inputs = shape_of(reader, f"{name}.scales", 2)[0], words * 32 // bits
+    require_shape(reader, f"{name}.qweight", (words, outputs), torch.int32)
+    require_shape(reader, f"{name}.scales", (groups, outputs))
+    require_shape(reader, f"{name}.qzeros", (groups, -(-outputs * bits // 32)), torch.int32)
+    parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
+    group = torch.arange(inputs) // -(-inputs // groups)
+    if f"{name}.g_idx" in set(reader.names()):
+        parts.append(f"{name}.g_idx")
+        require_shape(reader, parts[-1], (inputs,))
+        group = reader.read(parts[-1]).long()
+        if int(group.min()) < 0 or int(group.max()) >= groups:
+            raise SourceError(f"{parts[-1]!r} names groups beyond the {groups} of the scales")
+
+    def rows(start: int, stop: int) -> Tensor:
+        codes = unpack(reader.read(f"{name}.qweight")[:, start:stop].t(), bits)
+        zeros = unpack(reader.read(f"{name}.qzeros"), bits)[:, start:stop] + offset
+        scales = reader.read(f"{name}.scales")[:, start:stop].float()
+        return _scaled(codes, zeros[group], scales[group], reader.dtype(f"{name}.scales"))
+
+    return PackedWeight((outputs, inputs), reader.dtype(f"{name}.scales"), rows, tuple(parts))
+
+
+def _awq(reader: WeightReader, name: str) -> PackedWeight:
+    inputs, words = shape_of(reader, f"{name}.qweight", 2)
+    groups, outputs = shape_of(reader, f"{name}.scales", 2)[0], words * 8
+    require_shape(reader, f"{name}.qweight", (inputs, words), torch.int32)
+    require_shape(reader, f"{name}.scales", (groups, outputs))
+    require_shape(reader, f"{name}.qzeros", (groups, words), torch.int32)
+    if inputs % groups:
+        raise SourceError(f"{name!r} has {inputs} inputs in {groups} groups, which do not divide them")
+    group = torch.arange(inputs) // (inputs // groups)
+    order = torch.tensor(_AWQ_ORDER)
+
+    def columns(words: Tensor, start: int, stop: int) -> Tensor:
+        codes = unpack(words[:, start // 8 : -(-stop // 8)], 4)
+        codes = codes.reshape(len(words), -1, 8)[..., order].flatten(1)
+        return codes[:, start % 8 :][:, : stop - start]
+
+    def rows(start: int, stop: int) -> Tensor:
+        codes = columns(reader.read(f"{name}.qweight"), start, stop)
+        zeros = columns(reader.read(f"{name}.qzeros"), start, stop)
+        scales = reader.read(f"{name}.scales")[:, start:stop].float()
+        return _scaled(codes.t(), zeros[group], scales[group], reader.dtype(f"{name}.scales"))
+
+    parts = tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))
+    return PackedWeight((outputs, inputs), reader.dtype(f"{name}.scales"), rows, parts)
+
+
+def _scaled(codes: Tensor, zeros: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (codes [out, in] - zeros [in, out]) * scales [in, out] as a weight [out, in]."""
+    return ((codes - zeros.t()).float() * scales.t()).to(dtype).contiguous()

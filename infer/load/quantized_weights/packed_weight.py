@@ -1,0 +1,118 @@
+"""One packed weight of a quantized checkpoint, and the unpacking of codes that the methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import SourceError
+from ..weights import WeightReader
+
+Settings = Mapping[str, Any]
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A float weight as tensors of the checkpoint: its shape and dtype, `rows(start, stop)`, and the tensors' names."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: Callable[[int, int], Tensor]
+    parts: tuple[str, ...]
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Split int32 [..., k] into codes int32 [..., k * 32 / bits], lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def nibbles(raw: Tensor, *, high_first: bool = False) -> Tensor:
+    """Split uint8 [..., k] into codes int32 [..., 2k]."""
+    halves = [raw & 15, raw >> 4]
+    return torch.stack(halves[::-1] if high_first else halves, -1).flatten(-2).int()
+
+
+def modules(reader: WeightReader, part: str) -> list[str]:
+    """Return the names of the modules that have a tensor `part`, such as ".qweight"."""
+    return [name.removesuffix(part) for name in reader.names() if name.endswith(part)]
+
+
+def shape_of(reader: WeightReader, name: str, dims: int) -> tuple[int, ...]:
+    """Return the shape of a part; raise `SourceError` where the checkpoint lacks it or it has other dimensions."""
+    if name not in set(reader.names()):
+        raise SourceError(f"a packed weight lacks its part {name!r}")
+    found = reader.shape(name)
+    if len(found) != dims or 0 in found:
+        raise SourceError(f"expected {name!r} of {dims} dimensions above 0, got {list(found)}")
+    return found
+
+
+def require_shape(
+    reader: WeightReader, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> None:
+    """Raise `SourceError` unless the checkpoint holds `name` in this shape."""
+    if name not in set(reader.names()):
+        raise SourceError(f"a packed weight lacks its part {name!r}")
+    if reader.shape(name) != shape:
+        raise SourceError(f"expected {name!r} of shape {list(shape)}, got {list(reader.shape(name))}")
+    if dtype is not None and reader.dtype(name) != dtype:
+        raise SourceError(f"expected {name!r} in {dtype}, got {reader.dtype(name)}")
+
+
+def bits_of(settings: Settings, name: str, known: tuple[int, ...]) -> int:
+    """Return the bits per weight that the settings name; raise `SourceError` for others than `known`."""
+    found = settings.get(name)
+    if found not in known:
+        raise SourceError(f"expected {' or '.join(map(str, known))} bits per weight, got {name} = {found}")
+    return int(found)
+
+
+def exponents(stored: Tensor) -> Tensor:
+    """Return 2^(e - 127) of uint8 exponents, exactly; 255 is NaN."""
+    values = torch.ldexp(torch.ones(stored.shape), stored.int() - 127)
+    return torch.where(stored == 255, torch.nan, values)
+
+
+def scaled_bytes(
+    reader: WeightReader,
+    weight: str,
+    scale: str,
+    block: tuple[int, ...],
+    dtype: torch.dtype,
+    parts: tuple[str, ...],
+) -> PackedWeight:
+    """Return a weight of int8 or float8 values [out, in] with a scale of the tensor, of rows, groups or blocks.
+
+    `block`: rows and columns of a block where the settings name them, else (). Raises `SourceError` where the scale's
+    shape fits none of these.
+    """
+    shape = reader.shape(weight) if weight in set(reader.names()) else ()
+    if len(shape) != 2 or reader.dtype(weight) not in (torch.int8, torch.float8_e4m3fn):
+        raise SourceError(f"expected int8 or float8_e4m3fn [out, in] in {weight!r} beside its scale")
+    outputs, inputs = shape
+    of_scale = tuple(reader.shape(scale))
+    if len(block) == 2 and of_scale == (-(-outputs // block[0]), -(-inputs // block[1])):
+        height, width = block
+    elif torch.Size(of_scale).numel() == 1:
+        height, width = outputs, inputs
+    elif of_scale[0] == outputs and len(of_scale) < 3 and inputs % (*of_scale, 1)[1] == 0:
+        height, width = 1, inputs // (*of_scale, 1)[1]
+    else:
+        wanted = (
+            f"{scale!r} for the tensor, {outputs} rows, groups of {inputs} columns or blocks {list(block)}"
+        )
+        raise SourceError(f"expected {wanted}, got {list(of_scale)}")
+    column = torch.arange(inputs) // width
+
+    def rows(start: int, stop: int) -> Tensor:
+        scales = reader.read(scale).float().reshape(-(-outputs // height), -1)
+        row = torch.arange(start, stop) // height
+        return (reader.rows(weight, start, stop).float() * scales[row][:, column]).to(dtype)
+
+    return PackedWeight(shape, dtype, rows, parts)
