@@ -5,6 +5,7 @@ Pure: tensors in, `Metric` values out. `sums` holds the arithmetic, `gate` the j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
@@ -80,6 +81,8 @@ class Comparison:
                 continue
             sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
             expected, actual = expected.detach(), actual.detach().to(expected.device)
+            if self._task == "question-answering":
+                expected, actual = (_of_real_positions(value, given) for value in (expected, actual))
             generates = sums.logits and self._task == "text-generation"
             targets = next_tokens(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
@@ -101,3 +104,11 @@ class Comparison:
 
     def _order(self, name: str) -> Iterator[tuple[str, float]]:
         return self._retrieval[name].metrics() if name in self._retrieval else iter(())
+
+
+def _of_real_positions(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return logits of positions [B, T] with -inf on padding, which is never the begin or end of an answer."""
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.shape != logits.shape or not logits.is_floating_point():
+        return logits
+    return logits.masked_fill(mask.to(logits.device) == 0, -math.inf)

@@ -18,7 +18,6 @@ from .text_inputs import TextInputs
 
 TEXT_TASKS = ("classification", "token-classification", "question-answering", "fill-mask", "embedding")
 GENERATION = "text-generation"
-STRIDE = 64  # tokens that two pieces of a long context share
 
 
 class TaskInputs(TextInputs):
@@ -122,7 +121,7 @@ class TaskInputs(TextInputs):
         return answers.masked_tokens(logits, ids, mask, self.tokenizer)
 
     def _span(self, question: str, context: str) -> Answer:
-        pieces = self.tokenizer.windows(question, context, STRIDE)
+        pieces = self.tokenizer.span_encodings([context], question)
         wanted = {spec.name for spec in self.inputs}
         found = super().predict({k: v for k, v in self.tokenizer.arrays(pieces).items() if k in wanted})
         pairs = zip(found["start_logits"], found["end_logits"], pieces, strict=True)

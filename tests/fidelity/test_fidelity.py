@@ -122,6 +122,17 @@ def test_padded_positions_are_ignored_everywhere(side: str) -> None:
     assert found == pytest.approx(bare)
 
 
+def test_padding_is_no_answer_to_a_question() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    x = torch.tensor([[1.0, 4.0, 2.0, 9.0], [1.0, 2.0, 3.0, 4.0]])
+    y = torch.tensor([[1.0, 4.0, 2.0, -5.0], [1.0, 2.0, 3.0, 4.0]])
+    compared = fidelity.Comparison("question-answering")
+    compared.add({"start_logits": x}, {"start_logits": y}, {"attention_mask": mask})
+    found = {metric.name: metric.value for metric in compared.metrics()}
+    assert (found["top1"], found["kl"], found["relative_error"]) == (1.0, 0.0, 0.0)
+    assert not {"non_finite", "float_non_finite", "only_float_nan"} & set(found)
+
+
 def test_padded_tokens_of_hidden_states_are_ignored_too() -> None:
     x = torch.randn(2, 4, 3)
     y, mask = x.clone(), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])

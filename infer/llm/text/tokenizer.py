@@ -20,6 +20,7 @@ from ...regular_files import read_regular
 from .languages import language_id, languages, with_source_language
 
 MAX_BYTES = 1 << 28  # of tokenizer.json
+STRIDE = 64  # tokens that two pieces of a long context share
 TextOrPair = str | Sequence[str]  # a text, or two that a model compares
 
 
@@ -80,6 +81,10 @@ class Tokenizer:
             )
             whole = self._windows.encode(question, context)
         return [whole, *whole.overflowing]
+
+    def span_encodings(self, texts: Sequence[str], question: str | None = None) -> list[Any]:
+        """Tokenize texts as `encodings` does, or the one text as the context of a question, in windows."""
+        return self.encodings(texts) if question is None else self.windows(question, texts[0], STRIDE)
 
     @cached_property
     def _windows(self) -> Any:

@@ -144,14 +144,22 @@ class PredictParameters(msgspec.Struct, kw_only=True):
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
+class Question(msgspec.Struct, kw_only=True):
+    """A question, and the text that holds its answer."""
+
+    question: str
+    context: str
+
+
 class PredictRequest(msgspec.Struct, kw_only=True):
-    """Body of /predict, as TEI has it, and Hugging Face's inference API for images and sound.
+    """Body of /predict, as TEI has it, and Hugging Face's inference API for images, sound, entities and questions.
 
     `inputs`: a text, a pair of texts, or a list of lists that hold a text or a pair each; for a model of images or
-    sound a file as base64 or data URL, or a list of them. As a form: `file`, and the other fields by name.
+    sound a file as base64 or data URL, or a list of them; for a model of entities a text or a list of texts, for one
+    that answers questions an object. As a form: `file`, and the other fields by name.
     """
 
-    inputs: str | list[str | list[str]]
+    inputs: str | list[str | list[str]] | Question
     model: str | None = None
     raw_scores: bool = False
     truncate: bool = True

@@ -30,9 +30,12 @@ from .messages import (
     DecodedText,
     DecodeTokens,
     EncodeChat,
+    EncodeSpans,
     EncodeTexts,
     ForkChild,
     KillChild,
+    SpanRow,
+    SpanRows,
     TokenRows,
     ToText,
 )
@@ -92,6 +95,10 @@ class TextJob:
                 return TokenRows([self._text.encode(str(text), asked.special) for text in asked.texts])
             rows, types = self._text.encode_typed(asked.texts)
             return TokenRows(rows, types if any(isinstance(text, tuple) for text in asked.texts) else [])
+        if isinstance(asked, EncodeSpans) and isinstance(self._text, Tokenizer):
+            return SpanRows(
+                [SpanRow.of(one) for one in self._text.span_encodings(asked.texts, asked.question)]
+            )
         if isinstance(asked, DecodeTokens) and isinstance(self._text, LLMTokenizer):
             return DecodedText(self._text.decode(asked.ids, asked.skip_special))
         raise InferError("a tokenizer of an encoder was asked for text")

@@ -101,6 +101,35 @@ class DecodeTokens(msgspec.Struct, tag="decode", frozen=True, array_like=True):
     seconds: float
 
 
+class EncodeSpans(msgspec.Struct, tag="spans", frozen=True, array_like=True):
+    """Server to child: tokenize texts, or a question and its context in windows; `SpanRows` or `ErrorMessage` follows.
+
+    SIGVTALRM ends a child whose tokenizer takes more than `seconds` of CPU time.
+    """
+
+    texts: list[str]
+    question: str | None
+    seconds: float
+
+
+class SpanRow(msgspec.Struct, frozen=True, array_like=True):
+    """A tokenized text: the fields of a `tokenizers.Encoding` that answers with places in the text need."""
+
+    ids: list[int]
+    type_ids: list[int]
+    offsets: list[tuple[int, int]]
+    special_tokens_mask: list[int]
+    sequence_ids: list[int | None]
+
+    @classmethod
+    def of(cls, encoding: Any) -> SpanRow:
+        return cls(*(getattr(encoding, name) for name in cls.__struct_fields__))
+
+
+class SpanRows(msgspec.Struct, tag="spanned", frozen=True, array_like=True):
+    rows: list[SpanRow]
+
+
 class TokenRows(msgspec.Struct, tag="rows", frozen=True, array_like=True):
     """Token ids of each text; `types`: the token types of each pair, empty without pairs."""
 
@@ -112,5 +141,5 @@ class DecodedText(msgspec.Struct, tag="said", frozen=True, array_like=True):
     text: str
 
 
-ToText = EncodeTexts | EncodeChat | DecodeTokens
-FromText = TokenRows | DecodedText | ErrorMessage
+ToText = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens
+FromText = TokenRows | SpanRows | DecodedText | ErrorMessage

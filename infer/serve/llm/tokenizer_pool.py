@@ -14,8 +14,11 @@ from ..fork_server.client import ForkServer
 from ..fork_server.messages import (
     DecodeTokens,
     EncodeChat,
+    EncodeSpans,
     EncodeTexts,
     ForkServerConfig,
+    SpanRow,
+    SpanRows,
     TokenRows,
 )
 from .tokenizer_batches import TokenizerBatches
@@ -116,6 +119,13 @@ class ForkedTokenizer:
         else:
             answer = await self._rows(given, True, where)
         return answer.rows, answer.types
+
+    async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]:
+        """Return texts of an encoder, or the windows of a question's context, with the places of their tokens."""
+        size = _size(texts) + len(question or "")
+        asked = EncodeSpans(list(texts), question, cpu_seconds_for(size))
+        answer: SpanRows = await self._process_for(size).request(asked, size, where)
+        return answer.rows
 
     async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
         size = _size(texts)

@@ -11,6 +11,7 @@ from ..fork_server.client import Child, ChildDiedError, ForkServer
 from ..fork_server.messages import (
     DecodeTokens,
     EncodeChat,
+    EncodeSpans,
     EncodeTexts,
     FromText,
 )
@@ -19,6 +20,7 @@ from ..workers.messages import ErrorMessage, decode_error
 TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
 WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
 LONG_CHARACTERS = 100_000  # a text beyond that is itself the reason
+TextRequest = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens
 
 
 class TokenizerProcess:
@@ -28,7 +30,7 @@ class TokenizerProcess:
         self._fork_server, self._lock = fork_server, asyncio.Lock()
         self._child: Child | None = None
 
-    async def request(self, asked: EncodeTexts | EncodeChat | DecodeTokens, size: int, where: str) -> Any:
+    async def request(self, asked: TextRequest, size: int, where: str) -> Any:
         """Return the process's reply.
 
         Raises what the tokenizer or template raised, `InputError` where a text this long took too much time,
@@ -63,9 +65,7 @@ class TokenizerProcess:
             self._child.close()
 
 
-def timeout_error(
-    asked: EncodeTexts | EncodeChat | DecodeTokens, status: int | None, size: int, where: str
-) -> InferError:
+def timeout_error(asked: TextRequest, status: int | None, size: int, where: str) -> InferError:
     """Return the error for a process killed by its CPU limit or (`status` 0) by the wall-clock limit.
 
     A long text is the client's fault, a short one the artifact's.

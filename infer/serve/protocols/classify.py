@@ -14,7 +14,7 @@ import numpy as np
 from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
-from ..api import media_predictions, media_request, text_request
+from ..api import media_predictions, media_request, text_request, text_spans
 from ..api.openai_errors import ERROR_FORMAT, require_json
 from ..api.text_types import (
     Classification,
@@ -24,12 +24,13 @@ from ..api.text_types import (
     Predictions,
     PredictParameters,
     PredictRequest,
+    Question,
     TextUsage,
 )
 from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import FORM, media_of
 from ..http.request_context import RequestContext
-from ..http.routing import BINARY, JSON, ErrorFormat, NonfiniteError, Route, error_text
+from ..http.routing import BINARY, JSON, ErrorFormat, NonfiniteError, Response, Route, error_text
 from ..service import Service
 
 FILES = ("image/*", "audio/*")
@@ -76,7 +77,7 @@ def routes(service: Service) -> list[Route]:
             PredictRequest,
             Predictions,
             predict,
-            "Labels of texts, pairs, images or sound",
+            "Labels of texts, pairs, images or sound; entities; answers to questions",
             TEI_ERRORS,
             accepts=(JSON, FORM, *FILES),
             **given,
@@ -114,7 +115,7 @@ async def classify(context: RequestContext) -> Classified | Predictions:
     return Classified(text_request.new_id("classify"), int(time.time()), engine.predictor.name, data, usage)
 
 
-async def predict(context: RequestContext) -> Predictions:
+async def predict(context: RequestContext) -> Predictions | Response:
     media = media_of(context.headers)
     if media == FORM:
         form = await media_request.read_form(context)
@@ -126,12 +127,18 @@ async def predict(context: RequestContext) -> Predictions:
             raise InputError("expected a file, got an empty body")
         return await _of_files(context, _any_engine(context, None), [bytes(context.body)], ["body"])
     require_json(context)
-    return await _predictions(context, context.json(PredictRequest))
+    request = context.json(PredictRequest)
+    engine = _any_engine(context, request.model)
+    if engine.predictor.task in text_spans.TASKS:
+        text_request.refuse_uncut(request.truncate)
+        found = await text_spans.predict_spans(context, engine, request.inputs)
+        return Response(msgspec.json.encode(found), media=JSON)
+    return await _predictions(context, request)
 
 
 def _any_engine(context: RequestContext, name: str | None) -> TensorEngine:
     return text_request.find_text_model(
-        context, name, ("classification", *media_predictions.TASKS), "predict"
+        context, name, ("classification", *media_predictions.TASKS, *text_spans.TASKS), "predict"
     )
 
 
@@ -155,6 +162,8 @@ async def _of_files(
 async def _predictions(context: RequestContext, request: PredictRequest) -> Predictions:
     text_request.refuse_uncut(request.truncate)
     engine = _any_engine(context, request.model)
+    if isinstance(request.inputs, Question) or engine.predictor.task in text_spans.TASKS:
+        raise InputError(f"{engine.predictor.name} takes other inputs", where="inputs", hint="See /predict")
     if engine.media is not None:
         files, places, many = media_predictions.files_of(request.inputs, "inputs")
         parameters = request.parameters
