@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _fail(str(error), error.exit_code, error.code if "--json" in given else "")
     except typer.TyperException as error:  # type: ignore[attr-defined]
-        return _fail(str(error), 2)
+        return _fail(_usage_sentence(error, given), 2)
     except Exception as error:
         if debug:
             raise
@@ -71,6 +71,17 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(
             f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1
         )
+
+
+def _usage_sentence(error: Exception, given: list[str]) -> str:
+    """Return the sentence of a parser error; for an unknown option with the nearest known ones."""
+    option = getattr(error, "option_name", None)
+    if option is None or not hasattr(error, "possibilities"):
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        return text or "expected a command, got none. The commands are listed above"
+    nearest = " or ".join(error.possibilities or ())
+    hint = f"Did you mean {nearest}?" if nearest else f"infer {given[0]} --help lists the options"
+    return f"no option named {option!r}. {hint}"
 
 
 def _fail(sentence: str, code: int, kind: str = "") -> int:

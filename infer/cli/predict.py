@@ -86,11 +86,21 @@ def _rows(predictor: Predictor, source: str) -> list[Any]:
                 f"no such file: {source}", hint="A text of one word comes from stdin: echo WORD | ... -"
             )
         return _pairs(predictor, [source])
-    text = sys.stdin.read() if source == "-" else Path(source).read_text()
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in _read_text(predictor, source).splitlines() if line.strip()]
     if not lines:
         raise InputError("expected at least one line of text, got none", where=source)
     return _pairs(predictor, lines)
+
+
+def _read_text(predictor: Predictor, source: str) -> str:
+    """Read a file or stdin as UTF-8; raise `InputError` for any other bytes, such as an image."""
+    try:
+        return sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "expected tensors (.npz, .npy, .json) or UTF-8 text, got other bytes", where=source,
+            hint=f"{predictor.name} takes no image and no sound",
+        ) from error  # fmt: skip
 
 
 def _require_file(source: str) -> None:

@@ -51,7 +51,10 @@ def read(url: str, key: str | None) -> Reading:
         hint = "Give --api-key" if error.code == 401 else "Is this the address of an infer server?"
         raise NotUsableError(f"{url} answered {error.code}", hint=hint) from error
     except (OSError, ValueError) as error:
-        raise NotUsableError(f"no server answers at {url}: {error}") from error
+        reason = getattr(error, "reason", error)
+        raise NotUsableError(
+            f"no server answers at {url} ({reason})", hint="Start one: infer serve ARTIFACT"
+        ) from error
 
 
 class Readings:

@@ -33,6 +33,11 @@ STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SUFFIXES = frozenset(
+    (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
+    + (".json", ".infer", ".py")
+)
 LIBRARY_NAME = re.compile(r"(timm|torchvision):([\w.\-]*)")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
@@ -62,7 +67,7 @@ def identify(path: Path) -> Identified:
             raise SourceError(
                 "a link to a file that is not there", where=str(path), hint="Download the file itself"
             )
-        raise SourceError("there is no such file or folder", where=str(path), hint="Check the path")
+        raise SourceError("there is no such file or folder", where=str(path), hint=_missing_hint(str(path)))
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -75,6 +80,15 @@ def identify(path: Path) -> Identified:
             "it may not be read by this user", where=str(path), hint="Check its permissions"
         ) from error
     return _file(path, head)
+
+
+def _missing_hint(name: str) -> str:
+    """Return the hint for a path that is absent: for a name such as `org/model` how to download it."""
+    if HUB_NAME.fullmatch(name) and Path(name).suffix.lower() not in SUFFIXES:
+        return (
+            f"Check the path, or download the model first: hf download {name} --local-dir {Path(name).name}"
+        )
+    return "Check the path"
 
 
 def is_user_module(text: str) -> bool:

@@ -66,7 +66,20 @@ def wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int
         (["optimize", "plain.pt", "--batch", "0"], 2, "expected batch sizes like 1,8"),
         (["optimize", "plain.pt", "--batch", "128"], 2, "larger than --max-batch"),
         (["optimize", "plain.pt", "--plan", "absent.json"], 2, "the plan can't be read"),
-        (["optimise", "plain.pt"], 2, "optimise"),
+        (["optimise", "plain.pt"], 2, "Did you mean 'optimize'?"),
+        (
+            ["optimize", "plain.pt", "--quantize", "int8"],
+            2,
+            "no option named '--quantize'. Did you mean --quant?",
+        ),
+        (
+            ["optimize", "plain.pt", "--zzz"],
+            2,
+            "no option named '--zzz'. infer optimize --help lists the options",
+        ),
+        (["serve", "x.infer", "--port", "99999"], 2, "'--port'"),
+        (["top", "http://127.0.0.1:1"], 5, "Connection refused). Start one: infer serve ARTIFACT"),
+        (["optimize", "org/model-7b"], 3, "hf download org/model-7b --local-dir model-7b"),
         (["predict", "absent.infer", "x.npz"], 3, "not an artifact"),
         (["inspect", "absent.pt"], 3, "absent.pt"),
         (["verify", "."], 3, "not an artifact"),
@@ -108,6 +121,15 @@ def test_wrong_inputs_name_the_tensor(artifact: Path, here: Path, capsys: pytest
     assert "expected input 'image' float32 [batch, 1, 8, 8], got float32 [2, 1, 8, 9]" in said
     np.savez("wrong.npz", image=np.zeros((2, 1, 8, 8), "float64"))
     assert "got float64 [2, 1, 8, 8]" in wrong(["predict", str(artifact), "wrong.npz"], capsys)[1]
+
+
+def test_an_image_for_a_model_of_tensors_is_refused(
+    artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("cat.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
+    code, said = wrong(["predict", str(artifact), "cat.png"], capsys)
+    assert code == 2
+    assert "expected tensors (.npz, .npy, .json) or UTF-8 text, got other bytes - at cat.png" in said
 
 
 def test_predict_refuses_a_folder_as_input(
