@@ -5,9 +5,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import UsageError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert the errors of a path that the user chose for output to `UsageError`; a full disk stays an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"the output can't be written: {error.strerror}", where=str(path), hint="Choose another path"
+        ) from error
 
 
 def cache(name: str) -> Path:

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import BusyError, ResourceError, UnsafeSourceError
+from ..paths import writing
 from .files import check_files
 from .manifest import FORMAT, MANIFEST, SIGNATURE, Manifest, read_manifest, sign, signed_here
 
@@ -33,9 +34,11 @@ __all__ = ["FORMAT", "MANIFEST", "SIGNATURE", "Manifest", "read_manifest", "sign
 def stage(output: Path, *, replace: bool) -> Iterator[Path]:
     """Create a private staging folder beside `output`, removed unless `publish` renamed it; one writer at a time.
 
-    Raises `BusyError` when `output` exists and may not be replaced, or another process is writing it.
+    Raises `BusyError` when `output` exists and may not be replaced, or another process is writing it, and `UsageError`
+    for a path that can't be written.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists() and not replace:
         raise BusyError(f"{output} exists", hint="Choose another --output, or replace it with --force")
     if output.exists() and not (output / MANIFEST).exists():
@@ -53,7 +56,8 @@ def stage(output: Path, *, replace: bool) -> Iterator[Path]:
 @contextmanager
 def _lock(output: Path) -> Iterator[None]:
     path = output.with_name(f".{output.name}.lock")
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with writing(output):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..paths import writing
 from .options import Artifact, AsJson, Threads, Trust
 
 
@@ -53,7 +54,8 @@ def bench(
         trust_code=trust_code,
     )
     if output:
-        output.write_bytes(benchmarks.encode(result))
+        with writing(output):
+            output.write_bytes(benchmarks.encode(result))
     if profile:
         benchmarks.profile(artifact, profile, trust_code=trust_code)
     bench_tables.print_result(result, as_json=as_json)

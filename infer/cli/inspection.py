@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..paths import writing
 from .options import Artifact, AsJson, Trust
 
 
@@ -53,5 +54,6 @@ def report(
 
     document = inspection.report(artifact)
     if html:
-        html.write_text(render_html(document))
+        with writing(html):
+            html.write_text(render_html(document))
     output.print_report(document, as_json=as_json, path=artifact)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..errors import SourceError, UsageError
 from ..options import from_values, to_toml
+from ..paths import writing
 from ..plan import GROUPS, Plan
 from ..regular_files import read_regular
 from .options import with_options
@@ -67,7 +68,8 @@ def optimize(
     if plan_file:
         plan = read_plan(plan_file, {name: getattr(plan, name) for name in given})
     if save_plan:
-        save_plan.write_text(to_toml(plan))
+        with writing(save_plan):
+            save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
     with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
         outcome = stages.optimize(plan, target, reporter=reporter, replace=force)

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from ..errors import InputError, UsageError
+from ..paths import writing
 from .options import Artifact, Trust
 
 if TYPE_CHECKING:
@@ -135,7 +136,12 @@ def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
         else:
             arrays = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
-        raise InputError(f"the inputs can't be read: {error}", where=str(path)) from error
+        if path.suffix == ".json":
+            raise InputError(f"the inputs can't be read: {error}", where=str(path)) from error
+        # numpy's own sentence recommends to unpickle the file
+        raise InputError(
+            "expected arrays of numbers, as numpy.savez and numpy.save write them", where=str(path)
+        ) from error
     if not isinstance(arrays, dict):
         arrays = {predictor.inputs[0].name: arrays}
     specs = {spec.name: spec for spec in predictor.inputs}
@@ -150,13 +156,15 @@ def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
 def write_outputs(outputs: Any, path: Path | None) -> None:
     """Write tensors or answers: an .npz file, or JSON to a file or stdout; NaN becomes the string "NaN"."""
     if path is not None and path.suffix == ".npz":
-        np.savez(path, allow_pickle=False, **outputs)
+        with writing(path):
+            np.savez(path, allow_pickle=False, **outputs)
         return
     text = json.dumps(_json_values(outputs), allow_nan=False)
     if path is None:
         print(text)
     else:
-        path.write_text(text + "\n")
+        with writing(path):
+            path.write_text(text + "\n")
 
 
 def _json_values(value: Any) -> Any:

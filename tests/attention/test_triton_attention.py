@@ -6,6 +6,7 @@ As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -130,30 +131,32 @@ def test_tiles_of_any_height_cover_a_prefill(rows: int) -> None:
     assert_near(both(arguments([(0, 70), (3, 33), (50, 1)], heads=6), 1, rows=rows))
 
 
+CHANGES: list[dict[str, object]] = [
+    {"window": 1},
+    {"window": 9},
+    {"softcap": 2.0},
+    {"sinks": torch.tensor([0.5, -torch.inf, 3.0, 40.0])},
+    {"window": 17, "softcap": 1.0, "sinks": torch.ones(4)},
+    {"chunk": 8},
+    {"chunk": 13, "softcap": 2.0},
+    {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.01])},
+    {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.03]).bfloat16(), "chunk": 20, "window": 11},
+]
+
+
+def with_splits(cases: Sequence[object]) -> list[tuple[object, int]]:
+    """Pair each case with one piece and with several; in the interpreter with one of the two, in turns."""
+    return [(case, splits) for i, case in enumerate(cases) for splits in ((1, 4) if CUDA else (1 + i % 2,))]
+
+
 @on_device
-@pytest.mark.parametrize("splits", [1, 4 if CUDA else 2])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"window": 1},
-        {"window": 9},
-        {"softcap": 2.0},
-        {"sinks": torch.tensor([0.5, -torch.inf, 3.0, 40.0])},
-        {"window": 17, "softcap": 1.0, "sinks": torch.ones(4)},
-        {"chunk": 8},
-        {"chunk": 13, "softcap": 2.0},
-        {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.01])},
-        {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.03]).bfloat16(), "chunk": 20, "window": 11},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("changes", "splits"), with_splits(CHANGES), ids=str)
 def test_windows_soft_caps_and_sinks(changes: dict[str, object], splits: int) -> None:
     assert_near(both(arguments(**changes), splits), 5e-6)
 
 
 @on_device
-@pytest.mark.parametrize("kind", attention.KV_DTYPES)
-@pytest.mark.parametrize("splits", [1, 3 if CUDA else 2])
+@pytest.mark.parametrize(("kind", "splits"), with_splits(attention.KV_DTYPES))
 def test_a_cache_of_fewer_bits_is_written_and_read(kind: str, splits: int) -> None:
     args = arguments(kind=kind)
     before = args.kv_cache.clone()

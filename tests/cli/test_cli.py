@@ -123,6 +123,32 @@ def test_wrong_inputs_name_the_tensor(artifact: Path, here: Path, capsys: pytest
     assert "got float64 [2, 1, 8, 8]" in wrong(["predict", str(artifact), "wrong.npz"], capsys)[1]
 
 
+@pytest.mark.parametrize("path", ["file.txt/a.infer", "/proc/a.infer"])
+def test_an_output_that_can_not_be_written_is_refused(
+    artifact: Path, here: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    Path("file.txt").touch()
+    np.savez("rows.npz", image=np.zeros((1, 1, 8, 8), "float32"))
+    for arguments in (
+        ["optimize", *DIGITS, "-o", path],
+        ["predict", str(artifact), "rows.npz", "--output", path],
+    ):
+        code, said = wrong(arguments, capsys)
+        assert (code, "the output can't be written: " in said, f" - at {path}" in said) == (2, True, True), (
+            said
+        )
+
+
+def test_arrays_of_objects_are_refused_without_advice_to_unpickle(
+    artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez("objects.npz", image=np.array([{}], dtype=object))
+    Path("text.npz").write_text("not an archive")
+    for name in ("objects.npz", "text.npz"):
+        code, said = wrong(["predict", str(artifact), name], capsys)
+        assert (code, "expected arrays of numbers" in said, "pickle" in said) == (2, True, False), said
+
+
 def test_an_image_for_a_model_of_tensors_is_refused(
     artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

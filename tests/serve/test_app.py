@@ -70,7 +70,7 @@ def test_a_wrong_method_is_405_with_an_allow_header(
 def test_an_unknown_path_is_404_in_json(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
-    assert answer.json() == {"error": "no route has this path"}
+    assert answer.json() == {"error": "no route has this path. /docs lists the routes"}
     assert client.get(f"/v1{path}").json()["error"]["type"] == "invalid_request_error"
 
 

@@ -56,7 +56,8 @@ def from_json(spec: TensorSpec, shape: list[int], data: list[Any], where: str) -
         raise InputError(f"expected numbers of {datatype(spec)} in shape {shape}", where=where) from error
     if wide.size != math.prod(shape) or (nested and list(wide.shape) != shape):
         raise InputError(
-            f"shape {shape} holds {math.prod(shape)} elements, the data is {list(wide.shape)}", where=where
+            f"shape {shape} holds {math.prod(shape)} elements, the data has shape {list(wide.shape)}",
+            where=where,
         )
     return narrow(wide, spec, where).reshape(shape)
 

@@ -30,7 +30,7 @@ def find_text_model(
     if name is None:
         names = [n for n, engine in context.service.engines.items() if engine.predictor.task in tasks]
         if not names:
-            raise NotFoundError(f"no model that can {purpose} is served")
+            raise NotFoundError(f"no model that can {purpose} is served", hint="/v2/models lists the models")
         if len(names) > 1:
             raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
         name = names[0]

@@ -160,7 +160,7 @@ class Endpoint:
                 raise (
                     MethodError(sorted(self.methods))
                     if self.methods
-                    else NotFoundError("no route has this path")
+                    else NotFoundError("no route has this path", hint="/docs lists the routes")
                 )
             if context.route.work:
                 context.timeout()

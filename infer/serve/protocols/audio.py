@@ -112,21 +112,23 @@ def _response(
 def _engine(context: RequestContext, name: str | None) -> Any:
     """Return the engine of a model that transcribes; without a name, the only one that is served."""
     if name is None:
-        names = [n for n, model in context.service.models.items() if _hears(model)]
+        names = [n for n, model in context.service.models.items() if _transcribes(model)]
         if not names:
-            raise NotFoundError("no model that can transcribe sound is served")
+            raise NotFoundError(
+                "no model that can transcribe sound is served", hint="/v2/models lists the models"
+            )
         if len(names) > 1:
             raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
         name = names[0]
     engine = find_model(context, name)
-    if not _hears(engine):
+    if not _transcribes(engine):
         raise InputError(
             f"{name} is a {engine.predictor.task} model and can't transcribe sound", where="model"
         )
     return engine
 
 
-def _hears(engine: TensorEngine | LLMEngine) -> bool:
+def _transcribes(engine: TensorEngine | LLMEngine) -> bool:
     media: MediaModel | None = engine.media
     return media is not None and (isinstance(engine, LLMEngine) or engine.predictor.task == TASK)
 
