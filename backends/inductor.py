@@ -67,7 +67,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_cpp_only": False,
         "cpp.dynamic_threads": True,  # follow torch.set_num_threads instead of baking in this machine's
-        "aot_inductor.custom_ops_to_c_shims": kernels.c_functions(),
+        # C functions are the CPU's: operators on a GPU go through torch's dispatcher.
+        "aot_inductor.custom_ops_to_c_shims": kernels.c_functions() if plan.device == "cpu" else {},
     }
     program, found = graph.exported, []
     if plan.device != "cpu":

@@ -69,7 +69,7 @@ def captured(model: str, quant: str, folder: Path) -> tuple[Graph, Plan]:
     loaded.calibration = loaded.calibration or loaded.samples  # nothing is judged here
     plan = run.plan.with_(backend="inductor")
     original = stages.capture_original(plan, loaded, Reporter())
-    asked = plan.with_(quant=quant, dtype="bfloat16")
+    asked = plan.with_(quant=quant, dtype="bfloat16", allow_partial=True)
     return stages.compress_model(asked, original).graph, asked.with_(device="cuda")
 
 
@@ -85,8 +85,10 @@ def examine(package: Path, row: Row) -> None:
     """Fill a row from a package: what it is for, what it calls, what should not be there."""
     with zipfile.ZipFile(package) as files:
         names = files.namelist()
-        [meta] = [n for n in names if n.endswith("metadata.json")]
-        row.device = json.loads(files.read(meta)).get("AOTI_DEVICE_KEY")
+        found = [
+            json.loads(files.read(n)).get("AOTI_DEVICE_KEY") for n in names if n.endswith("metadata.json")
+        ]
+        row.device = next((device for device in found if device), None)
         sources = [files.read(n).decode() for n in names if n.endswith(".wrapper.cpp")]
         cubins = [files.read(n) for n in names if n.endswith(".cubin")]
         row.library_bytes = sum(files.getinfo(n).file_size for n in names if n.endswith(".so"))
@@ -94,8 +96,8 @@ def examine(package: Path, row: Row) -> None:
     row.kernels = sorted(set(re.findall(r"\bcall_(\w+?)_?\d*\(", text)))
     row.operators = sorted(set(re.findall(r"\binfer::\w+|aoti_torch_cuda_\w+", text)))
     for cubin in cubins:
-        found = f"sm_{int.from_bytes(cubin[48:52], 'little') >> 8 & 0xFF or cubin[48]}"
-        row.cubins[found] = row.cubins.get(found, 0) + 1
+        arch = f"sm_{_architecture(cubin)}"
+        row.cubins[arch] = row.cubins.get(arch, 0) + 1
     if row.device != "cuda":
         row.findings.append(f"the package is for {row.device}")
     if not row.library_bytes:
@@ -107,6 +109,12 @@ def examine(package: Path, row: Row) -> None:
         if found_at := re.search(pattern, text):
             row.findings.append(f"{what}: {found_at.group(0)[:80]}")
     row.outcome = "failed" if row.findings else "built"
+
+
+def _architecture(cubin: bytes) -> int:
+    """Return 90 for 9.0 from the flags of an ELF header: the second byte of today's form, the first of the older."""
+    first, second = cubin[48:50]
+    return second if first < 50 else first
 
 
 def fill(row: Row) -> None:

@@ -79,7 +79,14 @@ def instructions_of(table: dict[str, kernel_table.Count], kind: str, rows: int) 
     if kind == "bfloat16":
         return 0.0
     if kind == "int8:weight":
-        return table["int8 weight, 1"].each or 0.0
+        case = (
+            "int8 weight rows, 1"
+            if rows == 1
+            else "int8 weight rows, 2"
+            if rows == 2
+            else "int8 weight tiles, 16"
+        )
+        return table[case].each or 0.0
     case = "lut4 rows, 1" if rows == 1 else "lut4 rows, 4" if rows <= 4 else "lut4 tiles, 16"
     case = "lut4 tiles, 64" if rows > 16 else case
     return table[case].each or 0.0

@@ -26,6 +26,7 @@ from infer.kernels.gpu import (  # noqa: E402
     int8_quantize,
     int8_rows,
     int8_tiles,
+    int8_weight_rows,
     lut,
     lut4_int8,
     lut_decode,
@@ -181,6 +182,21 @@ def test_int8_products_are_bit_equal(shape: tuple[int, int, int]) -> None:
 
 
 @on_device
+@pytest.mark.parametrize("shape", [(1, 33, 64), (3, 5, 320), (4, 70, 1096)], ids=str)
+def test_int8_weights_of_few_rows_are_exact(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    codes, scale, bias = int8_weights(n, k)
+    codes[0, :2] = torch.tensor([127, -128], device=DEVICE)
+    for dtype in DTYPES if CUDA else DTYPES[:2]:
+        x = torch.randn(m, k, device=DEVICE).to(dtype)
+        want = reference("linear_int8_weight", x.float(), codes, scale, bias)
+        assert_near(int8_weight_rows.linear(x, codes, scale, bias), want, CLOSE[dtype])
+        assert_near(int8_weight_rows.linear(x, codes, scale, split=2), want - bias, CLOSE[dtype])
+    assert not int8_weight_rows.usable(x[:, :7])
+    assert not int8_weight_rows.usable(x.repeat(2, 1)[:5] if m > 2 else x[:0])
+
+
+@on_device
 def test_the_largest_int8_sums_are_exact() -> None:
     q = torch.full((1, 4100), -127, dtype=torch.int8, device=DEVICE)
     codes = torch.full((2, 4100), 127, dtype=torch.int8, device=DEVICE)
@@ -247,6 +263,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         int8_quantize,
         int8_rows,
         int8_tiles,
+        int8_weight_rows,
         lut4_int8,
         lut_decode,
         lut_rows,
@@ -293,6 +310,16 @@ def test_a_bias_is_added_after_a_rounding_of_its_own(captured: list[tuple]) -> N
     assert "enable_fp_fusion" not in captured[0][2]
     assert text.count("mul.rn.f32") >= 2
     assert "fma" not in text
+
+
+@on_host
+def test_int8_weights_become_floats_without_conversions(captured: list[tuple]) -> None:
+    weights = torch.zeros(64, 4096, dtype=torch.int8), torch.zeros(64)
+    int8_weight_rows.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *weights, split=1)
+    text = assembly(captured, 90)[0]
+    assert text.count("prmt.b32") >= 128
+    assert "cvt.rn.f32" not in text
+    assert "atom" not in text
 
 
 @on_host

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import crossover
+from . import crossover, int8_weight_rows
 from .epilogue import finish
 from .int8_quantize import quantize_rows
 from .int8_rows import linear as few_rows
@@ -41,7 +41,9 @@ def linear_int8_static(
 def linear_int8_weight(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """`infer::linear_int8_weight` on CUDA tensors: codes are exact in x's type, sums float32."""
     same_device(x, codes, scale, bias)
-    return _shaped(x, weight_only(flat_rows(x), codes, scale, bias).to(x.dtype))
+    rows = flat_rows(x)
+    path = int8_weight_rows.linear if int8_weight_rows.usable(rows) else weight_only
+    return _shaped(x, path(rows, codes, scale, bias).to(x.dtype))
 
 
 def _product(

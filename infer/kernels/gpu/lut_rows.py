@@ -68,7 +68,7 @@ def _four(
 
 
 @triton.jit
-def _eight(
+def eight(
     x_tile: tl.tensor, at: tl.tensor, mask: tl.tensor, HALF: tl.constexpr, EVEN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Eight activations from element `at` on, float32."""
@@ -161,7 +161,7 @@ def _rows(
             scale = tl.load(group, mask=inside[None], other=0)
         sums = tl.zeros([MB, BN, W, 32], tl.float32)
         for octet in tl.static_range(CODES // 8):
-            x = _eight(x_tile, (start * CODES + octet * 8) // PACK, inside[None], HALF, EVEN)
+            x = eight(x_tile, (start * CODES + octet * 8) // PACK, inside[None], HALF, EVEN)
             for i in tl.static_range(8):
                 code = _code(w0, w1, w2, BITS, octet * 8 + i)
                 weight = tl.reshape(tl.gather(table, tl.reshape(code, [BN * W * 32]), 0), [BN, W, 32])
