@@ -165,8 +165,10 @@ def write(cells: list[Cell]) -> Path:
 
 def page_text(cells: list[Cell], library: str, date: str) -> str:
     """Render the table: sizes in KB, weights and scratch memory as the builder states them."""
+    whole = sum(len(wanted(model, list(QUANTS), list(DTYPES))) for model in MODELS)
     rows = [
-        f"# Engines of {library}, {date}\n\nBuilt on a machine without a GPU, TF32 off. Nothing was run: that needs a "
+        f"# Engines of {library}, {date}\n\n{len(cells)} of {whole} cells (`--resume` fills the "
+        "others). Built on a machine without a GPU, TF32 off. Nothing was run: that needs a "
         "card. The models are those of `bench/gpu/tensorrt_models.py`: digits, MiniLM and the language model are whole "
         "and trained; BERT (2 layers of 256), ResNet (4 bottleneck blocks) and ViT (2 layers of 192) are random and "
         "smaller than the published ones.\n\n"

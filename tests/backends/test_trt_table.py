@@ -1,0 +1,48 @@
+"""The newest table of engines (`make trt`): each cell is built or refused by name, and what is packed is smaller."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from bench.gpu.tensorrt_forms import Cell, Results, page_text
+from bench.shared.repository import RESULTS
+from infer.onnx import trt_library
+
+PATHS = sorted(RESULTS.glob("tensorrt-*.json"))
+KERNELS = 64_000  # bytes that the builder may keep of padding and constants
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return msgspec.json.decode(PATHS[-1].read_bytes(), type=Results).cells
+
+
+def test_every_cell_is_built_or_refused_by_a_known_sentence(cells: list[Cell]) -> None:
+    for cell in cells:
+        assert cell.outcome in ("built", "refused"), cell
+        if cell.outcome == "refused":
+            assert cell.why == trt_library.lacking(cell.sm.split(), cell.quant, cell.dtype)
+
+
+def test_engines_hold_no_more_weights_than_their_file(cells: list[Cell]) -> None:
+    for cell in cells:
+        if cell.outcome == "built":
+            assert (cell.weight_bytes or 0) <= (cell.onnx_bytes or 0) * 1.02 + KERNELS, cell
+
+
+def test_packed_weights_are_smaller_than_16_bits(cells: list[Cell]) -> None:
+    floats = {
+        (cell.model, cell.sm): cell.weight_bytes or 0
+        for cell in cells
+        if cell.outcome == "built" and cell.quant == "none" and cell.dtype != "float32"
+    }
+    for cell in cells:
+        if cell.outcome == "built" and cell.quant != "none" and not cell.why.startswith("decoded"):
+            assert (cell.weight_bytes or 0) < 0.85 * floats[cell.model, cell.sm], cell
+
+
+def test_the_page_is_rendered_from_the_results(cells: list[Cell]) -> None:
+    head = msgspec.json.decode(PATHS[-1].read_bytes())
+    text = page_text(cells, head["builder"], head["date"])
+    assert PATHS[-1].with_suffix(".md").read_text() == text
