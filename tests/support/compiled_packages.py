@@ -18,8 +18,13 @@ def compile_once(compile: Compile, locked: Callable[[str], AbstractContextManage
     """Return `torch._inductor.aoti_compile_and_package` with a memory; `locked(name)` gives the folder of a package."""
 
     def compiled(
-        program: torch.export.ExportedProgram, *, package_path: str, inductor_configs: Mapping[str, Any]
+        program: torch.export.ExportedProgram,
+        *,
+        inductor_configs: Mapping[str, Any],
+        package_path: str | None = None,
     ) -> str:
+        if package_path is None:
+            return compile(program, inductor_configs=inductor_configs)
         with locked(f"package-{digest(program, inductor_configs)}") as folder:
             kept = folder / Path(package_path).name
             if not kept.exists():
