@@ -1,12 +1,15 @@
 """Speed of `infer optimize --backend auto` on untuned models against torch eager and torch.compile.
 
     python -m bench.kernels.auto_backend [--only unet,int8;lstm,*] [--rounds 15] [--artifacts FOLDER]
+    python -m bench.kernels.auto_backend --only 'digits,*;minilm,*;bert-base,*;resnet50,*;unet,*;pydoc_lm,*'
 
 Each model of auto_backend_models.py is optimized by the command line, unquantized and as int8. What is published is
 called through `Predictor.predict`, its rivals (the float module in plain torch, and compiled for each batch size alone,
 both in inference mode) as they are, all with torch's threads, in turns whose order rotates, each after a pause. The
 ratio is that of one turn against the rival whose median is least; its interval and verdict are those of
-`infer.latency`. Cells are merged one by one into bench/results/auto-DATE-CPU.json and .md. The exit code is 1
+`infer.latency`. Of the models of SOURCES only the choice is recorded. Each cell keeps what every backend that was tried
+took, the sum over the batch sizes, or why it refused. Cells are merged one by one into
+bench/results/auto-DATE-CPU.json and .md. The exit code is 1
 when something published is slower than a rival, or `infer optimize` ends in another way than published or refused.
 """
 
@@ -29,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.kernels.auto_backend_models import MODELS, Model
+from bench.kernels.auto_backend_models import MODELS, SOURCES, Model
 from bench.shared.repository import child_environment
 from bench.shared.results import machine_header, result_path
 from bench.shared.timing import Side, turns
@@ -63,19 +66,20 @@ class TableCell:
     backend: str = ""
     error: float | None = None  # relative, against the float module
     rows: list[Row] = field(default_factory=list)
+    tried: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # name, outcome, seconds and why of each backend
 
     @property
     def misses(self) -> bool:
         return self.exit_code not in (0, 4) or any(row.verdict == "slower" for row in self.rows)
 
 
-def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, TableCell]:
-    """Run the command on the state dict and the rows of a model."""
-    source, data, output = folder / f"{name}.pt", folder / f"{name}.npz", folder / f"{name}-{quant}.infer"
-    torch.save(model.build().state_dict(), source)
-    np.savez(data, **{model.input_name: model.rows().numpy()})
-    command = [sys.executable, "-m", "infer", "optimize", str(source), "--output", str(output), "--force"]
-    command += ["--model", f"{FACTORIES}:{name}", "--input", model.input, "--data", str(data)]
+def optimize(name: str, quant: str, folder: Path) -> tuple[Path, TableCell]:
+    """Run the command on a source, or on the state dict and the rows of a model."""
+    given = SOURCES[name](folder) if name in SOURCES else _state_dict(name, MODELS[name], folder)
+    output = folder / f"{name}-{quant.replace(':', '-')}.infer"
+    command = [sys.executable, "-m", "infer", "optimize", *given, "--output", str(output), "--force"]
     began = time.perf_counter()
     done = subprocess.run(
         [*command, "--backend", "auto", "--quant", quant],
@@ -85,10 +89,20 @@ def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, T
         env=child_environment(),
     )
     wall = time.perf_counter() - began
-    (folder / f"{name}-{quant}.log").write_text(done.stdout + done.stderr)
-    refusal = " ".join(done.stderr.rpartition("infer: ")[2].split())
-    said = refusal if done.returncode else "; ".join(_report(output)["verdict"])
-    return output, TableCell(name, quant, done.returncode, said, wall)
+    output.with_suffix(".log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        said = " ".join(done.stderr.rpartition("infer: ")[2].split())
+        return output, TableCell(name, quant, done.returncode, said, wall)
+    report = _report(output)
+    said = "; ".join(report["verdict"])
+    return output, TableCell(name, quant, 0, said, wall, backend=report["backend"], tried=report["tried"])
+
+
+def _state_dict(name: str, model: Model, folder: Path) -> list[str]:
+    source, data = folder / f"{name}.pt", folder / f"{name}.npz"
+    torch.save(model.build().state_dict(), source)
+    np.savez(data, **{model.input_name: model.rows().numpy()})
+    return [str(source), "--model", f"{FACTORIES}:{name}", "--input", model.input, "--data", str(data)]
 
 
 def _report(artifact: Path) -> dict[str, Any]:
@@ -99,7 +113,6 @@ def measure(cell: TableCell, artifact: Path, model: Model, rounds: int) -> None:
     """Fill the rows of a published cell."""
     module = model.build()
     with Predictor.load(artifact) as predictor, torch.inference_mode():
-        cell.backend = predictor.manifest.backend
         for batch in BATCHES:
             rows = model.rows()[:batch]
             sides = [_infer(predictor, model.input_name, rows), *_rivals(module, rows)]
@@ -144,7 +157,21 @@ def markdown(cells: Sequence[TableCell]) -> str:
             ratio = f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
             head = f"| {cell.model} | {cell.quant} | {cell.backend} | {row.batch}"
             lines.append(f"{head} | {each} | {ratio} | {row.verdict} |")
+    if any(cell.tried for cell in cells):
+        lines += ["", "| model | quant | chosen | what each backend took |", "|" + "---|" * 4]
+        lines += [
+            f"| {c.model} | {c.quant} | {c.backend} | {'; '.join(map(_attempt, c.tried))} |"
+            for c in cells
+            if c.tried
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _attempt(tried: dict[str, Any]) -> str:
+    """Format one backend: `ort 12.30 ms, 1.31x faster …`, `trt refused: no CUDA device`."""
+    if tried["seconds"] is None:
+        return f"{tried['name']} {tried['outcome']}: {tried['why']}"
+    return f"{tried['name']} {1e3 * tried['seconds']:.2f} ms, {tried['why']}"
 
 
 def kept(path: Path) -> dict[tuple[str, str], TableCell]:
@@ -179,16 +206,16 @@ def main() -> int:
     arguments = parser.parse_args()
     patterns = [part.split(",") for part in arguments.only.split(";")]
     path = result_path("auto")
-    every = [(model, quant) for model in MODELS for quant in QUANTS]
+    every = [(model, quant) for model in (*MODELS, *SOURCES) for quant in QUANTS]
     wanted = [key for key in every if any(all(map(fnmatch.fnmatch, key, p)) for p in patterns)]
     if not wanted:
-        parser.error(f"nothing fits {arguments.only!r}; models are {', '.join(MODELS)}")
+        parser.error(f"nothing fits {arguments.only!r}; models are {', '.join((*MODELS, *SOURCES))}")
     cells = kept(path)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.artifacts or Path(temporary)
         for name, quant in wanted:
-            artifact, cell = optimize(name, MODELS[name], quant, folder)
-            if cell.exit_code == 0:
+            artifact, cell = optimize(name, quant, folder)
+            if cell.exit_code == 0 and name in MODELS:
                 measure(cell, artifact, MODELS[name], arguments.rounds)
             cells = {**kept(path), (name, quant): cell}
             print(markdown([cell]).splitlines()[2:], cell.said, f"{cell.wall:.0f} s", flush=True)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.shared import bert_base, resnet50
+from bench.shared.repository import ROOT
 from bench.shared.resnet50 import images
 
 WIDTHS = (24, 48, 96, 192, 384)
@@ -136,4 +139,29 @@ MODELS = {
     "lstm": Model(lstm, "series=float32[batch,64,64]", lambda: waves(64, 64, 64)),
     "gru": Model(gru, "series=float32[batch,64,64]", lambda: waves(64, 64, 64)),
     "vit": Model(vit, "image=float32[batch,3,224,224]", lambda: images(24, seed=2)),
+}
+
+
+def _written(folder: Path, name: str, build: Callable[[], nn.Module]) -> list[str]:
+    torch.save(build().state_dict(), folder / f"{name}.pt")
+    return [str(folder / f"{name}.pt"), "--model", f"{ROOT / 'bench/shared' / name}.py:build"]
+
+
+def _minilm(folder: Path) -> list[str]:
+    import minilm
+
+    return [str(minilm.checkpoint_folder()), "--data", f"{ROOT / 'models/minilm.py'}:sentences"]
+
+
+# Arguments of `infer optimize` for sources that bring their own inputs.
+SOURCES: dict[str, Callable[[Path], list[str]]] = {
+    "digits": lambda folder: [
+        str(ROOT / "models/digits.pt"),
+        "--model",
+        f"{ROOT / 'models/digits.py'}:build",
+    ],
+    "minilm": _minilm,
+    "bert-base": lambda folder: _written(folder, "bert_base", bert_base.build),
+    "resnet50": lambda folder: _written(folder, "resnet50", resnet50.build),
+    "pydoc_lm": lambda folder: [str(ROOT / "models/pydoc_lm")],
 }
