@@ -25,7 +25,6 @@ from infer.onnx.openvino_model import (
     Settings,
     compiled,
     converted,
-    has_bfloat16,
     running_nodes,
 )
 from infer.plan import Plan
@@ -56,7 +55,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "a step over a cache can't be run in place by OpenVINO; use --backend ort, inductor or eager"
     if reason := experts_refused(graph.program):
         return reason
-    if plan.dtype == "bfloat16" and not has_bfloat16():
+    if plan.dtype == "bfloat16" and not hardware.has_bfloat16():
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"
     if plan.quant == "int8:static" and not hardware.has_vnni():
         return "int8 products saturate on a CPU without VNNI and give wrong sums; use --quant int8"

@@ -129,6 +129,11 @@ def has_vnni() -> bool:
     return not {"avx512_vnni", "avx_vnni"}.isdisjoint(isa())
 
 
+def has_bfloat16() -> bool:
+    """Return true if x86 has bfloat16 products (AVX-512 BF16 or AMX)."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(isa())
+
+
 @functools.cache
 def cpu_name() -> str:
     match = re.search(r"^(?:model name|Hardware|cpu model)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)

@@ -68,13 +68,6 @@ def compiled(model: Any, settings: Settings) -> Any:
         raise NotUsableError(f"OpenVINO refuses the model: {sentence(error)}") from error
 
 
-def has_bfloat16() -> bool:
-    """Return true if OpenVINO computes in bfloat16 on this CPU (AVX-512 BF16, AMX)."""
-    import openvino
-
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
 def running_nodes(model: Any) -> Counter[str]:
     """Count the layers of a compiled model by type, constants and ends left out."""
     found: Counter[str] = Counter()

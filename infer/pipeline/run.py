@@ -22,6 +22,12 @@ _WHY_KV = {
 }
 
 
+_WHY_FLOAT32 = {  # by bfloat16 units
+    True: "as exact as the original; --dtype bf16 --backend openvino uses the bfloat16 units of this CPU",
+    False: "CPUs without half-precision units are slower in it",
+}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A plan without "auto" but the backend, which the trials decide, and the reasons of what was chosen."""
@@ -67,7 +73,7 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
         run = replace(run, plan=run.plan.with_(allow_slower=True))
     if plan.dtype == "auto":
         dtype = "float32" if device.value == "cpu" and not ahead else "bfloat16"
-        why = "CPUs without half-precision units are slower in it" if dtype == "float32" else "tensor cores"
+        why = _WHY_FLOAT32[hardware.has_bfloat16()] if dtype == "float32" else "tensor cores"
         run = run.choose("dtype", dtype, why)
     hardware.use_tf32(run.plan.dtype, device.value)
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):

@@ -225,6 +225,14 @@ def test_int8_products_are_refused_on_a_cpu_where_they_saturate(
         openvino.open(tmp_path, "cpu")
 
 
+def test_bfloat16_is_refused_on_a_cpu_without_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
+    monkeypatch.setattr(device, "has_bfloat16", lambda: False)
+    assert "no bfloat16 units" in str(openvino.refuses(made, plan(dtype="bfloat16")))
+    monkeypatch.setattr(device, "has_bfloat16", lambda: True)
+    assert openvino.refuses(made, plan(dtype="bfloat16")) is None
+
+
 def test_what_openvino_has_no_form_for_is_refused_by_name() -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     assert "CPUs only" in str(openvino.refuses(made, plan(device="cuda")))
