@@ -7,6 +7,7 @@ On the CPU quantized layers call the native kernels by C functions, on NVIDIA GP
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,10 +91,21 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
                 program, package_path=str(package), inductor_configs=settings
             )
     except (RuntimeError, torch._inductor.exc.InductorError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise NotUsableError(f"inductor can't compile this graph: {first}") from error
+        raise _refusal(error) from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
     return Lowered([size, *found])
+
+
+def _refusal(error: Exception) -> NotUsableError:
+    """Return why a graph could not be compiled: the header that is missing, else the compiler's first line."""
+    text = str(error).strip() or type(error).__name__
+    if header := re.search(r"fatal error: (\S+): No such file or directory", text):
+        return NotUsableError(
+            f"inductor can't compile this graph: the C++ compiler does not find {header[1]}",
+            hint="Install the CUDA toolkit of this torch, or the wheels nvidia-cuda-crt and nvidia-cuda-cccl of its "
+            "version, and set CUDA_HOME to the folder whose include/ holds cuda.h",
+        )
+    return NotUsableError(f"inductor can't compile this graph: {text.splitlines()[0]}")
 
 
 class Runner:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends import inductor
 from bench.gpu import cuda_compile, described_device
 from bench.gpu.cuda_compile import Row, examine
 
@@ -63,6 +64,14 @@ def test_without_cuda_in_torch_the_reason_is_given() -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch has CUDA")
     assert "built without CUDA" in str(described_device.missing())
+
+
+def test_a_missing_header_is_named_with_its_remedy() -> None:
+    output = "CppCompileError: C++ compile error\n\nOutput:\na.h:15:10: fatal error: cuda.h: No such file or directory"
+    refused = inductor._refusal(RuntimeError(output))
+    assert str(refused).startswith("inductor can't compile this graph: the C++ compiler does not find cuda.h")
+    assert "CUDA_HOME" in str(refused)
+    assert "C++ compile error" in str(inductor._refusal(RuntimeError("C++ compile error\nmore")))
 
 
 @pytest.mark.skipif(described_device.missing() is not None, reason=str(described_device.missing()))
