@@ -90,11 +90,12 @@ def examine(package: Path, row: Row) -> None:
         ]
         row.device = next((device for device in found if device), None)
         sources = [files.read(n).decode() for n in names if n.endswith(".wrapper.cpp")]
+        called = "".join(files.read(n).decode() for n in names if n.endswith(".json"))
         cubins = [files.read(n) for n in names if n.endswith(".cubin")]
         row.library_bytes = sum(files.getinfo(n).file_size for n in names if n.endswith(".so"))
     text = "\n".join(sources)
     row.kernels = sorted(set(re.findall(r"\bcall_(\w+?)_?\d*\(", text)))
-    row.operators = sorted(set(re.findall(r"\binfer::\w+|aoti_torch_cuda_\w+", text)))
+    row.operators = sorted(set(re.findall(r"\binfer::\w+|aoti_torch_cuda_\w+", text + called)))
     for cubin in cubins:
         arch = f"sm_{_architecture(cubin)}"
         row.cubins[arch] = row.cubins.get(arch, 0) + 1
@@ -133,7 +134,7 @@ def fill(row: Row) -> None:
 def write(rows: list[Row]) -> Path:
     """Write both result files of today; return the Markdown one."""
     path = result_path("cuda-compile")
-    head = machine_header(torch=torch.__version__, described=described_device.PROPERTIES.name)
+    head = machine_header(torch=str(torch.__version__), described=described_device.PROPERTIES.name)
     path.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "rows": rows}), indent=1))
     lines = [
         f"# AOTInductor packages for {described_device.PROPERTIES.name}, {head['date']}\n\n"
