@@ -1,15 +1,16 @@
 """Decoding through one layer of experts: bandwidth reached of the bytes that the experts asked for hold.
 
-    python -m bench.llm.expert_decode [--formats nf4,int8:weight] [--sequences 1,8] [--seconds 4]
+    python -m bench.llm.expert_decode [--shapes phi,gpt_oss] [--formats nf4,int8:weight] [--sequences 1,8]
 
-A layer of 16 experts with two for each token (hidden 4096, intermediate 6400, as Phi-3.5-MoE): packed gate and up
-projection, SiLU, packed down projection, weighted sum. Every call asks for other experts, so that weights come from
-memory. Beside it a plain sum over as many bytes is timed in turns: that is the ceiling.
+A layer of experts as published models have it, from 16 large ones with two for each token to 128 small ones with eight:
+packed gate and up projection, SiLU, packed down projection, weighted sum. Every call asks for other experts, so that
+weights come from memory. Beside it a plain sum over as many bytes is timed in turns: that is the ceiling.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -24,7 +25,6 @@ from bench.shared.results import machine_header, result_path
 from infer.kernels import cpu
 from infer.kernels.ops import bitpack
 
-EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 16, 2, 4096, 6400
 NEED = 0.85  # of the bandwidth of a plain sum
 ROUTINGS = 24  # drawings of experts, one after the other
 CLOSE = 0.02  # relative, of the packed layer against its slow twin
@@ -32,17 +32,38 @@ OPS = torch.ops.infer
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Sizes of a layer of experts, of which every token asks for `top_k`."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+
+SHAPES = {
+    "phi": Shape(16, 2, 4096, 6400),  # Phi-3.5-MoE
+    "gpt_oss": Shape(32, 4, 2880, 2880),  # gpt-oss-20b
+    "qwen3": Shape(128, 8, 2048, 768),  # Qwen3-30B-A3B
+    "deepseek": Shape(64, 6, 2048, 1408),  # DeepSeek-V2-Lite
+}
+
+
+@dataclass(frozen=True)
 class Measured:
-    """One format and number of sequences; bytes are those of the experts asked for.
+    """One shape, format and number of sequences; bytes are those of the experts asked for.
 
     Times are the 10th percentile of single calls on either side: on a shared machine the others' turns are in the rest.
+    `products_milliseconds` is of the two packed projections alone, without what is between them.
     """
 
+    shape: str
     format: str
     sequences: int
     experts_read: float
     megabytes: float
     milliseconds: float
+    products_milliseconds: float
     gigabytes_per_second: float
     read_gigabytes_per_second: float
     share: float
@@ -52,9 +73,9 @@ class Measured:
 class Matrix:
     """One projection of all experts, packed, with the portable tensors that its twin computes with."""
 
-    def __init__(self, format: str, features: int, columns: int) -> None:
+    def __init__(self, format: str, experts: int, features: int, columns: int) -> None:
         self.format, self.features, self.columns = format, features, columns
-        rows = EXPERTS * features
+        self.experts, rows = experts, experts * features
         row_scale = torch.rand(rows) * 0.01 + 0.01
         if format == "nf4":
             from infer.compress.formats.nf4 import TABLE
@@ -70,7 +91,7 @@ class Matrix:
 
     @property
     def expert_bytes(self) -> float:
-        return sum(part.nbytes for part in self.packed) / EXPERTS
+        return sum(part.nbytes for part in self.packed) / self.experts
 
     def __call__(self, x: Tensor, expert: Tensor, top_k: int) -> Tensor:
         if self.format == "nf4":
@@ -84,39 +105,50 @@ class Matrix:
         return getattr(OPS, f"linear_experts_{name}")(x, expert, *self.portable, self.features, top_k)
 
 
-def layer(up: Callable[..., Tensor], down: Callable[..., Tensor], x: Tensor, expert: Tensor) -> Tensor:
-    """Compute the sum of the experts of each row: [R, HIDDEN]."""
-    gate, value = up(x, expert, TOP_K).chunk(2, -1)
-    return down(F.silu(gate) * value, expert, 1).reshape(-1, TOP_K, HIDDEN).sum(1)
+def layer(
+    up: Callable[..., Tensor], down: Callable[..., Tensor], x: Tensor, expert: Tensor, top_k: int
+) -> Tensor:
+    """Compute the sum of the experts of each row: [R, hidden]."""
+    gate, value = up(x, expert, top_k).chunk(2, -1)
+    return down(F.silu(gate) * value, expert, 1).unflatten(0, (-1, top_k)).sum(1)
 
 
-def measure(format: str, sequences: int, seconds: float) -> Measured:
+def measure(name: str, format: str, sequences: int, seconds: float) -> Measured:
     """Time the layer and a plain sum over as many bytes in turns; raise `RuntimeError` when it computes wrongly."""
     torch.manual_seed(0)
-    up, down = Matrix(format, 2 * INTERMEDIATE, HIDDEN), Matrix(format, HIDDEN, INTERMEDIATE)
-    x = torch.randn(sequences, HIDDEN)
-    drawn = [torch.rand(sequences, EXPERTS).topk(TOP_K).indices.reshape(-1) for _ in range(ROUTINGS)]
-    expected = layer(up.twin, down.twin, x, drawn[0])
-    error = float((layer(up, down, x, drawn[0]) - expected).norm() / expected.norm())
+    shape = SHAPES[name]
+    experts, top_k, hidden, inner = shape.experts, shape.top_k, shape.hidden, shape.intermediate
+    up, down = Matrix(format, experts, 2 * inner, hidden), Matrix(format, experts, hidden, inner)
+    x, middle = torch.randn(sequences, hidden), torch.randn(sequences * top_k, inner)
+    drawn = [torch.rand(sequences, experts).topk(top_k).indices.reshape(-1) for _ in range(ROUTINGS)]
+    expected = layer(up.twin, down.twin, x, drawn[0], top_k)
+    error = float((layer(up, down, x, drawn[0], top_k) - expected).norm() / expected.norm())
     if error > CLOSE:
-        raise RuntimeError(f"{format}: the packed layer is {error:.2g} off its twin; no time is given")
+        raise RuntimeError(
+            f"{name}, {format}: the packed layer is {error:.2g} off its twin; no time is given"
+        )
     hits = statistics.mean(len(expert.unique()) for expert in drawn)
     size = hits * (up.expert_bytes + down.expert_bytes)
     blocks = list(torch.ones((ROUTINGS, int(size) // 8), dtype=torch.int64).unbind()) if size < 2e8 else []
     blocks = blocks or list(torch.ones((4, int(size) // 8), dtype=torch.int64).unbind())
-    ours, plain = list[float](), list[float]()
+    ours, products, plain = list[float](), list[float](), list[float]()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(ours) < 3 * ROUTINGS:
         for i, expert in enumerate(drawn):
-            ours.append(_time(lambda e=expert: layer(up, down, x, e)))  # type: ignore[misc]
+            ours.append(_time(lambda e=expert: layer(up, down, x, e, top_k)))  # type: ignore[misc]
             plain.append(_time(blocks[i % len(blocks)].sum))
-    took, read = (statistics.quantiles(times, n=10)[0] for times in (ours, plain))
+            expert = drawn[i - ROUTINGS // 2]
+            products.append(_time(lambda e=expert: (up(x, e, top_k), down(middle, e, 1))))  # type: ignore[misc]
+            plain.append(_time(blocks[(i + 1) % len(blocks)].sum))
+    took, alone, read = (statistics.quantiles(times, n=10)[0] for times in (ours, products, plain))
     return Measured(
+        name,
         format,
         sequences,
         hits,
         size / 1e6,
         took * 1e3,
+        alone * 1e3,
         size / took / 1e9,
         size / read / 1e9,
         read / took,
@@ -135,26 +167,29 @@ def _time(call: Callable[[], object]) -> float:
 def main() -> None:
     """Measure both formats, print one line each, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default="phi,gpt_oss,qwen3,deepseek", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--sequences", default="1,8")
     parser.add_argument("--formats", default="nf4,int8:weight")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--note", default="", help="said in the result file, such as who shares the machine")
     given = parser.parse_args()
-    shape = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "intermediate": INTERMEDIATE}
-    head = machine_header(threads=torch.get_num_threads(), note=given.note, shape=shape, need=NEED)
+    names = given.shapes.split(",")
+    shapes = {name: asdict(SHAPES[name]) for name in names}
+    head = machine_header(threads=torch.get_num_threads(), note=given.note, shapes=shapes, need=NEED)
     path, rows = result_path("experts"), list[Measured]()
-    for format in given.formats.split(","):
-        for sequences in map(int, given.sequences.split(",")):
-            row = measure(format, sequences, given.seconds)
-            rows.append(row)
-            verdict = "meets" if row.share >= NEED else "misses"
-            print(
-                f"{format:12} {sequences} sequences: {row.milliseconds:.2f} ms for {row.experts_read:.1f} experts, "
-                f"{row.megabytes:.0f} MB, {row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
-                f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}",
-                flush=True,
-            )
-            path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    asked = itertools.product(names, given.formats.split(","), map(int, given.sequences.split(",")))
+    for name, format, sequences in asked:
+        row = measure(name, format, sequences, given.seconds)
+        rows.append(row)
+        verdict = "meets" if row.share >= NEED else "misses"
+        print(
+            f"{name:8} {format:12} {sequences} sequences: {row.milliseconds:.2f} ms, products alone "
+            f"{row.products_milliseconds:.2f}, for {row.experts_read:.1f} experts, {row.megabytes:.0f} MB, "
+            f"{row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
+            f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}",
+            flush=True,
+        )
+        path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     print(path)
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bench.models import foreign_files
+from bench.models import diffusers_folders, foreign_files
 from bench.models.checks import REFUSED, Cell, Cells, attempt
 from infer.errors import InferError
 from infer.load import fill, load
@@ -180,6 +180,16 @@ def index_alone(folder: Path) -> Path:
     return path
 
 
+def diffusers_model(name: str) -> Callable[[Path], Cells]:
+    """Make the row of one model of a pipeline of diffusers."""
+
+    def cells(folder: Path) -> Cells:
+        diffusers_folders.write_pipeline(folder)
+        yield "opens", sentences(lambda: diffusers_folders.open_model(folder, name), folder)
+
+    return cells
+
+
 ENTRIES: dict[str, Callable[[Path], Cells]] = {
     "state dict": checkpoint(lambda sd: sd),
     "Lightning .ckpt": checkpoint(lambda sd: {"state_dict": prefixed("net.", sd), "epoch": 3}),
@@ -214,4 +224,6 @@ ENTRIES: dict[str, Callable[[Path], Cells]] = {
     "ONNX of scikit-learn": onnx_file(foreign_files.sklearn_onnx),
     "ONNX with QuantizeLinear": onnx_file(foreign_files.quantized_onnx),
     **{name: foreign(make) for name, make in foreign_files.FILES.items()},
+    "diffusers folder": foreign(diffusers_folders.write_pipeline),
+    **{f"its {name}": diffusers_model(name) for name in ("unet", "vae", "text_encoder")},
 }

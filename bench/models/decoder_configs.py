@@ -285,7 +285,8 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     **{
         f"{name} (experts)": (
             name,
-            {**LATENT, **SPARSE, "moe_intermediate_size": 64, "first_k_dense_replace": 1},
+            {**LATENT, **SPARSE, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
+            | {"n_group": 1, "topk_group": 1},
         )
         for name in ("deepseek_v2", "deepseek_v3")
     },

@@ -155,6 +155,5 @@ FILES: dict[str, Maker] = {
     "JAX Orbax folder": holding("_CHECKPOINT_METADATA", "manifest.ocdbt"),
     "distributed checkpoint": holding(".metadata", "__0_0.distcp"),
     "DeepSpeed checkpoint": holding("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-    "diffusers folder": holding("model_index.json"),
     "PEFT adapter folder": holding("adapter_config.json", "adapter_model.safetensors"),
 }

@@ -17,11 +17,11 @@ inline void interleave(const float* x, int64_t columns, Range quads, int64_t hei
 
 // total += CHAINS parts of `quads` quads each, which follow each other. Their sums run side by side, because one sum alone
 // waits for the latency of every product, and are added in their order. Memory is asked for line after line: read by parts,
-// it would come at a third of the speed.
-template <int CHAINS, int HEIGHT, int BLOCKS>
+// it would come at a third of the speed. AHEAD is how many bytes ahead; all calls of a block have the same, or the lines
+// between two of them would be asked for twice or never.
+template <int CHAINS, int64_t AHEAD, int HEIGHT, int BLOCKS>
 inline __attribute__((always_inline)) void add_parts(const int8_t* codes, int64_t stride, int64_t quads, int64_t left,
                                                      const float* x, Vector::Floats (&total)[HEIGHT][BLOCKS]) {
-  constexpr int64_t AHEAD = Vector::PREFETCH + (CHAINS > 1 ? CHAINS * PART_QUADS * 64 : 0);
   Vector::Floats part[CHAINS][HEIGHT][BLOCKS];
   unroll<CHAINS>([&](auto c) __attribute__((always_inline)) {
     unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) {
@@ -56,16 +56,17 @@ inline __attribute__((always_inline)) void add_parts(const int8_t* codes, int64_
 template <int HEIGHT, int BLOCKS>
 inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, Rows y) {
   constexpr int CHAINS = HEIGHT * BLOCKS <= 2 ? Vector::FLOAT_CHAINS : 1;
+  constexpr int64_t AHEAD = Vector::PREFETCH + (CHAINS > 1 ? CHAINS * PART_QUADS * 64 : 0);
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int8_t* codes = weight.codes + block * stride;
   Vector::Floats total[HEIGHT][BLOCKS];
   unroll<HEIGHT>([&](auto row) { unroll<BLOCKS>([&](auto b) { total[row][b] = Vector::broadcast(0.0f); }); });
   int64_t quad = 0;
   for (; quad + CHAINS * PART_QUADS <= quads; quad += CHAINS * PART_QUADS)
-    add_parts<CHAINS>(codes + quad * 64, stride, PART_QUADS, quads - quad, x + quad * 4 * HEIGHT, total);
+    add_parts<CHAINS, AHEAD>(codes + quad * 64, stride, PART_QUADS, quads - quad, x + quad * 4 * HEIGHT, total);
   for (; quad < quads; quad += PART_QUADS) {
     const int64_t count = quads - quad < PART_QUADS ? quads - quad : PART_QUADS;
-    add_parts<1>(codes + quad * 64, stride, count, quads - quad, x + quad * 4 * HEIGHT, total);
+    add_parts<1, AHEAD>(codes + quad * 64, stride, count, quads - quad, x + quad * 4 * HEIGHT, total);
   }
   unroll<BLOCKS>([&](auto b) {
     const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;
