@@ -53,7 +53,10 @@ def capture_at_any_sizes(
     """
     try:
         graph = capture(module, inputs, samples, sizes=sizes, outputs=outputs, task=task)
-        return Capture(_with_rows(module, graph))
+        reason = _condition_of_several_rows(graph)
+        if not reason:
+            return Capture(_with_rows(module, graph))
+        refusal = NotUsableError(f"the captured model takes no batch of one row: {reason}")
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
@@ -74,6 +77,25 @@ def capture_at_any_sizes(
             rows = "; rows run one by one" if several else "; it takes one row a request"
         return Capture(graph, f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
     raise refusal
+
+
+def _condition_of_several_rows(graph: Graph) -> str:
+    """Return the condition of a captured graph that a batch of one row breaks, "" where it takes one.
+
+    The exporter takes two rows or more for granted where the model's code compares sizes.
+    """
+    low, high = graph.sizes.get(BATCH, (1, 1))
+    if graph.program is None or low > 1 or low == high or not all(spec.batched for spec in graph.inputs):
+        return ""
+    if not getattr(graph.program, "_guards_code", True):
+        return ""
+    check = getattr(graph.program.module(), "_guards_fn", None)
+    try:
+        if check is not None:
+            check(*(graph.samples[spec.name][:1] for spec in graph.inputs))
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor]) -> None:
