@@ -8,6 +8,7 @@ export.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import re
 import weakref
@@ -87,11 +88,25 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     key = (target == "trt", opset, graph.inputs, graph.outputs)
     if key not in known:
         known[key] = _translated(graph, graph.program, target, opset)
-    return known[key].clone()
+    return _copied(known[key])
 
 
 # ONNX Runtime and OpenVINO take the same form, and torch's exporter takes longer than all that follows.
 _exported: weakref.WeakKeyDictionary[ExportedProgram, dict[Any, ir.Model]] = weakref.WeakKeyDictionary()
+
+
+def _copied(model: ir.Model) -> ir.Model:
+    """Copy a model whose tensors stay shared; `ir.Model.clone` also shares the types of values, which are changed."""
+    found = model.clone()
+    for graph in (found.graph, *found.graph.subgraphs()):
+        values = [
+            *graph.inputs,
+            *graph.initializers.values(),
+            *(one for node in graph for one in node.outputs),
+        ]
+        for value in values:
+            value.type = copy.deepcopy(value.type)
+    return found
 
 
 def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
