@@ -1,6 +1,6 @@
 """ONNX Runtime backend: the program exported to ONNX, int8 layers written for the instruction set at hand.
 
-The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_operators`.
+The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_attention_lowering`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from infer.onnx import export as exporter
 from infer.onnx import (
     int8_signedness,
     onnx_source,
+    ort_session,
+    ort_step_runner,
     paged_attention,
-    session,
-    step_runner,
     table_layers,
 )
 from infer.onnx.decompositions import experts_refused
@@ -119,7 +119,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         done = RewriteResult()
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
-    nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
+    nodes = ort_session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
     seconds = time.perf_counter() - start
     findings = [
         _finding("opset", onnx_source.opset(path)),
@@ -133,17 +133,21 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     return Lowered(findings, quantized)
 
 
-def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner | step_runner.EncoderRunner:
+def open(
+    folder: Path, device: str
+) -> ort_session.OrtRunner | ort_step_runner.StepRunner | ort_step_runner.EncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
     path = int8_signedness.adapt_signedness(folder / MODEL, _int8_target(device))
     try:
         if is_step(signature.inputs):
-            kind = step_runner.EncoderRunner if signature.task == "encoder" else step_runner.StepRunner
+            kind = (
+                ort_step_runner.EncoderRunner if signature.task == "encoder" else ort_step_runner.StepRunner
+            )
             return kind(path, signature.inputs, signature.outputs)
-        return session.OrtRunner(path, signature.inputs, signature.outputs, device)
+        return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device)
     except NotUsableError as error:
-        if not session.is_damaged(error):
+        if not ort_session.is_damaged(error):
             raise
         raise ArtifactError(error.message, where=str(folder / MODEL)) from error
 
@@ -191,7 +195,9 @@ def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rew
 
 def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
     """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
-    a, b = (session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats))
+    a, b = (
+        ort_session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats)
+    )
     seconds, loss, words = [0.0, 0.0], 0.0, []
     for batch in plan.batches:
         inputs = {spec.name: spec.with_rows(graph.samples[spec.name], batch) for spec in graph.inputs}

@@ -20,7 +20,7 @@ from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.onnx import trt_ahead, trt_build, trt_engine, trt_library, trt_runner
+from infer.onnx import trt_build, trt_engine, trt_library, trt_runner, trt_stand_in
 from infer.onnx.decompositions import experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
@@ -114,7 +114,7 @@ class TrtBackend:
         with torch.cuda.device(device) if device else contextlib.nullcontext():
             built = trt_build.build(graph, plan, path, options)
         if device is None:
-            trt_ahead.write(path, folder)
+            trt_stand_in.write(path, folder)
         (folder / ENGINE).write_bytes(built.engine.blob)
         (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
         if graph.onnx is None:
@@ -131,16 +131,16 @@ class TrtBackend:
             )
         return None
 
-    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner | trt_ahead.StandIn:
+    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner | trt_stand_in.StandIn:
         """Open the engine; raise `NotUsableError` when it was built for another library, version or GPU.
 
         On the CPU what `lower` wrote ahead of time is opened as a stand-in, in the folder where it was lowered alone.
         """
         if not device.startswith("cuda"):
-            if not (folder / trt_ahead.MODEL).exists():
+            if not (folder / trt_stand_in.MODEL).exists():
                 raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
             signature = storage.load_signature(folder)
-            return trt_ahead.StandIn(folder, signature.inputs, signature.outputs)
+            return trt_stand_in.StandIn(folder, signature.inputs, signature.outputs)
         made = json.loads((folder / BUILD_INFO).read_text())
         library = trt_library.RTX if trt_library.RTX in made else trt_library.TENSORRT
         if reason := trt_library.missing(library):

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import torch_backends
+from . import refused_backends
 from .errors import InferError, UsageError, unknown
 
 KINDS = {
@@ -41,7 +41,7 @@ def get(folder: str, name: str) -> Any:
     """
     base, _, option = name.partition(":")
     if base not in names(folder):
-        if folder == "backends" and (refusal := torch_backends.refusal(base)) is not None:
+        if folder == "backends" and (refusal := refused_backends.refusal(base)) is not None:
             raise refusal
         raise unknown(KINDS[folder], name, names(folder))
     foreign = _foreign(folder).get(base)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "paths", "regular_files",
-    "library_errors", "torch_backends", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention",
+    "library_errors", "refused_backends", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention",
     "graph", "fidelity", "compress",
     "onnx", "artifact", "llm", "tasks", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip

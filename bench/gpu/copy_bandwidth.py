@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from infer.kernels.gpu.crossover import graph_seconds
+from infer.kernels.gpu.kernel_thresholds import graph_seconds
 
 
 def copy_bandwidth() -> float:

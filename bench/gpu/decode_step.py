@@ -42,7 +42,7 @@ from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, reference
 from infer.attention import triton as ours
 from infer.graph import devices
 from infer.graph.program import flatten
-from infer.kernels.gpu.crossover import graph_seconds
+from infer.kernels.gpu.kernel_thresholds import graph_seconds
 from infer.llm import FullSequenceRunner, StepShape, capture_step, probe
 from infer.llm.step import cuda_graphs
 

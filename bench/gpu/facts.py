@@ -50,9 +50,9 @@ def machine() -> dict[str, Any]:
 @check
 def crossovers() -> dict[str, Any]:
     """Return the row counts from which another kernel is faster."""
-    from infer.kernels.gpu import crossover
+    from infer.kernels.gpu import kernel_thresholds
 
-    return {name: list(rows) for name, rows in crossover._table(torch.device(_device(), 0)).items()}
+    return {name: list(rows) for name, rows in kernel_thresholds._table(torch.device(_device(), 0)).items()}
 
 
 @check

@@ -9,7 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer.kernels.gpu import crossover, int8, int8_rows, int8_tiles, lut, lut4_int8, lut_rows, lut_tiles
+from infer.kernels.gpu import (
+    int8,
+    int8_rows,
+    int8_tiles,
+    kernel_thresholds,
+    lut,
+    lut4_int8,
+    lut_rows,
+    lut_tiles,
+)
 from infer.kernels.ops import bitpack, linear_int8
 from infer.kernels.ops.linear_fp8 import to_float8
 
@@ -109,7 +118,7 @@ KINDS: dict[str, tuple[float, Callable[[int, int], Weight]]] = {
 }
 
 
-def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> crossover.Crossover:
+def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> kernel_thresholds.Crossover:
     """Measure the three paths of `lut4` or `int8` on one layer, and keep where they cross for this GPU."""
     weight = KINDS[kind][1](n, k)
     if kind == "int8":
@@ -124,4 +133,6 @@ def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> crossover.Crossover
         return lambda: path(x, *tensors)
 
     device = torch.device("cuda", torch.cuda.current_device())
-    return crossover.measure(kind, device, {name: partial(call, path) for name, path in paths.items()})
+    return kernel_thresholds.measure(
+        kind, device, {name: partial(call, path) for name, path in paths.items()}
+    )

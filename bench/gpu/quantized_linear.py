@@ -33,7 +33,7 @@ import triton
 from bench.gpu import packed_weights
 from bench.gpu.copy_bandwidth import copy_bandwidth
 from bench.gpu.packed_weights import LAYERS, Weight
-from infer.kernels.gpu.crossover import graph_seconds
+from infer.kernels.gpu.kernel_thresholds import graph_seconds
 
 BAR_SHARE = 0.6  # of the copy bandwidth: lut4, one row, packed weights of BAR_BYTES and more
 BAR_BYTES = 16e6

@@ -306,12 +306,14 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
         name: (name, GROUPED)
         for name in ("ctrl", "fuyu", "gpt-sw3", "granite_swa", "hyperclovax", "iquestcoder", "jais2")
     },
-    **{name: (name, GROUPED) for name in ("lfm3", "modernbert-decoder", "aria_text", "cohere2_moe")},
+    **{name: (name, GROUPED) for name in ("modernbert-decoder", "aria_text", "cohere2_moe")},
+    "lfm3": ("lfm3", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
     **{name: (name, GROUPED) for name in ("flex_olmo", "granitemoe_swa", "granitemoeshared", "jetmoe")},
     **{name: (name, WIDE) for name in ("ministral", "hunyuan_v1_moe")},
     **{
         name: (name, {**MIXTURE, **SPARSE, "head_dim": 16})
-        for name in ("dots1", "glm4_moe", "hy_v3", "mimo_v2_flash", "qwen3_5_moe_text", "solar_open")
+        for name in ("dots1", "glm4_moe", "hy_v3", "mimo_v2_flash", "solar_open")
     },
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**WIDE, **MIXTURE, **DELTA}),
     **{name: (name, {**LATENT, **SPARSE, "first_k_dense_replace": 1}) for name in ("longcat_flash", "youtu")},
 }

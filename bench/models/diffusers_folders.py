@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from infer.load import fill, load
-from infer.pipeline.original import float_graph
+from infer.pipeline.float_graph import float_graph
 from infer.plan import Plan
 
 CLOSE = 1e-4  # relative, of a captured model against diffusers' own forward

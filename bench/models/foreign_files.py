@@ -141,7 +141,7 @@ FILES: dict[str, Maker] = {
     "TensorRT .plan": data("model.plan", b"ftrt" + NOISE),
     "ExecuTorch .pte": data("model.pte", FLATBUFFER + b"ET12" + bytes(40)),
     "NeMo .nemo": tarred("model.nemo", "./model_config.yaml", "./model_weights.ckpt"),
-    "GGUF": data("model.gguf", b"GGUF\3\0\0\0"),
+    "GGUF, cut off": data("model.gguf", b"GGUF\3\0\0\0"),
     "GGML": data("model.bin", b"lmgg" + bytes(16)),
     "Core ML .mlmodel": data("model.mlmodel", b"\x08\x05" + field(2, b"\x0a\0") + b"\xa2\x1f\1\0"),
     "Core ML .mlpackage": holding("Data/com.apple.CoreML/model.mlmodel"),

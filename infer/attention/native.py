@@ -1,8 +1,8 @@
 """Flash-decoding in C++ on CPUs (see kernels/cpu/src/attend.h), in its own page layout.
 
-It is `infer::attend_native`, with the arguments of `infer::attend_paged`: `kernels.prepack` puts it in place of that
-in programs that are lowered for a CPU with native kernels. A cache is written and read by one of the two only: a page
-has as many bytes, but not the same in it.
+It is `infer::attend_native`, with the arguments of `infer::attend_paged`: `kernels.passes.prepack` puts it in place
+of that in programs that are lowered for a CPU with native kernels. A cache is written and read by one of the two
+only: a page has as many bytes, but not the same in it.
 """
 
 from __future__ import annotations

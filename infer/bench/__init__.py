@@ -17,7 +17,7 @@ from ..artifact.golden import read_inputs
 from ..errors import GateError, UsageError
 from ..fidelity.thresholds import LIMITS, precision_class
 from ..latency import Latency, Paired, measure, paired
-from ..pipeline import original
+from ..pipeline import float_graph
 from ..plan import Plan
 from ..predict import Predictor
 from ..report import memory
@@ -118,7 +118,7 @@ def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[
     plan = ours.manifest.plan.with_(source=str(vs), quant="none", dtype="float32", trust_code=trust_code)
     loaded = load.load(plan)
     load.fill(loaded)
-    return original.float_graph(loaded).run, f"{vs.name}, float in torch"
+    return float_graph.float_graph(loaded).run, f"{vs.name}, float in torch"
 
 
 def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:

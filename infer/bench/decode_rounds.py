@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UsageError
 from ..kernels import cpu
-from ..llm.engine.cache_rooms import STATE_SHARE
+from ..llm.engine.cache_sizing import STATE_SHARE
 from ..llm.engine.engine import Engine
 from ..llm.engine.limits import EngineLimits
 from ..llm.engine.requests import Request

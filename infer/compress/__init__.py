@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .calibration.input_statistics import calibrate
     from .calibration.smoothquant import Balance
     from .layer_candidates import Candidates
-    from .layer_formats import check_pins, layer_names, resolve_pins
-    from .layers import formats_of
+    from .layer_overrides import check_pins, layer_names, resolve_pins
     from .pack_model import PackingCache, QuantizationResult, quantize_model
+    from .packed_layers import formats_of
+    from .quantizable_layers import Weight
     from .recurrent import split_recurrent
-    from .sites import Weight
     from .weight_coverage import Coverage, cover, enforce
     from .weight_norm_folding import fold_weight_norms
 
@@ -169,18 +169,18 @@ _LAZY = {
     "Coverage": "weight_coverage",
     "QuantizationResult": "pack_model",
     "PackingCache": "pack_model",
-    "Weight": "sites",
+    "Weight": "quantizable_layers",
     "calibrate": "calibration.input_statistics",
-    "check_pins": "layer_formats",
+    "check_pins": "layer_overrides",
     "cover": "weight_coverage",
     "coverage": "calibration.data_coverage",
     "enforce": "weight_coverage",
     "fold_batch_norms": "batch_norm_folding",
     "fold_weight_norms": "weight_norm_folding",
-    "formats_of": "layers",
-    "layer_names": "layer_formats",
+    "formats_of": "packed_layers",
+    "layer_names": "layer_overrides",
     "quantize_model": "pack_model",
-    "resolve_pins": "layer_formats",
+    "resolve_pins": "layer_overrides",
     "split_recurrent": "recurrent",
 }
 

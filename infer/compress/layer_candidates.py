@@ -9,10 +9,10 @@ from torch import nn
 
 from ..plan import Plan
 from . import Stats
-from .layer_formats import FLOAT, Format, format_of, names_of, pinned, quantizable
+from .layer_overrides import FLOAT, Format, format_of, names_of, pinned, quantizable
 from .pack_model import PackingCache, PackingResult, pack, packed_layers, refuses
+from .quantizable_layers import Weight
 from .row_source import row_source_of
-from .sites import Weight
 
 
 class Candidates:

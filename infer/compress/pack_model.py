@@ -23,12 +23,12 @@ from ..results import LayerResult
 from ..spec import Finding
 from . import Stats, join, needs_stats
 from .calibration.expert_statistics import ExpertStats
-from .layer_formats import FLOAT, Format, find_with_formats
 from .layer_kinds import NAMES, is_looked_up
-from .layers import replacement
+from .layer_overrides import FLOAT, Format, find_with_formats
+from .packed_layers import replacement
 from .packed_weight import Packed
+from .quantizable_layers import Site, Weight
 from .row_source import RowSource, row_source_of
-from .sites import Site, Weight
 
 STAGE = "compress"
 Progress = Callable[[int, int, str], None]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError, UsageError
-from ..load.expert_layers import ExpertLinear
+from ..load.moe_layers import ExpertLinear
 from ..load.weights import WeightReader, check_finite
 from .layer_kinds import by_rows, is_stored_by_columns
-from .sites import Weight
+from .quantizable_layers import Weight
 
 BLOCK = 1 << 22  # weights in float at a time
 

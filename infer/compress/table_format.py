@@ -16,7 +16,7 @@ from ..plan import Plan
 from . import Stats
 from .calibration.gptq import fit_with_feedback
 from .calibration.group_scales import fit
-from .refusals import refuses_table_format
+from .format_constraints import refuses_table_format
 
 BITS = 4
 OPTIONS = ("", str(FINE))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .accuracy_drop import drop, excess
-from .effect import Effect
 from .gate import judge
 from .metrics import Comparison, compare
+from .output_divergence import Effect
 from .worst_layers import worst_layers
 
 __all__ = ["Comparison", "Effect", "compare", "drop", "excess", "judge", "worst_layers"]

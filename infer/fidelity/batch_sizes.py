@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InferError
 from ..results import Metric
-from .accumulators import kept_rows, rows_of
+from .metric_sums import kept_rows, rows_of
 from .metrics import Comparison
 
 SIZES = (1, 3)

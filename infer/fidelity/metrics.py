@@ -1,6 +1,6 @@
 """Fidelity metrics of the optimized model against the float original, as pure functions.
 
-Pure: tensors in, `Metric` values out. `sums` holds the arithmetic, `gate` the judgement.
+Pure: tensors in, `Metric` values out. `metric_sums` holds the arithmetic, `gate` the judgement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..results import Metric
 from . import retrieval
-from .accumulators import MetricSums, add_output, is_logits, next_tokens
+from .metric_sums import MetricSums, add_output, is_logits, next_tokens
 from .retrieval import Retrieval
 
 _WHY = {

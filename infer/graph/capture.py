@@ -22,7 +22,7 @@ from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
 from ..silence_logs import quiet
 from ..spec import TensorSpec
-from . import in_place
+from . import functionalize
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
 
@@ -55,9 +55,9 @@ def capture(
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph of a failed export
                 program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
-            program, wrote_inputs = in_place.functionalize(program)
+            program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
-                in_place.copy_inputs(module)
+                functionalize.copy_inputs(module)
         except NotUsableError:
             raise
         except Exception as error:

@@ -14,8 +14,8 @@ from ..spec import parse_size
 from .engine.engine import Engine
 from .engine.engine_thread import EngineThread
 from .engine.limits import EngineLimits
+from .engine.prompt_lookup import PromptLookup
 from .engine.sampling_options import Sampling
-from .engine.speculation import PromptLookup
 from .lora.adapters import Adapters
 from .step.cuda_graphs import decode_buckets
 from .step.step_shape import StepShape

@@ -9,12 +9,12 @@ read_data(spec, …)  what `--data` names, as samples
 
 from __future__ import annotations
 
-from .copies import unfilled_copy
 from .data import read_data
 from .fill_weights import STRATEGIES, fill, resolve_strategy
 from .identify import Identified, identify
 from .loaded_model import LoadedModel
-from .open_source import load
+from .module_copies import unfilled_copy
+from .open_model import load
 
 __all__ = [
     "STRATEGIES",

@@ -11,8 +11,8 @@ from torch import nn
 from ..errors import SourceError, UsageError
 from ..plan import Plan
 from ..spec import Finding
-from .copies import copy_structure
 from .loaded_model import LoadedModel
+from .module_copies import copy_structure
 from .user_module import UserModule, user_code_errors
 
 

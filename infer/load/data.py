@@ -70,8 +70,8 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
-        vocabulary = loaded.meta.get("vocab_size")
-        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary)
+        vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
+        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id)
         return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
@@ -111,10 +111,12 @@ def random_inputs(
     seed: int,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     vocabulary: int | None = None,
+    pad_id: int | None = None,
 ) -> Samples:
     """Draw normal floats, ones for masks, tokens of the whole vocabulary, and 0 or 1 for other integers.
 
-    A symbolic size is 8, or twice its smallest if larger.
+    A symbolic size is 8, or twice its smallest if larger. The padding token is not drawn: some models number the
+    positions of the other tokens only.
     """
     known = {
         name: max(RANDOM_ROWS, 2 * low) if low > 1 else RANDOM_ROWS
@@ -129,8 +131,11 @@ def random_inputs(
         elif spec.dtype == "bool" or "mask" in spec.name:
             samples[spec.name] = torch.ones(shape, dtype=spec.torch_dtype)
         else:
-            most = vocabulary if vocabulary and spec.name in TOKENS else 2
-            samples[spec.name] = torch.randint(0, most, shape, generator=generator).to(spec.torch_dtype)
+            tokens = vocabulary if vocabulary and spec.name in TOKENS else None
+            drawn = torch.randint(0, tokens or 2, shape, generator=generator)
+            if tokens and pad_id is not None:
+                drawn[drawn == pad_id] = (pad_id + 1) % tokens
+            samples[spec.name] = drawn.to(spec.torch_dtype)
     return samples
 
 

@@ -16,10 +16,10 @@ from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import SUFFIXES as IMAGES
 from ..regular_files import require_regular
 from ..spec import DTYPE_NAMES, TensorSpec
-from . import images, sounds
+from . import audio_samples, image_samples
 from .loaded_model import LoadedModel
 from .text_data import TEXT_INPUTS, tokenize
-from .weights.containers import refuse_expanded
+from .weights.nested_state_dict import refuse_expanded
 from .weights.torch_reader import load_safely
 
 ARRAYS = (".npy", ".npz")
@@ -47,7 +47,7 @@ def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samp
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
         return _from_images(pictures, loaded, where)
     if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
-        return sounds.read_sounds(recordings, loaded, where)
+        return audio_samples.read_sounds(recordings, loaded, where)
     if texts:
         return tokenize([_text(path) for path in texts], loaded), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
@@ -61,8 +61,8 @@ def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samp
 def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
     steps = loaded.preprocessor
     if steps is not None and not isinstance(steps, AudioPreprocessor):
-        return images.preprocess_images(files, steps)
-    pixels, used = images.read_images(files, loaded.inputs, where)
+        return image_samples.preprocess_images(files, steps)
+    pixels, used = image_samples.read_images(files, loaded.inputs, where)
     return {loaded.inputs[0].name: pixels}, used
 
 

@@ -13,9 +13,9 @@ from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import DTYPE_NAMES, TensorSpec
 from .code_sources import module_in_memory
-from .copies import own_parameters
-from .layer_recovery import restore_layers
 from .loaded_model import LoadedModel
+from .module_copies import own_parameters
+from .modules_from_program import restore_layers
 
 
 class KeywordModule(nn.Module):

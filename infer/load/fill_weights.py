@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from ..errors import SourceError, unknown
 from ..plan import Plan
 from ..spec import Choice, Finding
-from .full_read import FullReadLoader
 from .loaded_model import LoadedModel
 from .mapped_weights import MappedLoader
 from .meta_model import assign
 from .offload import stream_layers
 from .tensor_cache import SplitReader
+from .torch_load_baseline import FullReadLoader
 from .weights import WeightReader, num_bytes, read_as
 
 STRATEGIES = ("meta", "sequential", "per-tensor", "torch", "offload")

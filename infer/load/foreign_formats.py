@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .diffusers_pipeline import describe_pipeline
-from .protobuf import foreign_protobuf
+from .identify_protobuf import foreign_protobuf
 
 ForeignKind = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
 ORIGINAL = "Give the original model (PyTorch, safetensors or ONNX)"

@@ -14,16 +14,16 @@ from ..plan import Plan
 from ..spec import Finding
 from . import heads
 from .converted_names import convert_names
-from .expert_layers import checkpoint_names, split_experts
+from .dynamic_rope import FixedFrequencies, fix_frequencies
 from .language_tower import TowerReader, has_tower, tower_config, tower_settings
-from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from .model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
-from .position_tables import compute_position_tables
+from .moe_layers import checkpoint_names, split_experts
 from .processors import Preprocessor, preprocessing_finding, read_preprocessor
 from .quantized_weights import open_quantized
 from .sentence_transformers import read_sentence_folder
+from .sinusoidal_positions import compute_position_tables
 from .weight_files import open_weights
 from .weights import FiniteReader, WeightReader, num_bytes
 

@@ -23,7 +23,7 @@ from .foreign_formats import (
     foreign_zip,
 )
 from .gguf import describe_gguf
-from .protobuf import looks_like_onnx
+from .identify_protobuf import looks_like_onnx
 from .sentence_modules import transformer_folder
 from .weights.pickle_scan import MAX_PICKLE, code_among, globals_of
 from .weights.safetensors_reader import read_header

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from ..kernels.ops.linear_experts import by_expert
-from .expert_layers import ExpertLinear
+from .moe_layers import ExpertLinear
 from .weights import WeightReader, row_blocks
 
 BLOCK_BYTES = 16 << 20

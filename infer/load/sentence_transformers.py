@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import SourceError
-from .pooling import EmbeddingHead, Normalize, Pooling
+from .sentence_layers import EmbeddingHead, Normalize, Pooling
 from .sentence_modules import (
     Module,
     build_layer,

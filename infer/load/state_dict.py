@@ -16,7 +16,7 @@ from .loaded_model import LoadedModel
 from .meta_model import assign, build_on_meta
 from .user_module import UserModule
 from .weights import DictReader, FiniteReader, WeightReader, num_bytes
-from .weights.containers import refuse_expanded, unwrap
+from .weights.nested_state_dict import refuse_expanded, unwrap
 from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
-from . import dequantize, packed_rows, paged_attention, paged_operators, table_layers
+from . import paged_attention, paged_attention_lowering, table_layers, trt_embeddings, trt_linear
 from .graph_builder import GraphBuilder, drop_unused
 from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
@@ -37,11 +37,11 @@ _RULES = {
     "linear_int8_weight": weight_only,
 }
 _TRT_RULES = {
-    "linear_lut": dequantize.linear,
-    "linear_int8_weight": dequantize.int8_linear,
-    "linear_fp8_static": dequantize.float8_linear,
-    "embedding_lut": packed_rows.embedding,
-    "embedding_int8": packed_rows.embedding,
+    "linear_lut": trt_linear.linear,
+    "linear_int8_weight": trt_linear.int8_linear,
+    "linear_fp8_static": trt_linear.float8_linear,
+    "embedding_lut": trt_embeddings.embedding,
+    "embedding_int8": trt_embeddings.embedding,
 }
 
 
@@ -70,7 +70,7 @@ def rewrite(
             continue
         emit = GraphBuilder(model.graph, node)
         if node.op_type == paged_attention.NAME:
-            emit.replace(paged_operators.attend(emit))
+            emit.replace(paged_attention_lowering.attend(emit))
             continue
         if node.op_type == paged_attention.WRITTEN:
             emit.replace(emit("Identity", node.inputs[0]))
@@ -96,7 +96,7 @@ def rewrite(
         if "in float" in taken:
             done.in_float.append(str(emit.weight_name))
     if attention:
-        paged_operators.finish(model, attention)
+        paged_attention_lowering.finish(model, attention)
     drop_unused(model.graph)
     model.opset_imports.pop(DOMAIN, None)
     if done.forms:

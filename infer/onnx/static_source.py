@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import NotUsableError
-from . import session, source_weights
+from . import ort_session, source_weights
 from .decompositions import DOMAIN
 from .graph_builder import GraphBuilder
 
@@ -47,12 +47,12 @@ def input_ranges(source: Path, rows: Mapping[str, Tensor], copy: Any) -> dict[st
         for name in sorted(wanted - given):
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
         onnx.save(model, str(path))
-        opened: Any = session.open_session(path, "cpu", is_dynamic=True)
+        opened: Any = ort_session.open_session(path, "cpu", is_dynamic=True)
         try:
             return _largest(opened, rows, wanted)
-        except session.runtime_errors() as error:
+        except ort_session.runtime_errors() as error:
             raise NotUsableError(
-                f"the calibration rows do not run in the model: {session.sentence(error)}"
+                f"the calibration rows do not run in the model: {ort_session.sentence(error)}"
             ) from error
 
 

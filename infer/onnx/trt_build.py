@@ -9,7 +9,7 @@ from .. import device as hardware
 from .. import paths
 from ..graph.program import Graph
 from ..plan import Plan
-from . import calibrate, onnx_source, precision_casts, trt_engine, trt_library
+from . import activation_ranges, onnx_source, precision_casts, trt_engine, trt_library
 from . import export as exporter
 from .int8_layers import RewriteResult, rewrite
 from .table_layers import Weights
@@ -69,8 +69,8 @@ def write_model(
         model = ir.load(str(graph.onnx))
     else:
         model = exporter.to_ir(graph, "trt", opset=BFLOAT16_OPSET if low == "bfloat16" else OPSET)
-        if calibrate.needs_scales(model):
-            calibrate.make_static(model, calibrate.input_ranges(graph))
+        if activation_ranges.needs_scales(model):
+            activation_ranges.make_static(model, activation_ranges.input_ranges(graph))
         done = rewrite(model, "trt", weights=weights)
     if low is not None and onnx_source.is_float32(model):
         precision_casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..graph import storage, two_graphs
+from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph, plain_call
 from ..llm.step import cuda_graphs
 from ..llm.step.source_sequences import sequence_runner
@@ -92,8 +92,8 @@ class FloatForms:
             place.mkdir(parents=True)
             graph = self._graph(shape)
             storage.save(graph, place)
-            two_graphs.lower(backend, graph, plan.with_(quant="none", dtype="float32"), place)
-            runner = two_graphs.open_runner(backend, place, plan.device)
+            encoder_decoder_graphs.lower(backend, graph, plan.with_(quant="none", dtype="float32"), place)
+            runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
             self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]
 
@@ -105,7 +105,7 @@ class FloatForms:
             step = self._graph(shape)
             runner: Any = Eager(step)
             if step.encoder is not None:
-                runner = two_graphs.TwoGraphs(runner, Eager(step.encoder))
+                runner = encoder_decoder_graphs.TwoGraphs(runner, Eager(step.encoder))
             return opened(runner, shape, plan.device)
         return (
             Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)

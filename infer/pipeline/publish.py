@@ -21,8 +21,8 @@ from ..report import build, document, html, memory, roofline
 from ..report.memory import Memory
 from ..reporter import Reporter
 from ..spec import Finding
-from .original import Original
-from .run import Resolved
+from .float_graph import Original
+from .resolve_plan import Resolved
 from .select import Selected
 from .try_backends import Compressed
 

@@ -30,11 +30,11 @@ from ..plan import Plan
 from ..report import roofline
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding, TensorSpec
+from .float_graph import Original, capture_original, captured, decoder_of, float_graph, module_of
 from .float_reference import FloatForms
 from .llm_mode import no_step, refuse_backend
-from .original import Original, capture_original, captured, decoder_of, float_graph, module_of
 from .publish import Outcome, publish
-from .run import Resolved, resolve, resolve_cache
+from .resolve_plan import Resolved, resolve, resolve_cache
 from .select import Selected, choose, enforce
 from .try_backends import Compressed, try_backends
 

@@ -20,8 +20,8 @@ from ..predict.tensors import ExclusiveCalls
 from ..report import formatting, step_breakdown
 from ..spec import Finding
 from .float_reference import FloatForms
+from .run_trial import batches_of
 from .trial import Timing, Trial
-from .trial_comparison import batches_of
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..graph import storage, two_graphs
+from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
@@ -19,8 +19,8 @@ from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Finding, LayerChoice
 from .float_reference import EAGER, FloatForms
+from .run_trial import run_trial
 from .trial import Trial
-from .trial_comparison import run_trial
 from .trial_timing import time_trials
 
 
@@ -89,7 +89,7 @@ class Trials:
         """Lower on one backend and compare; a refusal is noted."""
         plan = self.plan.with_(backend=name)
         small, shape, place, scores_only = self._form(name)
-        reason = plugins.why_not("backends", name) or two_graphs.refusal(
+        reason = plugins.why_not("backends", name) or encoder_decoder_graphs.refusal(
             plugins.get("backends", name), small, self.plan
         )
         if reason:

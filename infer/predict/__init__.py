@@ -15,7 +15,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import two_graphs
+from ..graph import encoder_decoder_graphs
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.source_sequences import sequence_runner
@@ -177,7 +177,7 @@ class Predictor(TextGeneration):
 
 def _open_runner(backend: Any, folder: Path, manifest: store.Manifest, device: str) -> Any:
     """Open the compiled graphs of `folder`; those of a language model as a runner of whole sequences."""
-    runner = two_graphs.open_runner(backend, folder, device)
+    runner = encoder_decoder_graphs.open_runner(backend, folder, device)
     if (shape := generation_shape(manifest)) is None:
         return runner
     return sequence_runner(cuda_graphs.wrap(runner, device), shape, device)

@@ -16,7 +16,7 @@ from .. import library_errors, paths, plugins
 from ..artifact import store
 from ..artifact.manifest import target_of
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
-from ..graph import storage, two_graphs
+from ..graph import encoder_decoder_graphs, storage
 from ..llm.step.step_shape import StepShape
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -102,7 +102,7 @@ def lower_again(
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)
         _link_to(folder, fresh)
-        two_graphs.lower(backend, storage.load(folder), manifest.plan.with_(device=device), fresh)
+        encoder_decoder_graphs.lower(backend, storage.load(folder), manifest.plan.with_(device=device), fresh)
         with contextlib.suppress(OSError):  # another process was first: its result is equal
             fresh.rename(place)
     return place
@@ -113,7 +113,7 @@ def _link_to(folder: Path, place: Path) -> None:
 
     `place` was lowered from an equal artifact, which may have moved or changed since.
     """
-    for source, link in two_graphs.links(folder, place):
+    for source, link in encoder_decoder_graphs.links(folder, place):
         target = str(source.resolve())
         if link.is_symlink() and os.readlink(link) == target:
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..llm.engine.requests import Request
-from ..llm.handles import complete, new_id
 from ..llm.llm import LanguageModel
+from ..llm.request_streams import complete, new_id
 from ..tasks import whisper_windows
 from ..tasks.answers import Answer
 from ..tasks.media_model import MediaModel

@@ -18,8 +18,8 @@ from ..llm.completion import Completion
 from ..llm.engine.engine_thread import EngineThread
 from ..llm.engine.limits import EngineLimits, default_limits
 from ..llm.engine.requests import Request
-from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete
 from ..llm.llm import LanguageModel, parse_size
+from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete
 from ..llm.step.cuda_graphs import Bucket, GraphedStep
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of

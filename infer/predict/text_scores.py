@@ -8,8 +8,8 @@ from ..errors import InputError
 from ..llm.completion import Score, merge_logprobs, scoring_windows
 from ..llm.engine.requests import Request
 from ..llm.engine.sampling_options import Sampling
-from ..llm.handles import complete, new_id
 from ..llm.llm import LanguageModel
+from ..llm.request_streams import complete, new_id
 
 Prompt = str | Sequence[int]
 

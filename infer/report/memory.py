@@ -18,7 +18,7 @@ import msgspec
 from torch import Tensor
 
 from .. import device as hardware
-from ..graph import two_graphs
+from ..graph import encoder_decoder_graphs
 from ..llm.step.source_sequences import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..spec import Finding
@@ -164,7 +164,7 @@ def _child() -> None:
     inputs = load_file(folder / "golden" / "inputs.safetensors")
     with PeakMemory() as opening:
         start = time.perf_counter()
-        runner = two_graphs.open_runner(module, folder, device)
+        runner = encoder_decoder_graphs.open_runner(module, folder, device)
         shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
         runner = runner if shape is None else sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start

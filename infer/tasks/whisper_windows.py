@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..llm.engine.sampling_options import Sampling
-from ..llm.engine.transcription_rules import TranscriptionRules
+from ..llm.engine.whisper_timestamp_rules import TranscriptionRules
 from .whisper import WhisperTokens
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from backends import ort
 from infer import Plan, Predictor, llm
-from infer.graph import two_graphs
+from infer.graph import encoder_decoder_graphs
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling_options import Sampling
 from infer.llm.step.source_sequences import SourceSequenceRunner
@@ -33,13 +33,13 @@ def opened(model: nn.Module, folder: Path) -> SourceSequenceRunner:
     shape = msgspec.structs.replace(shape, page=4)
     graph = llm.capture_language_model(model, shape)
     plan = Plan(source="", device="cpu", dtype="float32")
-    assert two_graphs.refusal(ort, graph, plan) is None
+    assert encoder_decoder_graphs.refusal(ort, graph, plan) is None
     for part, place in ((graph, folder), (graph.encoder, folder / "encoder")):
         assert part is not None
         ort.lower(part, plan, place)
         signature = {"inputs": part.inputs, "outputs": part.outputs, "sizes": {}, "task": part.task}
         (place / "graph.json").write_bytes(msgspec.json.encode(signature))
-    return SourceSequenceRunner(two_graphs.open_runner(ort, folder, "cpu"), shape)
+    return SourceSequenceRunner(encoder_decoder_graphs.open_runner(ort, folder, "cpu"), shape)
 
 
 def test_two_onnx_graphs_give_the_logits_of_transformers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from infer import Plan, Predictor, llm
 from infer.attention import KV_DTYPES
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence import attention_inputs
-from infer.onnx import export, step_runner
+from infer.onnx import export, ort_step_runner
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import VOCABULARY, build
 
@@ -28,15 +28,15 @@ LENGTHS = [sum(counts) for counts in zip(*STEPS, strict=True)]
 
 def opened(
     model: nn.Module, folder: Path, kv_dtype: str = "float32"
-) -> tuple[llm.StepShape, step_runner.StepRunner]:
+) -> tuple[llm.StepShape, ort_step_runner.StepRunner]:
     shape = llm.probe(model, page=4, kv_dtype=kv_dtype)
     graph = llm.capture_step(model, shape)
     done = export.export(graph, "ort-u8u8", folder / "model.onnx")
-    return shape, step_runner.StepRunner(done.path, graph.inputs, graph.outputs)
+    return shape, ort_step_runner.StepRunner(done.path, graph.inputs, graph.outputs)
 
 
 def in_steps(
-    shape: llm.StepShape, runner: step_runner.StepRunner, ids: Tensor, cache: Tensor
+    shape: llm.StepShape, runner: ort_step_runner.StepRunner, ids: Tensor, cache: Tensor
 ) -> list[Tensor]:
     """Logits of each sequence, pages interleaved and given out backwards."""
     blocks = -(-max(LENGTHS) // shape.page)

@@ -16,7 +16,7 @@ from infer import Plan, plugins
 from infer import device as hardware
 from infer.cli import main
 from infer.errors import NotUsableError, UsageError
-from infer.onnx import trt_ahead, trt_build, trt_engine, trt_library
+from infer.onnx import trt_build, trt_engine, trt_library, trt_stand_in
 from infer.pipeline import stages
 from infer.reporter import Reporter
 from tests.support.onnx_models import Lut, graph, relative_error
@@ -125,8 +125,8 @@ def test_the_stand_in_computes_the_graph_in_float32(tmp_path: Path, dtype: str) 
     made = graph(module, "input=float32[batch,64]", x)
     plan = Plan(source="x", backend="trt:sm_89", device="cpu", dtype=dtype, quant="nf4")
     trt_build.write_model(made, plan, tmp_path / "model.onnx")
-    trt_ahead.write(tmp_path / "model.onnx", tmp_path)
-    runner = trt_ahead.StandIn(tmp_path, made.inputs, made.outputs)
+    trt_stand_in.write(tmp_path / "model.onnx", tmp_path)
+    runner = trt_stand_in.StandIn(tmp_path, made.inputs, made.outputs)
     got = next(iter(runner.run({"input": x}).values()))
     runner.close()
     assert got.dtype == torch.float32

@@ -14,7 +14,7 @@ from backends import trt
 from infer import device as hardware
 from infer import plugins
 from infer.errors import NotUsableError, UsageError
-from infer.onnx import session, trt_engine, trt_library
+from infer.onnx import ort_session, trt_engine, trt_library
 from infer.plan import Plan
 from infer.report import inspection
 
@@ -146,9 +146,9 @@ def test_float32_engines_have_no_tf32_unless_asked(tf32: bool) -> None:
 def test_onnx_runtime_has_no_tf32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    assert session.providers("cuda")[0][1]["use_tf32"] == "0"
+    assert ort_session.providers("cuda")[0][1]["use_tf32"] == "0"
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert session.providers("cuda")[0][1]["use_tf32"] == "1"
+    assert ort_session.providers("cuda")[0][1]["use_tf32"] == "1"
 
 
 def test_convolutions_have_no_tf32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch.export import Dim
 from infer import compress, kernels
 from infer.compress import QuantizationResult, row_source
 from infer.compress.conv_layers import QuantizedConv
-from infer.compress.layers import QuantizedEmbedding, QuantizedLinear
+from infer.compress.packed_layers import QuantizedEmbedding, QuantizedLinear
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
 from infer.load.weights import DictReader

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from infer import compress
 from infer.compress import Candidates, PackingCache
 from infer.compress.assign import sensitivity
-from infer.compress.assign.replay import Replay
+from infer.compress.assign.partial_forward import Replay
 from infer.fidelity import Effect, compare
 from infer.plan import Plan
 

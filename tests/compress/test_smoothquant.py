@@ -10,7 +10,7 @@ from infer import compress
 from infer.compress.calibration.input_statistics import calibrate
 from infer.compress.calibration.smoothquant import balance, balance_rows
 from infer.compress.formats import int8
-from infer.compress.layers import QuantizedLinear
+from infer.compress.packed_layers import QuantizedLinear
 from infer.kernels.ops.linear_packed import int8_twin
 from infer.plan import Plan
 

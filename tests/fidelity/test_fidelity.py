@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import device, fidelity
-from infer.fidelity import accumulators
+from infer.fidelity import metric_sums
 from infer.fidelity.gate import limit
 from infer.fidelity.thresholds import LIMITS, Limits
 from infer.results import Metric
@@ -232,7 +232,7 @@ def test_batches_add_up_to_the_whole() -> None:
 def test_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, ids = torch.randn(3, 7, 10), torch.randn(3, 7, 10), torch.randint(0, 10, (3, 7))
     whole = metrics(x, y, "logits", task="text-generation", input_ids=ids)
-    monkeypatch.setattr(accumulators, "CHUNK", 13)
+    monkeypatch.setattr(metric_sums, "CHUNK", 13)
     assert metrics(x, y, "logits", task="text-generation", input_ids=ids) == pytest.approx(whole)
 
 

@@ -19,7 +19,6 @@ from tests.support.triton_compile import assembly, run_in_interpreter
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
-    crossover,
     embedding,
     epilogue,
     int8,
@@ -27,6 +26,7 @@ from infer.kernels.gpu import (  # noqa: E402
     int8_rows,
     int8_tiles,
     int8_weight_rows,
+    kernel_thresholds,
     lut,
     lut4_int8,
     lut_decode,
@@ -232,7 +232,9 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
     assert lut.linear_lut(x.double(), *weights, bias).dtype == torch.float64
     limits = ((100, 100, 1e-3), (1, 100, 1e-3), (1, 1, 1e-3))
     for tiles, library, tolerance in limits:  # few rows, tiles, library
-        monkeypatch.setattr(crossover, "of", lambda *_, a=tiles, b=library: crossover.Crossover(a, b))
+        monkeypatch.setattr(
+            kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
+        )
         assert_near(lut.linear_lut(x.half(), *weights, bias), want, tolerance)
     monkeypatch.setattr(lut, "_BLOCK", 32 * 128)
     wide = lut_weights(70, 128, 3)
@@ -241,11 +243,11 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
 
 
 def test_estimated_crossovers_rise_with_the_bandwidth() -> None:
-    slow, fast = (crossover.estimate("lut4", bandwidth, peak=8e14) for bandwidth in (1e12, 4e12))
-    assert 16 < fast.library <= slow.library < crossover.NEVER
-    assert crossover._first([3.0] * 11, [2.0] * 11) == crossover.NEVER
-    assert crossover._first([1.0] * 11, [2.0] * 11) == 1
-    assert crossover._first([3.0, 3.0] + [1.0] * 9, [2.0] * 11) == crossover.ROWS[2]
+    slow, fast = (kernel_thresholds.estimate("lut4", bandwidth, peak=8e14) for bandwidth in (1e12, 4e12))
+    assert 16 < fast.library <= slow.library < kernel_thresholds.NEVER
+    assert kernel_thresholds._first([3.0] * 11, [2.0] * 11) == kernel_thresholds.NEVER
+    assert kernel_thresholds._first([1.0] * 11, [2.0] * 11) == 1
+    assert kernel_thresholds._first([3.0, 3.0] + [1.0] * 9, [2.0] * 11) == kernel_thresholds.ROWS[2]
 
 
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")

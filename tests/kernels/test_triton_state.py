@@ -12,7 +12,7 @@ from tests.support.state_cases import state_operands
 from tests.support.triton_compile import assembly, run_in_interpreter
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import state  # noqa: E402
+from infer.kernels.gpu import state_space  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -41,7 +41,7 @@ def test_triton_equals_the_twin(name: str, width: int, segments: list[list[int]]
     twin, own, tail = cache.clone(), cache.to(DEVICE), (torch.tensor(segments), 2)
     wanted = getattr(torch.ops.infer, name)(*first, twin, *tail, *last)
     there = [part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in first]
-    got = getattr(state, name)(*there, own, tail[0].to(DEVICE), 2, *last)
+    got = getattr(state_space, name)(*there, own, tail[0].to(DEVICE), 2, *last)
     torch.testing.assert_close(got.cpu(), wanted, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(own.cpu(), twin, atol=2e-5, rtol=1e-5)
     assert torch.equal(own[:, :2].cpu(), cache[:, :2])
@@ -49,12 +49,12 @@ def test_triton_equals_the_twin(name: str, width: int, segments: list[list[int]]
 
 
 def test_segments_that_share_no_row_run_side_by_side() -> None:
-    assert state.runs(torch.tensor(SEGMENTS), ROWS).tolist() == [2, 1, 3, 5, 4]
-    assert state.runs(torch.tensor(CROSSED), ROWS).tolist() == [4, 1, 2, 3]
-    assert state.runs(torch.tensor([[0, 1, 0, 0], [1, 2, 1, 1]]), ROWS).tolist() == [1, 2]
-    assert state.runs(torch.tensor([[0, 1, 0, 1], [1, 2, 2, 0]]), ROWS).tolist() == [2, 1]
+    assert state_space.runs(torch.tensor(SEGMENTS), ROWS).tolist() == [2, 1, 3, 5, 4]
+    assert state_space.runs(torch.tensor(CROSSED), ROWS).tolist() == [4, 1, 2, 3]
+    assert state_space.runs(torch.tensor([[0, 1, 0, 0], [1, 2, 1, 1]]), ROWS).tolist() == [1, 2]
+    assert state_space.runs(torch.tensor([[0, 1, 0, 1], [1, 2, 2, 0]]), ROWS).tolist() == [2, 1]
     with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
-        state.runs(torch.tensor([[0, 1, -1, ROWS]]), ROWS)
+        state_space.runs(torch.tensor([[0, 1, -1, ROWS]]), ROWS)
 
 
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
@@ -66,10 +66,10 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_state_kernels_compile(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
     captured: list[tuple] = []
-    monkeypatch.setattr(state, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
+    monkeypatch.setattr(state_space, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
     for name in STATE_LAYERS:
         first, last, floats = state_operands(name, 32, torch.Generator().manual_seed(0))
-        getattr(state, name)(*first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS), 0, *last)
+        getattr(state_space, name)(*first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS), 0, *last)
     texts = assembly(captured, capability)
     assert len(texts) == len(STATE_LAYERS)
     assert not any("atom." in text for text in texts)

@@ -9,7 +9,7 @@ import pytest
 from infer.errors import GateError
 from infer.fidelity.thresholds import coarser_cache, precision
 from infer.llm.step.step_shape import StepShape
-from infer.pipeline.run import Resolved, resolve, resolve_cache
+from infer.pipeline.resolve_plan import Resolved, resolve, resolve_cache
 from infer.pipeline.select import enforce
 from infer.pipeline.trial import Trial
 from infer.plan import Plan

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer import compress, llm
-from infer.compress.layers import QuantizedLinear
+from infer.compress.packed_layers import QuantizedLinear
 from infer.errors import BusyError, InferError, SourceError, UsageError
 from infer.llm import Engine, EngineLimits, FullSequenceRunner, Request, Sampling, StepShape
 from infer.llm.lora.adapters import Adapters

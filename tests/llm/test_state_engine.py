@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from infer.errors import ResourceError
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
+from infer.llm.engine.prompt_lookup import PromptLookup
 from infer.llm.engine.requests import Output, Request, Sampling
-from infer.llm.engine.speculation import PromptLookup
 from infer.llm.step.paged_attention import use_paged_attention
 from infer.llm.step.paged_step import Step
 from infer.llm.step.probe import probe

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from infer.errors import SourceError, UnsafeSourceError, UsageError
 from infer.load import LoadedModel, fill, identify, load
-from infer.load.weights.inert_types import INERT_TYPES, InertObject, inert_types_allowed
+from infer.load.weights.pickle_stand_ins import INERT_TYPES, InertObject, inert_types_allowed
 from infer.load.weights.torch_reader import TorchReader, load_safely
 from infer.plan import Plan
 

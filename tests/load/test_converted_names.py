@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from infer.errors import SourceError
 from infer.load import fill, load
 from infer.load.converted_names import ConvertedReader, convert_names
-from infer.load.expert_layers import checkpoint_names, split_experts
+from infer.load.moe_layers import checkpoint_names, split_experts
 from infer.load.offload import StreamedExperts, stream_layers
 from infer.load.weights import read_as, stream
 from infer.load.weights.safetensors_reader import SafetensorsReader

@@ -78,6 +78,8 @@ def test_random_tokens_are_of_the_whole_vocabulary() -> None:
     assert samples["input_ids"].max() in range(500, 1000)
     assert samples["attention_mask"].min() == 1
     assert samples["token_type_ids"].max() == 1
+    padded, _, _ = read_data("random", model(*specs, meta={"vocab_size": 2, "pad_id": 1}))
+    assert padded["input_ids"].max() == 0
 
 
 def test_random_is_loud_seeded_and_only_by_name() -> None:

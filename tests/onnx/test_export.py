@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 from infer.errors import NotUsableError  # noqa: E402
 from infer.graph.program import flatten  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import session  # noqa: E402
+from infer.onnx import ort_session  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.onnx_models import Int8Linear, graph  # noqa: E402
 
@@ -125,7 +125,7 @@ def test_outputs_that_are_inputs_constants_or_views_are_right(case: str, tmp_pat
     module, x = Returns(case).eval(), torch.randn(5, 8)
     made = graph(module, "x=float32[batch,8]", torch.randn(2, 8))
     exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
-    runner = session.OrtRunner(tmp_path / "m.onnx", made.inputs, made.outputs, "cpu")
+    runner = ort_session.OrtRunner(tmp_path / "m.onnx", made.inputs, made.outputs, "cpu")
     got = runner.run({"x": x})
     runner.close()
     assert list(got) == [spec.name for spec in made.outputs]

@@ -15,7 +15,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer import device  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import session  # noqa: E402
+from infer.onnx import ort_session  # noqa: E402
 from infer.onnx.int8_layers import RewriteResult  # noqa: E402
 from infer.onnx.int8_linear import Form  # noqa: E402
 from infer.onnx.int8_operands import Target  # noqa: E402
@@ -31,9 +31,9 @@ def run(
     sizes = ",".join(map(str, x.shape[1:]))
     made = graph(module, f"input=float32[batch,{sizes}]", x)
     done = exporter.export(made, target, path / "model.onnx", form=form).rewritten
-    opened = session.open_session(path / "model.onnx", "cpu")
+    opened = ort_session.open_session(path / "model.onnx", "cpu")
     got = torch.from_numpy(opened.run(None, {"input": x.numpy()})[0])
-    return got, made.callable()(input=x)[0], session.running_nodes(path / "model.onnx", "cpu"), done
+    return got, made.callable()(input=x)[0], ort_session.running_nodes(path / "model.onnx", "cpu"), done
 
 
 def two_layers(kind: str) -> nn.Sequential:

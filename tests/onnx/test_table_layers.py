@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 from infer.compress.formats import int4  # noqa: E402
 from infer.kernels.ops import bitpack, linear_packed  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import session, table_layers  # noqa: E402
+from infer.onnx import ort_session, table_layers  # noqa: E402
 from infer.onnx.table_layers import Weights  # noqa: E402
 from tests.support.onnx_models import OPS, Lut, graph, relative_error  # noqa: E402
 
@@ -47,8 +47,8 @@ def run(
     """Output of ONNX Runtime, that of the reference, and the operators that ran."""
     path, made = folder / "model.onnx", graph(module, f"input=float32[batch,{x.shape[-1]}]", x)
     exporter.export(made, "ort-u8u8", path, weights=weights)
-    got = session.open_session(path, "cpu").run(None, {"input": x.numpy()})[0]
-    return torch.from_numpy(got), made.callable()(input=x)[0], session.running_nodes(path, "cpu")
+    got = ort_session.open_session(path, "cpu").run(None, {"input": x.numpy()})[0]
+    return torch.from_numpy(got), made.callable()(input=x)[0], ort_session.running_nodes(path, "cpu")
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(64, 1), (128, 80), (192, 33)])
@@ -121,8 +121,8 @@ def test_rows_of_an_int4_embedding_are_exact(tmp_path: Path, dtype: torch.dtype,
         graph(nn.Sequential(layer), f"input={str(dtype)[6:]}[batch,time]", ids),
     )
     exporter.export(made, "ort-u8u8", path)
-    assert session.running_nodes(path, "cpu") == {"GatherBlockQuantized": 1}
-    got = session.open_session(path, "cpu").run(None, {"input": ids.numpy()})[0]
+    assert ort_session.running_nodes(path, "cpu") == {"GatherBlockQuantized": 1}
+    got = ort_session.open_session(path, "cpu").run(None, {"input": ids.numpy()})[0]
     assert relative_error(torch.from_numpy(got), made.callable()(input=ids)[0]) < 1e-6
 
 

@@ -14,7 +14,7 @@ from infer.errors import BusyError, GateError, InferError, NotUsableError, Usage
 from infer.graph import storage
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
-from infer.pipeline.trial_comparison import run_trial
+from infer.pipeline.run_trial import run_trial
 from infer.reporter import Reporter
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from infer import Plan
-from infer.load import code_sources, data, data_files, huggingface, open_source, state_dict, user_module
+from infer.load import code_sources, data, data_files, huggingface, open_model, state_dict, user_module
 from infer.pipeline import stages
 from infer.reporter import Reporter
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -109,7 +109,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RaisedArtifact:
     with pytest.MonkeyPatch.context() as patch:
         calls = counted(
             patch,
-            (open_source, "identify"),
+            (open_model, "identify"),
             (state_dict, "open_checkpoint"),
             (user_module, "import_file"),
             (data, "attach_samples"),

@@ -21,7 +21,7 @@ from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
 from . import sensitivity
 from .format_order import fallback_formats, larger_formats
 from .layer_timing import TimeFunction
-from .replay import Replay
+from .partial_forward import Replay
 
 STAGE = "layers"
 FLOAT = "float"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...fidelity import Effect
 from .. import Candidates, Weight
-from .replay import Replay
+from .partial_forward import Replay
 
 SECONDS = 120.0
 MOST_ROWS = 32

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.cpu import quantize as native
+from ...kernels.cpu import scale_search as native
 from ...kernels.ops.bitpack import GROUP, LEVELS, TABLE_ROWS
 
 # Candidate scales as shares of the group's largest magnitude, each with both signs.

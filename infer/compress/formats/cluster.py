@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import UsageError
-from ...kernels.cpu import quantize as native
+from ...kernels.cpu import scale_search as native
 from ...kernels.ops.bitpack import BITS, GROUP, TABLE_ROWS, pack
 from ...plan import Plan
 from .. import Stats
 from ..calibration.group_scales import relative_importance
+from ..format_constraints import refuses_table_format
 from ..kmeans import optimal_centres
-from ..refusals import refuses_table_format
 from ..table_format import dequantize, embedding, experts, fit_calibrated, linear
 
 OPTIONS = ("", *map(str, BITS))

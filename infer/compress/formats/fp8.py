@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...kernels.ops.linear_fp8 import LARGEST
 from ...plan import Plan
 from .. import Stats
+from ..format_constraints import too_small
 from ..layer_kinds import is_linear, name_of, rows_of
-from ..refusals import too_small
 
 OPTIONS = ("",)
 PRECISION_CLASS = "int8"

@@ -7,10 +7,10 @@
 Experts take dynamic steps in `int8:static` too: a step of a layer would be that of its loudest expert.
 
 The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (both
-behind `x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes
-from the clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all
-others their resolution. The scale of a row of weights is its absolute maximum: searching for a smaller one takes
-0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
+behind `x_multiplier` where balancing gains, see `calibration.smoothquant`), `weight_scale` weight-only. The static
+step comes from the clip of least squared error over the calibration inputs: one outlier among thousands would
+otherwise cost all others their resolution. The scale of a row of weights is its absolute maximum: searching for a
+smaller one takes 0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...plan import Plan
 from .. import Stats
 from ..calibration.gptq import round_with_feedback
 from ..calibration.smoothquant import Balance
+from ..format_constraints import refuses_embedding, refuses_padding, refuses_transposed, too_small
 from ..layer_kinds import CONVOLUTIONS, TRANSPOSED
-from ..refusals import refuses_embedding, refuses_padding, refuses_transposed, too_small
 
 OPTIONS = ("", "weight", "static")
 PRECISION_CLASS = "int8"

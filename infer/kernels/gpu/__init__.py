@@ -39,7 +39,7 @@ _WHERE = {
     "linear_experts_int8": "experts",
     "linear_experts_int8_weight": "experts",
     "linear_experts_lut": "experts",
-    **dict.fromkeys(_STATE_LAYERS, "state"),
+    **dict.fromkeys(_STATE_LAYERS, "state_space"),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import crossover, int8_weight_rows
+from . import int8_weight_rows, kernel_thresholds
 from .epilogue import finish
 from .int8_quantize import quantize_rows
 from .int8_rows import linear as few_rows
@@ -50,7 +50,7 @@ def _product(
     q: Tensor, codes: Tensor, step: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     (num_rows, num_columns), num_out = q.shape, codes.shape[0]
-    limit = crossover.of("int8", q.device)
+    limit = kernel_thresholds.of("int8", q.device)
     if num_rows < limit.tiles and usable(q, codes):
         sums = few_rows(q, codes)
     elif num_rows >= limit.library and num_columns % 8 == 0 and num_out % 8 == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops.bitpack import bits_of
-from . import crossover, lut_rows, lut_tiles
+from . import kernel_thresholds, lut_rows, lut_tiles
 from .launch import flat_rows, same_device
 from .lut_decode import decode
 
@@ -28,7 +28,7 @@ def linear_lut(
     """`infer::linear_lut` on CUDA tensors: x [..., K] → [..., N] in x's dtype."""
     same_device(x, codes, table, scale, row_scale, bias)
     rows, bits = flat_rows(x), bits_of(table)
-    limit = crossover.of(f"lut{bits}", x.device)
+    limit = kernel_thresholds.of(f"lut{bits}", x.device)
     half = rows.dtype in lut_tiles.HALVES
     if rows.shape[0] < (limit.tiles if half else 2 * lut_rows.MAX_ROWS + 1):
         y = lut_rows.linear(rows, codes, table, scale, row_scale, bias)

@@ -6,7 +6,7 @@
     linear_int8_balanced_packed the same of x times a number for each column
     linear_int8_weight_packed   `linear_int8_weight`
 
-x is [..., K] float32 on the CPU, packed operands come from `native.pack_lut4` and `native.pack_int8`. Only the native
+x is [..., K] float32 on the CPU, packed operands come from `kernels.cpu.pack_lut4` and `pack_int8`. Only the native
 library computes them; the slow twins are the portable operators and, where rounding differs, `lut4_twin` and
 `int8_twin` here.
 """

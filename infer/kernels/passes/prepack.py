@@ -24,8 +24,8 @@ from .conv_fusion import fuse_convolutions
 from .experts import KINDS as EXPERT_KINDS
 from .experts import ExpertsRewriter
 from .fused_program import partition
-from .linear import KINDS as LINEAR_KINDS
-from .linear import LinearRewriter
+from .linear_fusion import KINDS as LINEAR_KINDS
+from .linear_fusion import LinearRewriter
 
 # Arguments without a default, and the defaults of the others.
 ATTENTION_REQUIRED, ATTENTION_DEFAULTS = 15, (None, 0)

@@ -8,10 +8,10 @@ from collections.abc import Sequence as Many
 from ...errors import InputError, OverloadedError
 from ..step.step_shape import SourceShape, StepShape
 from .limits import EngineLimits
-from .quota import is_beyond_share
 from .requests import Request
 from .sampling_options import check_range
 from .sequence import Sequence
+from .tenant_share import is_beyond_share
 
 MAX_RETRY_SECONDS = 60.0  # seconds
 

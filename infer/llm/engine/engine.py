@@ -20,7 +20,7 @@ from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .admission import Admission
 from .block_manager import BlockManager, new_cache
-from .cache_rooms import CacheRooms
+from .cache_sizing import CacheRooms
 from .interfaces import GrammarBackend, Speculation
 from .limits import EngineLimits, default_limits
 from .model_runner import FAILURES, ModelRunner, StepRunner

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from .sampling_options import Sampling
-from .transcription_rules import TranscriptionRules
+from .whisper_timestamp_rules import TranscriptionRules
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

@@ -24,7 +24,7 @@ from .requests import TokenLogprob
 from .sampler_cpu import draw
 from .sampler_device import choose, most_likely
 from .sequence import Sequence
-from .transcription_rules import TranscriptionRules
+from .whisper_timestamp_rules import TranscriptionRules
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EncoderRunner(Protocol):
-    """A runner of both graphs, see `graph.two_graphs`."""
+    """A runner of both graphs, see `graph.encoder_decoder_graphs`."""
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 

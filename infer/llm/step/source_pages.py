@@ -29,7 +29,7 @@ def source_slots(pages: Sequence[int], length: int, page: int) -> Tensor:
 def encode(step: Any, shape: StepShape, given: Tensor, pages: Sequence[int], cache: Tensor) -> int:
     """Run the encoder on one source, whose keys and values go to `pages`; returns its rows.
 
-    `step` is a runner of both graphs, see `graph.two_graphs`.
+    `step` is a runner of both graphs, see `graph.encoder_decoder_graphs`.
     """
     source = shape.source
     if source is None:

@@ -12,19 +12,19 @@ from ...errors import SourceError
 from ...spec import Finding
 from ..weights import MappableReader, WeightReader, num_bytes
 from ..weights.file_blocks import FileExtent
-from . import bitsandbytes, compressed_tensors, float_blocks, packed_columns
+from . import bitsandbytes, compressed_tensors, fp8_mxfp4, gptq_awq
 from .packed_weight import PackedWeight, Settings
 
 HINT = "Give the original float checkpoint"
 Find = Callable[[WeightReader, Settings], dict[str, PackedWeight]]
 METHODS: dict[str, Find] = {
-    "gptq": packed_columns.find_gptq,
-    "awq": packed_columns.find_awq,
+    "gptq": gptq_awq.find_gptq,
+    "awq": gptq_awq.find_awq,
     "bitsandbytes": bitsandbytes.find,
     "compressed-tensors": compressed_tensors.find,
-    "fp8": float_blocks.find_fp8,
-    "fbgemm_fp8": float_blocks.find_fp8,
-    "mxfp4": float_blocks.find_mxfp4,
+    "fp8": fp8_mxfp4.find_fp8,
+    "fbgemm_fp8": fp8_mxfp4.find_fp8,
+    "mxfp4": fp8_mxfp4.find_mxfp4,
 }
 
 

@@ -9,7 +9,7 @@ from typing import IO
 import torch
 
 from ...errors import SourceError
-from .inert_types import INERT_TYPES, in_python_3
+from .pickle_stand_ins import INERT_TYPES, in_python_3
 
 MAX_PICKLE = 256 << 20
 _STRINGS = {

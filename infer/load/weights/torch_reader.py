@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
-from .containers import unwrap
 from .file_blocks import FileExtent
-from .inert_types import inert_among, inert_types_allowed
+from .nested_state_dict import unwrap
 from .pickle_scan import MAX_PICKLE, code_among, globals_of
+from .pickle_stand_ins import inert_among, inert_types_allowed
 from .torch_zip import TorchZip
 
 MAX_RANK = 16

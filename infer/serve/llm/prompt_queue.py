@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...errors import OverloadedError
 from ...llm.engine.limits import EngineLimits
-from ...llm.engine.quota import is_beyond_share
+from ...llm.engine.tenant_share import is_beyond_share
 from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..limits import ServeLimits
 

@@ -1,6 +1,6 @@
 // Codebooks of clustered weights: a histogram of what is left of the weights of 32 rows after division by their group's
-// scale, then exact one-dimensional k-means by dynamic programming. infer/compress/formats/cluster.py and _kmeans.py are the twins:
-// the same operations in the same order.
+// scale, then exact one-dimensional k-means by dynamic programming. compress/formats/cluster.py and
+// compress/kmeans.py are the twins: the same operations in the same order.
 #include <cfloat>
 #include <cmath>
 #include <vector>

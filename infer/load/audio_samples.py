@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.transformers_processor import TransformersProcessor
 from ..spec import DECODER_IDS
-from .images import spread
+from .image_samples import spread
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel

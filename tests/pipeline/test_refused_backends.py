@@ -10,8 +10,8 @@ import torch._dynamo
 from infer import Plan, plugins
 from infer.cli import main
 from infer.errors import UsageError
-from infer.pipeline.run import resolve
-from infer.torch_backends import REPLACEMENTS
+from infer.pipeline.resolve_plan import resolve
+from infer.refused_backends import REPLACEMENTS
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "docs/cookbook.md"
 OF_TORCHS_OWN_TESTS = ("TESTING_ONLY", "minifier")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .copies import unfilled_copy
 from .fill_weights import fill
+from .module_copies import unfilled_copy
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel

@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import UsageError
 from ..plan import Plan
 from . import Quantizer, get
-from .sites import Site, Weight, find
+from .quantizable_layers import Site, Weight, find
 
 FLOAT = "float"
 

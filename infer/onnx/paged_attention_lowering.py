@@ -5,7 +5,7 @@ So `infer::attend_paged` becomes: new keys and values are scattered into the lay
 gathered, two products and a softmax between them. One layer's cache is a graph input `cache_I` and an output
 `cache_I_new` of [pages * 2 * kv_heads, page, head_dim]; both are bound to the same memory, ScatterND then writes
 nothing but the new rows. What was a flat run of tokens is, for attention, a batch padded to its longest sequence, right
-aligned; the indices that say so are inputs, which `steps.py` makes:
+aligned; the indices that say so are inputs, which `ort_step_runner` makes:
 
     scattered int64 [tokens kept]                     which tokens are written
     slots     int64 [tokens kept * 2 * kv_heads, 2]   row and place of their keys, then values, head after head

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import fidelity, library_errors, plugins
 from ..artifact import golden
 from ..fidelity import batch_sizes
-from ..graph import storage, two_graphs
+from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.schedule_consistency import (
@@ -50,8 +50,8 @@ def run_trial(
     floats = floats or FloatForms(original, work)
     backend = plugins.get("backends", plan.backend)
     ours = lowering_folder(folder, work / "small")
-    lowered = two_graphs.lower(backend, small, plan, ours)
-    runner = opened(two_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
+    lowered = encoder_decoder_graphs.lower(backend, small, plan, ours)
+    runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference(plan)
     compared, kept = _compare(plan, reference, runner, original)
@@ -107,7 +107,7 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
 def lowering_folder(source: Path, place: Path) -> Path:
     """Make a folder to lower in that shares the graph and the weights of `source` by links."""
     place.mkdir(parents=True)
-    for target, link in two_graphs.links(source, place):
+    for target, link in encoder_decoder_graphs.links(source, place):
         if target.exists():
             link.symlink_to(target.resolve())
     return place

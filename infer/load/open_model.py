@@ -10,7 +10,6 @@ from ..plan import Plan
 from ..spec import DECODER_IDS, Finding
 from . import data
 from .code_sources import load_pickled, load_user_module
-from .decoder_tokens import decode_greedily
 from .diffusers_models import load_diffusers_part
 from .exported_program import load_exported
 from .fill_weights import resolve_strategy
@@ -23,6 +22,7 @@ from .model_libraries import load_library_model, load_timm_folder
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
 from .torchscript import load_torchscript
+from .transcript_samples import decode_greedily
 from .user_module import UserModule
 
 HINTS = {

@@ -56,7 +56,7 @@ class StandIn:
     """Runner of the float32 form on the CPU: operators as they are written, none fused; outputs in their own dtypes."""
 
     def __init__(self, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        from .session import OrtRunner
+        from .ort_session import OrtRunner
 
         self.inputs, self.outputs = inputs, outputs
         self._runner = OrtRunner(folder / MODEL, inputs, outputs, "cpu", is_fused=False)

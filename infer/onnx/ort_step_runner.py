@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..attention import PageLayout
 from ..spec import TensorSpec
-from .paged_operators import HIDDEN, KEY, StepForm
-from .session import open_session, runtime_errors, sentence
+from .ort_session import open_session, runtime_errors, sentence
+from .paged_attention_lowering import HIDDEN, KEY, StepForm
 
 Array = np.ndarray
 _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .weights import FiniteReader, WeightReader, check_finite
-from .weights.containers import unwrap
+from .weights.nested_state_dict import unwrap
 from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .accumulators import is_logits, kept_rows, rows_of
+from .metric_sums import is_logits, kept_rows, rows_of
 
 # Values that are compared in float64: effects of good formats are near the rounding of float32.
 MOST_DOUBLE = 1 << 20
