@@ -243,6 +243,13 @@ def test_judged_windows_differ_in_length_and_fit_the_model(shape: tuple[int, int
     assert [len(w) for w in judged_windows(torch.arange(200)[None], 200, 512)] == [72, 45]
 
 
+def test_short_rows_are_repeated_and_no_other_token_is_judged() -> None:
+    ids = torch.randint(5, 20, (4, 8))
+    windows = judged_windows(ids, VOCABULARY, 256)
+    assert [len(w) for w in windows] == [72, 45]
+    assert set(torch.cat(windows).tolist()) <= set(ids.flatten().tolist())
+
+
 def test_token_errors_ignore_softmax_shifts_and_find_non_finite_logits() -> None:
     rows = torch.randn(3, 8)
     assert token_errors(rows, rows + 7).max() < 1e-6

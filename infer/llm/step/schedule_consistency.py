@@ -52,12 +52,15 @@ class WorstToken(NamedTuple):
 def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
     """Return two sequences of different lengths, at most `longest` tokens, from rows of token ids.
 
-    The rows are joined in order; random ids are used where they hold too few.
+    The rows are joined in order, and repeated where they are too short; random ids are used where they hold too few
+    different ones. Random ids may be padding, which some models (M2M100) do not count as a position.
     """
     flat = ids.flatten().cpu()
-    if len(flat) < TOKENS or len(flat.unique()) < DISTINCT:
+    if len(flat.unique()) < DISTINCT:
         generator = torch.Generator().manual_seed(0)
         flat = torch.randint(0, vocab_size, (TOKENS + SHORTER,), generator=generator)
+    elif len(flat) < TOKENS + SHORTER:
+        flat = flat.repeat(-(-(TOKENS + SHORTER) // len(flat)))
     return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
 
 

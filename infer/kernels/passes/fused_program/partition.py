@@ -119,10 +119,11 @@ class _Builder(Rewriter):
             return
         given = self._given(operations)
         if len({value.domain for value in given}) > 1:
-            middle = next(i for i, o in enumerate(operations) if o.name == "gather")
-            self._emit(_Group(operations[:middle]))
-            self._emit(_Group(operations[middle:]))
-            return
+            middle = next((i for i, o in enumerate(operations) if o.name == "gather"), None)
+            if middle is not None:
+                self._emit(_Group(operations[:middle]))
+                self._emit(_Group(operations[middle:]))
+            return  # without a gather between them, rows of two kinds are not fused
         padding = None if self._flat else padding_of(operations, [v.node for v in given], self._looks)
         operands, program, numbers = encode(operations, given, padding)
         last = operations[-1].result.value.node
