@@ -19,8 +19,9 @@ from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.kernels.passes.fused_program import match
 from infer.llm.step.full_sequence import attention_inputs
+from infer.load.moe_layers import split_experts
 from infer.plan import Plan
-from tests.support.tiny_decoders import SIZES, VOCABULARY, build
+from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # transformers and the exporter have many to give
@@ -190,3 +191,11 @@ def test_patterns_become_single_operators_with_the_same_result() -> None:
     found = match.matched(program)
     assert set(targets(found)) == {"aten.gelu.default", "infer.rms_norm.default"}
     torch.testing.assert_close(found.module()(x), program.module()(x))
+
+
+def test_rows_of_two_kinds_without_a_gather_are_not_fused() -> None:
+    model = build("cohere2_moe", sizes=GROUPED)
+    split_experts(model)
+    quantize_model(model, Plan(source="test", quant="int8:weight"))
+    step = llm.capture_step(model, llm.probe(model, page=4, kv_dtype="float32")).exported
+    assert targets(prepack.packed(step))["infer.linear_experts_int8_weight_packed.default"] == 4
