@@ -365,7 +365,7 @@ def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
 TRACED = """
 import torch
 from infer.kernels import gpu
-from infer.kernels.gpu import compile_inline, crossover
+from infer.kernels.gpu import compile_inline, kernel_thresholds
 
 class Layer(torch.nn.Module):
     def forward(self, x, codes, table, scale, row_scale):
@@ -383,7 +383,7 @@ def backend(module, inputs):
 for _ in range(2):  # a torch with CUDA has registered it when `infer.kernels` was imported
     compile_inline.embed(["linear_lut"], gpu.function)
 compile_inline._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
-crossover.of = lambda *_: crossover.Crossover(8, 128)
+kernel_thresholds.of = lambda *_: kernel_thresholds.Crossover(8, 128)
 codes, scale = torch.zeros(64, 64, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.int8)
 weights = codes, torch.zeros(1, 16), scale, torch.zeros(64)
 program = torch.export.export(Layer(), (torch.zeros(1, 128), *weights))
