@@ -43,10 +43,10 @@ CARRIED = (
 )
 
 
-def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedModel:
+def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str = "") -> LoadedModel:
     """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors.
 
-    `weights`: reader of the weights where the folder holds none.
+    `weights`: reader of the weights where the folder holds none, and `where` they lie, for messages.
     """
     sentence = read_sentence_folder(Path(plan.source))
     folder = sentence.transformer
@@ -91,7 +91,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
     fit = match_checkpoint(
         wrapped, joined, lambda name: _other_names(stored.get(name, name), model, plan.key)
     )
-    fit.check(str(folder), strict=False)
+    fit.check(where or str(folder), strict=False)
     findings += [*heads.attention_findings(model), *steps, *_left(fit)]
     findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
@@ -101,7 +101,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None) -> LoadedM
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
-        reader=FiniteReader(joined, str(folder)),
+        reader=FiniteReader(joined, where or str(folder)),
         inputs=inputs,
         samples={},
         samples_from="",

@@ -95,7 +95,7 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
 def _load_gguf(plan: Plan) -> LoadedModel:
     """Open a GGUF file through the folder that stands for it; the folder lives as long as the result."""
     source = open_gguf(Path(plan.source))
-    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader)
+    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
     loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory
     loaded.findings.insert(0, source.finding)
     return loaded

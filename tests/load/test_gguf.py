@@ -198,6 +198,16 @@ def test_a_file_becomes_an_artifact_that_answers_as_its_weights(tmp_path: Path) 
     assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
 
 
+def test_damaged_weights_name_the_file_and_not_the_folder_that_stands_for_it(tmp_path: Path) -> None:
+    model: Any = tiny_decoders.build("llama")
+    model.model.layers[0].mlp.up_proj.weight.data[3] = torch.nan
+    write_gguf(tmp_path / "m.gguf", model, "llama")
+    loaded = load.load(Plan(source=str(tmp_path / "m.gguf"), data="random"))
+    with pytest.raises(SourceError, match="finite weights") as caught:
+        load.fill(loaded)
+    assert caught.value.where == str(tmp_path / "m.gguf")
+
+
 def test_a_split_model_is_joined_from_its_parts(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", "llama", build("llama"))
     whole = open_gguf(tmp_path / "m.gguf").reader

@@ -4,8 +4,8 @@
     tens         tensor-core tiles, decoded on the way (float16 and bfloat16)     `lut_tiles`
     many         the weight decoded to x's type once, then cuBLAS                 `lut_decode`
 
-The row counts between them are in `kernel_thresholds`. Weights are exact in the first; the others round to x's type the table
-or the weight, as the float model's own weights are rounded. float32 stays float32 everywhere.
+The row counts between them are in `kernel_thresholds`. Weights are exact in the first; the others round to x's type the
+table or the weight, as the float model's own weights are rounded. float32 stays float32 everywhere.
 """
 
 from __future__ import annotations

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import WeightReader
-from .packed_weight import PackedWeight, Settings, modules, nibbles, require_shape, shape_of
+from .packed_weight import IndexedReader, PackedWeight, Settings, modules, nibbles, require_shape, shape_of
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ROW_UNIT = 0.007874015718698502  # bitsandbytes' float32 of 1 / 127
 
 
-def find(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of both forms."""
     found: dict[str, PackedWeight] = {}
     for kind in ("nf4", "fp4"):
@@ -32,7 +31,7 @@ def find(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
     return found
 
 
-def _four_bit(reader: WeightReader, name: str, kind: str) -> PackedWeight:
+def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
     weight = f"{name}.weight"
     state = _state(reader, f"{name}{_STATE}{kind}")
     outputs, inputs = state["shape"]
@@ -65,7 +64,7 @@ def _four_bit(reader: WeightReader, name: str, kind: str) -> PackedWeight:
     return PackedWeight((outputs, inputs), dtype, rows, tuple(parts))
 
 
-def _state(reader: WeightReader, name: str) -> dict[str, Any]:
+def _state(reader: IndexedReader, name: str) -> dict[str, Any]:
     """Read and check the quantization state."""
     try:
         state = json.loads(bytes(reader.read(name).to(torch.uint8).tolist()).decode("utf-8"))
@@ -81,7 +80,7 @@ def _state(reader: WeightReader, name: str) -> dict[str, Any]:
     return dict(state)
 
 
-def _eight_bit(reader: WeightReader, name: str) -> PackedWeight:
+def _eight_bit(reader: IndexedReader, name: str) -> PackedWeight:
     weight, scale = f"{name}.weight", f"{name}.SCB"
     shape = shape_of(reader, weight, 2)
     require_shape(reader, weight, shape, torch.int8)
@@ -92,6 +91,4 @@ def _eight_bit(reader: WeightReader, name: str) -> PackedWeight:
         largest = reader.read(scale)[start:stop].float()
         return reader.rows(weight, start, stop).float() * largest[:, None] * _ROW_UNIT
 
-    return PackedWeight(
-        shape, torch.float32, rows, tuple(part for part in parts if part in set(reader.names()))
-    )
+    return PackedWeight(shape, torch.float32, rows, tuple(part for part in parts if part in reader))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import WeightReader
 from .packed_weight import (
     E2M1,
+    IndexedReader,
     PackedWeight,
     Settings,
     exponents,
@@ -35,7 +35,7 @@ _FLOAT4 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _PACKED = "pack-quantized"
 
 
-def find(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights; raise `SourceError` for forms and transforms that infer does not read."""
     groups = _groups(settings)
     if (
@@ -73,14 +73,12 @@ def _groups(settings: Settings) -> list[dict[str, Any]]:
     return [one for one in groups if one.get("weights")]
 
 
-def _parts(reader: WeightReader, name: str, *parts: str) -> tuple[str, ...]:
-    held = set(reader.names())
+def _parts(reader: IndexedReader, name: str, *parts: str) -> tuple[str, ...]:
     activations = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
-    return tuple(one for part in (*parts, *activations) if (one := f"{name}.{part}") in held)
+    return tuple(one for part in (*parts, *activations) if (one := f"{name}.{part}") in reader)
 
 
-def _integers(reader: WeightReader, name: str, bits: set[int | None]) -> PackedWeight:
-    held = set(reader.names())
+def _integers(reader: IndexedReader, name: str, bits: set[int | None]) -> PackedWeight:
     require_shape(reader, f"{name}.weight_shape", (2,))
     outputs, inputs = (int(size) for size in reader.read(f"{name}.weight_shape"))
     words = shape_of(reader, f"{name}.weight_packed", 2)[1]
@@ -95,10 +93,10 @@ def _integers(reader: WeightReader, name: str, bits: set[int | None]) -> PackedW
     scale, zero, order = (f"{name}.weight_{part}" for part in ("scale", "zero_point", "g_idx"))
     groups = shape_of(reader, scale, 2)[1]
     require_shape(reader, scale, (outputs, groups))
-    if zero in held:
+    if zero in reader:
         require_shape(reader, zero, (-(-outputs * width // 32), groups), torch.int32)
     group = torch.arange(inputs) // -(-inputs // groups)
-    if order in held and int((found := reader.read(order).long()).min()) >= 0:
+    if order in reader and int((found := reader.read(order).long()).min()) >= 0:
         if len(found) != inputs or int(found.max()) >= groups:
             raise SourceError(f"{order!r} names groups beyond the {groups} of the scales")
         group = found
@@ -107,7 +105,7 @@ def _integers(reader: WeightReader, name: str, bits: set[int | None]) -> PackedW
     def rows(start: int, stop: int) -> Tensor:
         codes = unpack(reader.rows(f"{name}.weight_packed", start, stop), width)[:, :inputs] - middle
         scales = reader.rows(scale, start, stop)
-        if zero in held:
+        if zero in reader:
             zeros = unpack(reader.read(zero).t(), width).t()[start:stop] - middle
             codes = codes - zeros[:, group]
         return (codes.float() * scales.float()[:, group]).to(scales.dtype)
@@ -118,16 +116,16 @@ def _integers(reader: WeightReader, name: str, bits: set[int | None]) -> PackedW
     return PackedWeight((outputs, inputs), reader.dtype(scale), rows, parts)
 
 
-def _stored(reader: WeightReader, name: str, block: tuple[int, ...]) -> PackedWeight:
+def _stored(reader: IndexedReader, name: str, block: tuple[int, ...]) -> PackedWeight:
     """Return a weight stored in its 8-bit dtype."""
     scale, zero = f"{name}.weight_scale", f"{name}.weight_zero_point"
-    if zero in set(reader.names()) and bool(reader.read(zero).any()):
+    if zero in reader and bool(reader.read(zero).any()):
         raise SourceError(f"{zero!r} holds zero points other than 0, which infer does not read unpacked")
     parts = _parts(reader, name, "weight", "weight_scale", "weight_zero_point")
     return scaled_bytes(reader, f"{name}.weight", scale, block, reader.dtype(scale), parts)
 
 
-def _float4(reader: WeightReader, name: str, *, nvidia: bool) -> PackedWeight:
+def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
     packed, scale, whole = (f"{name}.weight_{part}" for part in ("packed", "scale", "global_scale"))
     outputs, half = shape_of(reader, packed, 2)
     group = 16 if nvidia else 32
@@ -135,7 +133,7 @@ def _float4(reader: WeightReader, name: str, *, nvidia: bool) -> PackedWeight:
     require_shape(reader, scale, (outputs, 2 * half // group), torch.float8_e4m3fn if nvidia else torch.uint8)
     steps: Callable[[Tensor], Tensor] = exponents
     if nvidia:
-        require_shape(reader, whole, reader.shape(whole) if whole in set(reader.names()) else (1,))
+        require_shape(reader, whole, reader.shape(whole) if whole in reader else (1,))
         divisor = reader.read(whole).float().reshape(())
         steps = lambda stored: stored.float() / divisor  # noqa: E731
 

@@ -13,10 +13,10 @@ from ...spec import Finding
 from ..weights import MappableReader, WeightReader, num_bytes
 from ..weights.file_blocks import FileExtent
 from . import bitsandbytes, compressed_tensors, fp8_mxfp4, gptq_awq
-from .packed_weight import PackedWeight, Settings
+from .packed_weight import IndexedReader, PackedWeight, Settings
 
 HINT = "Give the original float checkpoint"
-Find = Callable[[WeightReader, Settings], dict[str, PackedWeight]]
+Find = Callable[[IndexedReader, Settings], dict[str, PackedWeight]]
 METHODS: dict[str, Find] = {
     "gptq": gptq_awq.find_gptq,
     "awq": gptq_awq.find_awq,
@@ -82,7 +82,7 @@ def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[Decod
             hint=HINT,
         )
     try:
-        packed = find(reader, settings)
+        packed = find(IndexedReader(reader), settings)
     except SourceError as error:
         raise SourceError(error.message, where=error.where or where, hint=error.hint or HINT) from error
     if not packed:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import WeightReader
 from .packed_weight import (
     E2M1,
+    IndexedReader,
     PackedWeight,
     Settings,
     exponents,
@@ -22,7 +22,7 @@ _MX_GROUP = 32
 _ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
 
 
-def find_fp8(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_fp8(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the float8 weights: `weight_scale_inv` of blocks [out / b, in / b], or `weight_scale` of rows."""
     block = settings.get("weight_block_size")
     if block is not None and (
@@ -38,13 +38,13 @@ def find_fp8(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight
     return found
 
 
-def _fp8(reader: WeightReader, weight: str, scale: str, block: tuple[int, ...]) -> PackedWeight:
-    held, stem = set(reader.names()), weight.removesuffix("weight")
-    extra = tuple(one for part in _ACTIVATIONS if (one := stem + part) in held)
+def _fp8(reader: IndexedReader, weight: str, scale: str, block: tuple[int, ...]) -> PackedWeight:
+    stem = weight.removesuffix("weight")
+    extra = tuple(one for part in _ACTIVATIONS if (one := stem + part) in reader)
     return scaled_bytes(reader, weight, scale, block, torch.bfloat16, (weight, scale, *extra))
 
 
-def find_mxfp4(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_mxfp4(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return GPT-OSS's experts: `_blocks` uint8 [E, out, in / 32, 16] and `_scales` uint8 [E, out, in / 32].
 
     transformers holds them transposed: [E, in, out].
@@ -52,7 +52,7 @@ def find_mxfp4(reader: WeightReader, settings: Settings) -> dict[str, PackedWeig
     return {name: _mxfp4(reader, name) for name in modules(reader, "_blocks")}
 
 
-def _mxfp4(reader: WeightReader, name: str) -> PackedWeight:
+def _mxfp4(reader: IndexedReader, name: str) -> PackedWeight:
     shape = reader.shape(f"{name}_blocks")
     if len(shape) != 4 or shape[3] != _MX_GROUP // 2:
         raise SourceError(

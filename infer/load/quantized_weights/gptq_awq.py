@@ -11,13 +11,21 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import WeightReader
-from .packed_weight import PackedWeight, Settings, bits_of, modules, require_shape, shape_of, unpack
+from .packed_weight import (
+    IndexedReader,
+    PackedWeight,
+    Settings,
+    bits_of,
+    modules,
+    require_shape,
+    shape_of,
+    unpack,
+)
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight codes lies in a word
 
 
-def find_gptq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_gptq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of a GPTQ checkpoint of 2, 4 or 8 bits."""
     bits, form = bits_of(settings, "bits", (2, 4, 8)), settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
@@ -30,7 +38,7 @@ def find_gptq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeigh
     return {f"{name}.weight": _gptq(reader, name, bits, offset) for name in modules(reader, ".qweight")}
 
 
-def find_awq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_awq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of an AWQ checkpoint in the GEMM form."""
     bits_of(settings, "bits", (4,))
     form = str(settings.get("version", "gemm")).lower()
@@ -39,7 +47,7 @@ def find_awq(reader: WeightReader, settings: Settings) -> dict[str, PackedWeight
     return {f"{name}.weight": _awq(reader, name) for name in modules(reader, ".qweight")}
 
 
-def _gptq(reader: WeightReader, name: str, bits: int, offset: int) -> PackedWeight:
+def _gptq(reader: IndexedReader, name: str, bits: int, offset: int) -> PackedWeight:
     words, outputs = shape_of(reader, f"{name}.qweight", 2)
     groups, inputs = shape_of(reader, f"{name}.scales", 2)[0], words * 32 // bits
     require_shape(reader, f"{name}.qweight", (words, outputs), torch.int32)
@@ -47,7 +55,7 @@ def _gptq(reader: WeightReader, name: str, bits: int, offset: int) -> PackedWeig
     require_shape(reader, f"{name}.qzeros", (groups, -(-outputs * bits // 32)), torch.int32)
     parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
     group = torch.arange(inputs) // -(-inputs // groups)
-    if f"{name}.g_idx" in set(reader.names()):
+    if f"{name}.g_idx" in reader:
         parts.append(f"{name}.g_idx")
         require_shape(reader, parts[-1], (inputs,))
         group = reader.read(parts[-1]).long()
@@ -63,7 +71,7 @@ def _gptq(reader: WeightReader, name: str, bits: int, offset: int) -> PackedWeig
     return PackedWeight((outputs, inputs), reader.dtype(f"{name}.scales"), rows, tuple(parts))
 
 
-def _awq(reader: WeightReader, name: str) -> PackedWeight:
+def _awq(reader: IndexedReader, name: str) -> PackedWeight:
     inputs, words = shape_of(reader, f"{name}.qweight", 2)
     groups, outputs = shape_of(reader, f"{name}.scales", 2)[0], words * 8
     require_shape(reader, f"{name}.qweight", (inputs, words), torch.int32)

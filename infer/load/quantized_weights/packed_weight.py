@@ -26,6 +26,31 @@ class PackedWeight:
     parts: tuple[str, ...]
 
 
+class IndexedReader:
+    """Reader of the stored parts that tells at once if it holds a name: checkpoints have up to 100,000."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader, self._names = reader, dict.fromkeys(reader.names())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._reader.dtype(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._reader.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        return self._reader.read(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._reader.rows(name, start, stop)
+
+
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Split int32 [..., k] into codes int32 [..., k * 32 / bits], lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
@@ -38,14 +63,14 @@ def nibbles(raw: Tensor, *, high_first: bool = False) -> Tensor:
     return torch.stack(halves[::-1] if high_first else halves, -1).flatten(-2).int()
 
 
-def modules(reader: WeightReader, part: str) -> list[str]:
+def modules(reader: IndexedReader, part: str) -> list[str]:
     """Return the names of the modules that have a tensor `part`, such as ".qweight"."""
     return [name.removesuffix(part) for name in reader.names() if name.endswith(part)]
 
 
-def shape_of(reader: WeightReader, name: str, dims: int) -> tuple[int, ...]:
+def shape_of(reader: IndexedReader, name: str, dims: int) -> tuple[int, ...]:
     """Return the shape of a part; raise `SourceError` where the checkpoint lacks it or it has other dimensions."""
-    if name not in set(reader.names()):
+    if name not in reader:
         raise SourceError(f"a packed weight lacks its part {name!r}")
     found = reader.shape(name)
     if len(found) != dims or 0 in found:
@@ -54,10 +79,10 @@ def shape_of(reader: WeightReader, name: str, dims: int) -> tuple[int, ...]:
 
 
 def require_shape(
-    reader: WeightReader, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    reader: IndexedReader, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> None:
     """Raise `SourceError` unless the checkpoint holds `name` in this shape."""
-    if name not in set(reader.names()):
+    if name not in reader:
         raise SourceError(f"a packed weight lacks its part {name!r}")
     if reader.shape(name) != shape:
         raise SourceError(f"expected {name!r} of shape {list(shape)}, got {list(reader.shape(name))}")
@@ -80,7 +105,7 @@ def exponents(stored: Tensor) -> Tensor:
 
 
 def scaled_bytes(
-    reader: WeightReader,
+    reader: IndexedReader,
     weight: str,
     scale: str,
     block: tuple[int, ...],
@@ -92,7 +117,7 @@ def scaled_bytes(
     `block`: rows and columns of a block where the settings name them, else (). Raises `SourceError` where the scale's
     shape fits none of these.
     """
-    shape = reader.shape(weight) if weight in set(reader.names()) else ()
+    shape = reader.shape(weight) if weight in reader else ()
     if len(shape) != 2 or reader.dtype(weight) not in (torch.int8, torch.float8_e4m3fn):
         raise SourceError(f"expected int8 or float8_e4m3fn [out, in] in {weight!r} beside its scale")
     outputs, inputs = shape
