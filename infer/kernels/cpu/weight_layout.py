@@ -7,13 +7,14 @@ instruction set at hand, so that artifacts hold weights once and run on any mach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from .. import cpu
-from ..ops.bitpack import GROUP, TABLE_ROWS, columns_of, decode, tables_of_rows
+from ..ops.bitpack import GROUP, TABLE_ROWS, bits_of, columns_of, decode, group_of, tables_of_rows
 from ..ops.linear_int8 import row_step, to_grid
 from ..ops.linear_lut import row_blocks
 from .conv_weight_layout import ConvPacking, pack_conv
@@ -42,6 +43,23 @@ class Layer(msgspec.Struct, frozen=True):
     x_multiplier: str | None = None
     bias: str | None = None
     group: int = GROUP  # columns that share a scale of a table
+
+
+def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> tuple[str, Layer]:
+    """Return what a weight of `kind` is packed to, and its layer; `names`: weights of `tensors` by part.
+
+    Tables of codes wider than `WIDEST` bits become int8.
+    """
+    codes = tensors[names["codes"]]
+    parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
+    layer = Layer(**parts)
+    if kind != LUT:
+        return kind, layer
+    table, scale = tensors[names["table"]], tensors[names["scale"]]
+    layer = msgspec.structs.replace(layer, columns=columns_of(codes, table))
+    if bits_of(table) > WIDEST:
+        return INT8, layer
+    return kind, msgspec.structs.replace(layer, group=group_of(codes, table, scale))
 
 
 class Packing(msgspec.Struct, frozen=True, tag="linear"):

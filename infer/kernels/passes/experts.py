@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from .. import cpu
-from ..cpu.weight_layout import INT8, LUT, PARTS, WEIGHT, WIDEST, ExpertsPacking, Layer
-from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
+from ..cpu.weight_layout import INT8, LUT, PARTS, WEIGHT, ExpertsPacking, packed_from
+from ..ops.bitpack import GROUP
 from .graph_pass import Rewriter
 
 KINDS = {
@@ -42,16 +42,8 @@ class ExpertsRewriter(Rewriter):
         if not names or "" in names.values():
             return None
         features = int(self._argument(node, "features"))
-        codes = self._tensors[names["codes"]]
-        parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
-        if kind == LUT:
-            table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
-            parts["columns"] = columns_of(codes, table)
-            if bits_of(table) > WIDEST:
-                kind = INT8
-            else:
-                parts["group"] = group_of(codes, table, scale)
-        return ExpertsPacking(f"experts_{len(self.experts)}", kind, Layer(**parts), features)
+        kind, layer = packed_from(kind, names, self._tensors)
+        return ExpertsPacking(f"experts_{len(self.experts)}", kind, layer, features)
 
     def _argument(self, node: fx.Node, name: str) -> Any:
         given = node.normalized_arguments(self._module, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]

@@ -19,12 +19,12 @@ from ..cpu.weight_layout import (
     LUT,
     PARTS,
     WEIGHT,
-    WIDEST,
     Layer,
     Packing,
     pack_vectors,
+    packed_from,
 )
-from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
+from ..ops.bitpack import GROUP
 from .graph_pass import Rewriter
 
 KINDS = {
@@ -68,16 +68,7 @@ class LinearRewriter(Rewriter):
         names = self._names_of(node)
         if not names or "" in names.values():
             return None
-        codes = self._tensors[names["codes"]]
-        parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
-        if kind == LUT:
-            table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
-            parts["columns"] = columns_of(codes, table)
-            if bits_of(table) > WIDEST:
-                kind = INT8
-            else:
-                parts["group"] = group_of(codes, table, scale)
-        return kind, Layer(**parts)
+        return packed_from(kind, names, self._tensors)
 
     def _step(self, layer: Layer) -> float | None:
         return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
