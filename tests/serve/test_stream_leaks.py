@@ -78,6 +78,7 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
     with socket.create_connection((server.host, server.port), timeout=20) as connection:
         connection.sendall(get(b"/metrics"))
         text = read(connection, bytearray()).body.decode()
+    time.sleep(0.02)  # the server ends this request and closes its socket after the answer
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
     generator, engine_client = (
         server.service.generators["fake_llm"],
@@ -101,11 +102,11 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
 def settle(
     look: Callable[[], dict[str, float]], wanted: dict[str, float] | None = None, leak: str = ""
 ) -> dict[str, float]:
-    """Wait until the counts are `wanted` or nothing runs, five seconds at most, and return them.
+    """Wait until the counts are `wanted` or nothing runs, a minute at most, and return them.
 
     What is known to `leak` is not waited for.
     """
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         found = look()
         if found == wanted or (wanted is None and not any(found[name] for name in EMPTY if name != leak)):
