@@ -58,11 +58,11 @@ def crossovers() -> dict[str, Any]:
 @check
 def rows_beyond_65535() -> list[int]:
     """Multiply more rows than a grid's second axis has programs."""
-    from infer.kernels.gpu import int8
+    from infer.kernels.gpu.int8 import linear_int8
 
     device = _device()
     codes = torch.randint(-127, 128, (64, 64), dtype=torch.int8, device=device)
-    y = int8.linear_int8(torch.randn(65_537, 64, device=device), codes, torch.ones(64, device=device))
+    y = linear_int8.linear_int8(torch.randn(65_537, 64, device=device), codes, torch.ones(64, device=device))
     hardware.sync(_device())
     return list(y.shape)
 

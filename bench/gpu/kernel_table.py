@@ -28,27 +28,17 @@ from bench.shared.repository import RESULTS
 from infer import attention
 from infer.attention import AttentionArgs, _triton_attend, _triton_merge, _triton_write
 from infer.attention import triton as paged
-from infer.kernels.gpu import (
-    embedding,
-    epilogue,
-    experts,
-    int8_quantize,
-    int8_rows,
-    int8_tiles,
-    int8_weight_rows,
-    lut4_int8,
-    lut_decode,
-    lut_rows,
-    lut_tiles,
-)
+from infer.kernels.gpu import embedding, epilogue, experts
+from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
+from infer.kernels.gpu.lut import lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
 from tests.support.triton_compile import compiled
 
 CAPABILITIES = (80, 90, 120)
 GROWTH = 0.10  # of instructions or registers, beyond which a kernel has become worse
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
-    embedding, epilogue, experts, int8_quantize, int8_rows, int8_tiles, int8_weight_rows, lut4_int8,
-    lut_decode, lut_rows, lut_tiles, _triton_attend, _triton_merge, _triton_write,
+    embedding, epilogue, experts, int8_quantize, int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv,
+    lut_decode, lut_gemv, lut_gemm, _triton_attend, _triton_merge, _triton_write,
 )  # fmt: skip
 
 
@@ -106,24 +96,24 @@ def _attend(kind: str, batch: int, tokens: int = 1) -> None:
 
 def _lut4_int8(rows: int) -> None:
     codes, table, scale, row_scale = _lut(4)
-    lut4_int8.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
+    lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
 
 
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
-    "lut4 rows, 1": ("_rows", lambda: lut_rows.linear(_x(1), *_lut(4), split=1)),
-    "lut4 rows, 4": ("_rows", lambda: lut_rows.linear(_x(4), *_lut(4), split=1)),
+    "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
+    "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), *_lut(4), split=1)),
     "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
     "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
-    "lut4 tiles, 16": ("_tiles", lambda: lut_tiles.linear(_x(16), *_lut(4), split=1)),
-    "lut4 tiles, 64": ("_tiles", lambda: lut_tiles.linear(_x(64), *_lut(4), split=1)),
-    "lut3 rows, 1": ("_rows", lambda: lut_rows.linear(_x(1), *_lut(3), split=1)),
+    "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), *_lut(4), split=1)),
+    "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), *_lut(4), split=1)),
+    "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(3), split=1)),
     "lut4 decode": ("_decode", lambda: lut_decode.decode(*_lut(4), torch.bfloat16)),
-    "int8 rows, 1": ("_rows", lambda: int8_rows.linear(_x(1, torch.int8), _int8(), 1)),
-    "int8 tiles, 64": ("_tiles", lambda: int8_tiles.products(_x(64, torch.int8), _int8(), 1)),
-    "int8 weight rows, 1": ("_rows", lambda: int8_weight_rows.linear(_x(1), _int8(), _scales(), split=1)),
-    "int8 weight rows, 2": ("_rows", lambda: int8_weight_rows.linear(_x(2), _int8(), _scales(), split=1)),
-    "int8 weight tiles, 16": ("_tiles", lambda: int8_tiles.weight_only(_x(16), _int8(), _scales())),
+    "int8 rows, 1": ("_rows", lambda: int8_gemv.linear(_x(1, torch.int8), _int8(), 1)),
+    "int8 tiles, 64": ("_tiles", lambda: int8_gemm.products(_x(64, torch.int8), _int8(), 1)),
+    "int8 weight rows, 1": ("_rows", lambda: w8a16_gemv.linear(_x(1), _int8(), _scales(), split=1)),
+    "int8 weight rows, 2": ("_rows", lambda: w8a16_gemv.linear(_x(2), _int8(), _scales(), split=1)),
+    "int8 weight tiles, 16": ("_tiles", lambda: int8_gemm.weight_only(_x(16), _int8(), _scales())),
     "quantize rows": ("_quantize", lambda: int8_quantize.quantize_rows(_x(1), None)),
     "attention bfloat16, decode": ("_attend", lambda: _attend("bfloat16", 1)),
     "attention int8, decode": ("_attend", lambda: _attend("int8", 1)),

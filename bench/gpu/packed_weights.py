@@ -9,16 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer.kernels.gpu import (
-    int8,
-    int8_rows,
-    int8_tiles,
-    kernel_thresholds,
-    lut,
-    lut4_int8,
-    lut_rows,
-    lut_tiles,
-)
+from infer.kernels.gpu import kernel_thresholds
+from infer.kernels.gpu.int8 import int8_gemm, int8_gemv
+from infer.kernels.gpu.int8 import linear_int8 as int8
+from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_gemm, lut_gemv
 from infer.kernels.ops import bitpack, linear_int8
 from infer.kernels.ops.linear_fp8 import to_float8
 
@@ -76,8 +70,8 @@ def _lut(bits: int, n: int, k: int) -> Weight:
 def _lut4_int8(n: int, k: int) -> Weight:
     weight = _lut(4, n, k)
     codes, table, scale, row_scale = weight.tensors
-    rounded, packed_scale = lut4_int8.pack(table, row_scale)
-    return Weight(lut4_int8.linear, (codes, rounded, scale, packed_scale), weight.exact)
+    rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
+    return Weight(lut4_int8_gemv.linear, (codes, rounded, scale, packed_scale), weight.exact)
 
 
 def _int8(kind: str, n: int, k: int) -> Weight:
@@ -123,10 +117,10 @@ def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> kernel_thresholds.C
     weight = KINDS[kind][1](n, k)
     if kind == "int8":
         tensors, dtype = weight.tensors[:1], torch.int8
-        paths = {"rows": int8_rows.linear, "tiles": int8_tiles.products, "library": int8.library}
+        paths = {"rows": int8_gemv.linear, "tiles": int8_gemm.products, "library": int8.library}
     else:
         tensors, dtype = weight.tensors, torch.bfloat16
-        paths = {"rows": lut_rows.linear, "tiles": lut_tiles.linear, "library": lut.decoded}
+        paths = {"rows": lut_gemv.linear, "tiles": lut_gemm.linear, "library": linear_lut.decoded}
 
     def call(path: Callable[..., Tensor], rows: int) -> Callable[[], Tensor]:
         x = torch.randn(rows, k, device="cuda").to(dtype)

@@ -12,7 +12,8 @@ from infer.kernels.ops import bitpack
 from tests.support.triton_compile import assembly, run_in_interpreter
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import experts, int8_quantize  # noqa: E402
+from infer.kernels.gpu import experts  # noqa: E402
+from infer.kernels.gpu.int8 import int8_quantize  # noqa: E402
 
 OPS = torch.ops.infer
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -18,21 +18,9 @@ from infer.kernels.ops.linear_packed import lut4_twin
 from tests.support.triton_compile import assembly, run_in_interpreter
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import (  # noqa: E402
-    embedding,
-    epilogue,
-    int8,
-    int8_quantize,
-    int8_rows,
-    int8_tiles,
-    int8_weight_rows,
-    kernel_thresholds,
-    lut,
-    lut4_int8,
-    lut_decode,
-    lut_rows,
-    lut_tiles,
-)
+from infer.kernels.gpu import embedding, epilogue, kernel_thresholds  # noqa: E402
+from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, linear_int8, w8a16_gemv  # noqa: E402
+from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv  # noqa: E402
 
 # cuBLAS asks for it under the deterministic mode that the tests run in.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -94,9 +82,9 @@ def test_few_rows_have_exact_weights(bits: int, group: int, shape: tuple[int, in
     weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
     want = reference("linear_lut", x.float(), *weights, bias)
-    assert_near(lut_rows.linear(x, *weights, bias), want, CLOSE[dtype])
+    assert_near(lut_gemv.linear(x, *weights, bias), want, CLOSE[dtype])
     if not INTERPRETED or bits in (2, 4):
-        assert_near(lut_rows.linear(x, *weights, split=2), want - bias, CLOSE[dtype])
+        assert_near(lut_gemv.linear(x, *weights, split=2), want - bias, CLOSE[dtype])
 
 
 @on_device
@@ -110,8 +98,8 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
         x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
         rounded = (weights[0], weights[1].to(dtype).float(), *weights[2:])
         want = reference("linear_lut", x.float(), *rounded, bias)
-        assert_near(lut_tiles.linear(x, *weights, bias), want, CLOSE[dtype])
-        assert_near(lut_tiles.linear(x, *weights, bias, split=3), want, CLOSE[dtype])
+        assert_near(lut_gemm.linear(x, *weights, bias), want, CLOSE[dtype])
+        assert_near(lut_gemm.linear(x, *weights, bias, split=3), want, CLOSE[dtype])
 
 
 @on_device
@@ -126,9 +114,9 @@ def test_int8_activations_give_the_numbers_of_the_cpu(
         table = torch.rand(-(-n // bitpack.TABLE_ROWS), 16, device=DEVICE) * 2 - 1
     x, bias = torch.randn(m, k, device=DEVICE), torch.randn(n, device=DEVICE)
     want = lut4_twin(*(tensor.cpu() for tensor in (x, codes, table, scale, row_scale, bias))).to(DEVICE)
-    rounded, packed_scale = lut4_int8.pack(table, row_scale)
+    rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
     for split in (None, 2):
-        assert_near(lut4_int8.linear(x, codes, rounded, scale, packed_scale, bias, split), want, 1e-6)
+        assert_near(lut4_int8_gemv.linear(x, codes, rounded, scale, packed_scale, bias, split), want, 1e-6)
 
 
 @on_device
@@ -164,21 +152,21 @@ def test_int8_products_are_bit_equal(shape: tuple[int, int, int]) -> None:
     x, step = torch.randn(m, k, device=DEVICE), torch.tensor(0.015, device=DEVICE)
     for added in (None, bias):
         assert torch.equal(
-            int8.linear_int8(x, codes, scale, added), reference("linear_int8", x, codes, scale, added)
+            linear_int8.linear_int8(x, codes, scale, added), reference("linear_int8", x, codes, scale, added)
         )
     assert torch.equal(
-        int8.linear_int8_static(x, codes, scale, step, bias),
+        linear_int8.linear_int8_static(x, codes, scale, step, bias),
         reference("linear_int8_static", x, codes, scale, step, bias),
     )
     q = torch.randint(-127, 128, (m, k), dtype=torch.int8, device=DEVICE)
     sums = (q.cpu().long() @ codes.cpu().long().T).to(DEVICE, torch.int32)
     for split in (None, 2):
-        assert torch.equal(int8_tiles.products(q, codes, split).sum(0, dtype=torch.int32), sums)
-        if int8_rows.usable(q, codes):
-            assert torch.equal(int8_rows.linear(q, codes, split).sum(0, dtype=torch.int32), sums)
+        assert torch.equal(int8_gemm.products(q, codes, split).sum(0, dtype=torch.int32), sums)
+        if int8_gemv.usable(q, codes):
+            assert torch.equal(int8_gemv.linear(q, codes, split).sum(0, dtype=torch.int32), sums)
     for dtype in (torch.float32, torch.float16):
         want = reference("linear_int8_weight", x.to(dtype).float(), codes, scale, bias)
-        assert_near(int8.linear_int8_weight(x.to(dtype), codes, scale, bias), want, CLOSE[dtype])
+        assert_near(linear_int8.linear_int8_weight(x.to(dtype), codes, scale, bias), want, CLOSE[dtype])
 
 
 @on_device
@@ -190,17 +178,17 @@ def test_int8_weights_of_few_rows_are_exact(shape: tuple[int, int, int]) -> None
     for dtype in DTYPES if CUDA else DTYPES[:2]:
         x = torch.randn(m, k, device=DEVICE).to(dtype)
         want = reference("linear_int8_weight", x.float(), codes, scale, bias)
-        assert_near(int8_weight_rows.linear(x, codes, scale, bias), want, CLOSE[dtype])
-        assert_near(int8_weight_rows.linear(x, codes, scale, split=2), want - bias, CLOSE[dtype])
-    assert not int8_weight_rows.usable(x[:, :7])
-    assert not int8_weight_rows.usable(x.repeat(2, 1)[:5] if m > 2 else x[:0])
+        assert_near(w8a16_gemv.linear(x, codes, scale, bias), want, CLOSE[dtype])
+        assert_near(w8a16_gemv.linear(x, codes, scale, split=2), want - bias, CLOSE[dtype])
+    assert not w8a16_gemv.usable(x[:, :7])
+    assert not w8a16_gemv.usable(x.repeat(2, 1)[:5] if m > 2 else x[:0])
 
 
 @on_device
 def test_the_largest_int8_sums_are_exact() -> None:
     q = torch.full((1, 4100), -127, dtype=torch.int8, device=DEVICE)
     codes = torch.full((2, 4100), 127, dtype=torch.int8, device=DEVICE)
-    for sums in (int8_rows.linear(q, codes), int8_tiles.products(q, codes)):
+    for sums in (int8_gemv.linear(q, codes), int8_gemm.products(q, codes)):
         assert sums.sum(0).tolist() == [[-4100 * 127 * 127] * 2]
 
 
@@ -212,9 +200,9 @@ def test_a_bad_row_stays_alone_and_a_zero_row_gives_the_bias(value: float) -> No
     x[1, 7], x[2] = value, 0
     codes, scale, bias = int8_weights(5, 128)
     outputs = [
-        int8.linear_int8(x, codes, scale, bias),
-        int8.linear_int8_weight(x, codes, scale, bias),
-        lut_rows.linear(x, *lut_weights(5, 128, 4), bias),
+        linear_int8.linear_int8(x, codes, scale, bias),
+        linear_int8.linear_int8_weight(x, codes, scale, bias),
+        lut_gemv.linear(x, *lut_weights(5, 128, 4), bias),
     ]
     for y in outputs:
         assert not y[1].isfinite().any()
@@ -227,18 +215,18 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
     weights, bias = lut_weights(6, 128, 4), torch.randn(6, device=DEVICE)
     x = torch.randn(2, 128, 3, device=DEVICE).transpose(1, 2)
     want = reference("linear_lut", x, *weights, bias)
-    assert_near(lut.linear_lut(x, *weights, bias), want, 1e-5)
-    assert lut.linear_lut(x[:0], *weights, bias).shape == (0, 3, 6)
-    assert lut.linear_lut(x.double(), *weights, bias).dtype == torch.float64
+    assert_near(linear_lut.linear_lut(x, *weights, bias), want, 1e-5)
+    assert linear_lut.linear_lut(x[:0], *weights, bias).shape == (0, 3, 6)
+    assert linear_lut.linear_lut(x.double(), *weights, bias).dtype == torch.float64
     limits = ((100, 100, 1e-3), (1, 100, 1e-3), (1, 1, 1e-3))
     for tiles, library, tolerance in limits:  # few rows, tiles, library
         monkeypatch.setattr(
             kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
         )
-        assert_near(lut.linear_lut(x.half(), *weights, bias), want, tolerance)
-    monkeypatch.setattr(lut, "_BLOCK", 32 * 128)
+        assert_near(linear_lut.linear_lut(x.half(), *weights, bias), want, tolerance)
+    monkeypatch.setattr(linear_lut, "_BLOCK", 32 * 128)
     wide = lut_weights(70, 128, 3)
-    y = lut.decoded(x[0], *wide)
+    y = linear_lut.decoded(x[0], *wide)
     assert_near(y, reference("linear_lut", x[0], *wide), 1e-4)
 
 
@@ -263,13 +251,13 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         embedding,
         epilogue,
         int8_quantize,
-        int8_rows,
-        int8_tiles,
-        int8_weight_rows,
-        lut4_int8,
+        int8_gemv,
+        int8_gemm,
+        w8a16_gemv,
+        lut4_int8_gemv,
         lut_decode,
-        lut_rows,
-        lut_tiles,
+        lut_gemv,
+        lut_gemm,
     )
     for module in modules:
         monkeypatch.setattr(
@@ -281,7 +269,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 @on_host
 def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
     """Check what makes the kernel fast: 128 codes of a lane are 128 shuffles, and the loop uses no memory."""
-    lut_rows.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *lut_weights(4096, 4096, 4), split=1)
+    lut_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *lut_weights(4096, 4096, 4), split=1)
     text = assembly(captured, 90)[0]
     assert 128 <= text.count("shfl.sync.idx") <= 132
     assert text.count("ld.global") < 60
@@ -292,14 +280,14 @@ def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
 @on_host
 def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[tuple]) -> None:
     codes, table, scale, row_scale = lut_weights(4096, 4096, 4)
-    table, row_scale = lut4_int8.pack(table, row_scale)
-    lut4_int8.linear(torch.empty(1, 4096, dtype=torch.bfloat16), codes, table, scale, row_scale, split=1)
+    table, row_scale = lut4_int8_gemv.pack(table, row_scale)
+    lut4_int8_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), codes, table, scale, row_scale, split=1)
     quantize, rows, _ = assembly(captured, 90)
     assert rows.count("prmt.b32") >= 96
     assert rows.count("dp4a") >= 32
     assert "atom" not in quantize + rows
     with pytest.raises(ValueError, match="only groups of 64"):
-        lut4_int8.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16))
+        lut4_int8_gemv.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16))
 
 
 @on_host
@@ -317,7 +305,7 @@ def test_a_bias_is_added_after_a_rounding_of_its_own(captured: list[tuple]) -> N
 @on_host
 def test_int8_weights_become_floats_without_conversions(captured: list[tuple]) -> None:
     weights = torch.zeros(64, 4096, dtype=torch.int8), torch.zeros(64)
-    int8_weight_rows.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *weights, split=1)
+    w8a16_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *weights, split=1)
     text = assembly(captured, 90)[0]
     assert text.count("prmt.b32") >= 128
     assert "cvt.rn.f32" not in text
@@ -326,7 +314,7 @@ def test_int8_weights_become_floats_without_conversions(captured: list[tuple]) -
 
 @on_host
 def test_int8_rows_use_dot_products_of_four(captured: list[tuple]) -> None:
-    int8_rows.linear(torch.zeros(1, 4096, dtype=torch.int8), torch.zeros(64, 4096, dtype=torch.int8), split=1)
+    int8_gemv.linear(torch.zeros(1, 4096, dtype=torch.int8), torch.zeros(64, 4096, dtype=torch.int8), split=1)
     text = assembly(captured, 90)[0]
     assert text.count("dp4a") >= 16
     assert "atom" not in text
@@ -336,9 +324,9 @@ def test_int8_rows_use_dot_products_of_four(captured: list[tuple]) -> None:
 @pytest.mark.parametrize(("capability", "instruction"), [(80, "mma.sync"), (90, "wgmma.mma_async")])
 def test_tiles_use_the_tensor_cores(captured: list[tuple], capability: int, instruction: str) -> None:
     x = torch.empty(64, 512, dtype=torch.bfloat16)
-    lut_tiles.linear(x, *lut_weights(64, 512, 4), split=1)
-    lut_tiles.linear(x, *lut_weights(64, 512, 4, 16), split=1)
-    int8_tiles.products(x.to(torch.int8), torch.zeros(64, 512, dtype=torch.int8), split=1)
+    lut_gemm.linear(x, *lut_weights(64, 512, 4), split=1)
+    lut_gemm.linear(x, *lut_weights(64, 512, 4, 16), split=1)
+    int8_gemm.products(x.to(torch.int8), torch.zeros(64, 512, dtype=torch.int8), split=1)
     assert all(instruction in text for text in assembly(captured, capability))
 
 
@@ -348,16 +336,16 @@ def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
     m, n, k = (1, 1, 64) if one else (20, 70, 128)
     codes, scale, bias = int8_weights(n, 1 if one else 100)
     x, ids = torch.randn(m, k), torch.tensor([0])
-    int8.linear_int8(torch.randn(m, codes.shape[1]), codes, scale, bias)
-    int8.linear_int8_weight(torch.randn(m, codes.shape[1]).bfloat16(), codes, scale)
-    int8_rows.linear(torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8), split=1)
+    linear_int8.linear_int8(torch.randn(m, codes.shape[1]), codes, scale, bias)
+    linear_int8.linear_int8_weight(torch.randn(m, codes.shape[1]).bfloat16(), codes, scale)
+    int8_gemv.linear(torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8), split=1)
     for bits, group in ((3, 64), (4, 16), (4, 64)):
         weights = lut_weights(n, k, bits, group)
-        lut_rows.linear(x.half(), *weights, bias, split=2)
-        lut_tiles.linear(x.half(), *weights, bias)
+        lut_gemv.linear(x.half(), *weights, bias, split=2)
+        lut_gemm.linear(x.half(), *weights, bias)
         lut_decode.decode(*weights, torch.bfloat16)
         embedding.embedding_lut(ids, *weights)
-    lut4_int8.linear(x, weights[0], weights[1].to(torch.int8), *weights[2:])
+    lut4_int8_gemv.linear(x, weights[0], weights[1].to(torch.int8), *weights[2:])
     embedding.embedding_int8(ids, codes, scale)
     assert all(assembly(captured, 80))
 

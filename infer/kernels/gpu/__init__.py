@@ -1,11 +1,11 @@
 """GPU twins of the quantized operators, in Triton: `register()` gives them to CUDA tensors.
 
-    linear_lut                      `lut`: rows, tiles, or decoded for cuBLAS
-    linear_int8, _static, _weight   `int8`: exact int32 sums, or float activations
+    linear_lut                      `lut/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
+    linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
     embedding_lut, embedding_int8   `embedding`
     linear_experts and its forms    `experts`: grouped, only the experts asked for
-    gated_delta, ssd_scan, …        `state`: layers over a state cache
+    gated_delta, ssd_scan, …        `state_space`: layers over a state cache
 
 conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
 first CUDA tensor arrives. Compilers build the kernels into their programs: see `embed`.
@@ -28,10 +28,10 @@ from ..ops.library import NAMESPACE, decompositions, library
 OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
 _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")
 _WHERE = {
-    "linear_lut": "lut",
-    "linear_int8": "int8",
-    "linear_int8_static": "int8",
-    "linear_int8_weight": "int8",
+    "linear_lut": "lut.linear_lut",
+    "linear_int8": "int8.linear_int8",
+    "linear_int8_static": "int8.linear_int8",
+    "linear_int8_weight": "int8.linear_int8",
     "linear_fp8": "fp8",
     "embedding_lut": "embedding",
     "embedding_int8": "embedding",

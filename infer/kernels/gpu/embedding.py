@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, launch, same_device
-from .lut_decode import decode
+from .lut.lut_decode import decode
 
 _BLOCK = 1024
 

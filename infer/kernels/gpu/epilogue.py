@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .int8_rows import INTERPRETED
+from .int8.int8_gemv import INTERPRETED
 from .launch import cdiv, launch
 
 _BLOCK = 256

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
 from .epilogue import product
-from .int8_quantize import quantize_rows
-from .int8_rows import INTERPRETED
+from .int8.int8_gemv import INTERPRETED
+from .int8.int8_quantize import quantize_rows
 from .launch import cdiv, flat_rows, launch, processors, same_device
-from .lut_decode import tile
+from .lut.lut_decode import tile
 
 _LEVELS = tl.constexpr(LEVELS)
 _BN, _NARROW = 64, 32  # output columns of a program; the second where programs are few

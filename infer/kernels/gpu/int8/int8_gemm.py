@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .epilogue import finish
-from .launch import cdiv, launch, split_of
+from ..epilogue import finish
+from ..launch import cdiv, launch, split_of
 
 _BN = 64
 _BK = 128

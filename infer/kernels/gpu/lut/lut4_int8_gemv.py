@@ -2,7 +2,7 @@
 
 The table is rounded to int8 and so is each group of 64 columns of x. 16 bytes are four registers, in which a byte
 permutation (`prmt`) looks eight codes up in twelve instructions; `dp4a` multiplies them. On sm_90 that is 2.9
-instructions for a weight against 4.9 of `lut_rows`, at an error of 0.7 % (table and activations) beside the 9 % of four
+instructions for a weight against 4.9 of `lut_gemv`, at an error of 0.7 % (table and activations) beside the 9 % of four
 bits. Sums within a word are exact int32; the order of the float32 sums is fixed. The slow twin is
 `linear_packed.lut4_twin`.
 
@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS
-from ..ops.linear_packed import rounded_table
-from .epilogue import finish
-from .int8_quantize import quantize_groups
-from .int8_rows import INTERPRETED, dot4
-from .launch import cdiv, launch, split_of, words
+from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS
+from ...ops.linear_packed import rounded_table
+from ..epilogue import finish
+from ..int8.int8_gemv import INTERPRETED, dot4
+from ..int8.int8_quantize import quantize_groups
+from ..launch import cdiv, launch, split_of, words
 
 MAX_ROWS = 8
 _WORDS = 16  # words of codes and sums of one lane

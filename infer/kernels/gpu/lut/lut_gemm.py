@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
-from .epilogue import finish
-from .launch import cdiv, launch, split_of
+from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
+from ..epilogue import finish
+from ..launch import cdiv, launch, split_of
 from .lut_decode import LEVELS_, tile
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import int8_weight_rows, kernel_thresholds
-from .epilogue import finish
+from .. import kernel_thresholds
+from ..epilogue import finish
+from ..launch import flat_rows, same_device
+from . import w8a16_gemv
+from .int8_gemm import products, weight_only
+from .int8_gemv import linear as few_rows
+from .int8_gemv import usable
 from .int8_quantize import quantize_rows
-from .int8_rows import linear as few_rows
-from .int8_rows import usable
-from .int8_tiles import products, weight_only
-from .launch import flat_rows, same_device
 
 _FEWEST = 17  # rows that `torch._int_mm` takes
 
@@ -42,7 +43,7 @@ def linear_int8_weight(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | N
     """`infer::linear_int8_weight` on CUDA tensors: codes are exact in x's type, sums float32."""
     same_device(x, codes, scale, bias)
     rows = flat_rows(x)
-    path = int8_weight_rows.linear if int8_weight_rows.usable(rows) else weight_only
+    path = w8a16_gemv.linear if w8a16_gemv.usable(rows) else weight_only
     return _shaped(x, path(rows, codes, scale, bias).to(x.dtype))
 
 

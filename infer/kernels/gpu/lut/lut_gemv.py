@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
-from .epilogue import finish
-from .launch import cdiv, launch, split_of, words
+from ...ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from ..epilogue import finish
+from ..launch import cdiv, launch, split_of, words
 
 MAX_ROWS = 8  # of x in one program
 _LEVELS = tl.constexpr(LEVELS)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
-from .launch import cdiv, launch
+from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from ..launch import cdiv, launch
 
 LEVELS_ = tl.constexpr(LEVELS)
 _ROWS = 16

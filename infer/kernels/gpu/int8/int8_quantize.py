@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.linear_int8 import LEVELS, TINY
-from .launch import cdiv, launch
+from ...ops.linear_int8 import LEVELS, TINY
+from ..launch import cdiv, launch
 
 _LEVELS = tl.constexpr(LEVELS)
 _TINY = tl.constexpr(TINY)

@@ -2,7 +2,7 @@
 
 A byte of a word is put under the exponent of 2**23 by one byte permutation and loses it by one subtraction: exact, and
 two instructions where a conversion has a quarter of their speed. Programs, the loads of x and the order of additions
-are those of `lut_rows`.
+are those of `lut_gemv`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .epilogue import finish, product
-from .int8_rows import INTERPRETED
-from .launch import cdiv, launch, split_of, words
-from .lut_rows import eight
+from ..epilogue import finish, product
+from ..launch import cdiv, launch, split_of, words
+from ..lut.lut_gemv import eight
+from .int8_gemv import INTERPRETED
 
 MAX_ROWS = 2  # of x: above, the tensor cores' tiles need fewer instructions
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers

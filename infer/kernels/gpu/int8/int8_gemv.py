@@ -1,6 +1,6 @@
 """Exact int32 sums of int8 products for a few rows of x: four products in one instruction, `dp4a`.
 
-Programs and the order of sums are those of `lut_rows`. Integer sums are exact, so their order does not matter.
+Programs and the order of sums are those of `lut_gemv`. Integer sums are exact, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import cdiv, launch, split_of, words
+from ..launch import cdiv, launch, split_of, words
 
 MAX_ROWS = 8  # of x in one program
 INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no assembly

@@ -1,7 +1,7 @@
 """`linear_lut` on a GPU: which of three ways for how many rows of x.
 
-    few rows     warp shuffles, limited by reading the codes                      `lut_rows`
-    tens         tensor-core tiles, decoded on the way (float16 and bfloat16)     `lut_tiles`
+    few rows     warp shuffles, limited by reading the codes                      `lut_gemv`
+    tens         tensor-core tiles, decoded on the way (float16 and bfloat16)     `lut_gemm`
     many         the weight decoded to x's type once, then cuBLAS                 `lut_decode`
 
 The row counts between them are in `kernel_thresholds`. Weights are exact in the first; the others round to x's type the
@@ -13,9 +13,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.bitpack import bits_of
-from . import kernel_thresholds, lut_rows, lut_tiles
-from .launch import flat_rows, same_device
+from ...ops.bitpack import bits_of
+from .. import kernel_thresholds
+from ..launch import flat_rows, same_device
+from . import lut_gemm, lut_gemv
 from .lut_decode import decode
 
 # More weights than this are decoded in pieces, so that the copy stays small.
@@ -29,11 +30,11 @@ def linear_lut(
     same_device(x, codes, table, scale, row_scale, bias)
     rows, bits = flat_rows(x), bits_of(table)
     limit = kernel_thresholds.of(f"lut{bits}", x.device)
-    half = rows.dtype in lut_tiles.HALVES
-    if rows.shape[0] < (limit.tiles if half else 2 * lut_rows.MAX_ROWS + 1):
-        y = lut_rows.linear(rows, codes, table, scale, row_scale, bias)
+    half = rows.dtype in lut_gemm.HALVES
+    if rows.shape[0] < (limit.tiles if half else 2 * lut_gemv.MAX_ROWS + 1):
+        y = lut_gemv.linear(rows, codes, table, scale, row_scale, bias)
     elif half and rows.shape[0] < limit.library:
-        y = lut_tiles.linear(rows, codes, table, scale, row_scale, bias)
+        y = lut_gemm.linear(rows, codes, table, scale, row_scale, bias)
     else:
         y = decoded(rows, codes, table, scale, row_scale, bias)
     return y.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
