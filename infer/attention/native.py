@@ -1,4 +1,4 @@
-"""Flash-decoding in C++ on CPUs (see kernels/cpu/src/attend.h), in its own page layout.
+"""Flash-decoding in C++ on CPUs (see kernels/cpu/src/attend/attend.h), in its own page layout.
 
 It is `infer::attend_native`, with the arguments of `infer::attend_paged`: `kernels.passes.prepack` puts it in place
 of that in programs that are lowered for a CPU with native kernels. A cache is written and read by one of the two

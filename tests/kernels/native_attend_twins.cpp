@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "attend_all.h"
-#include "kernels.h"
+#include "attend/attend_encoder.h"
+#include "linear/linear.h"
 
 using namespace infer_native;
 

@@ -1,5 +1,5 @@
 // Teams of threads that meet: prints what is not as it should be, exits 1 when anything is not.
-#include "barrier.h"
+#include "threads/barrier.h"
 
 #include <chrono>
 #include <cstdio>

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "conv.h"
-#include "kernels.h"
+#include "conv/conv.h"
+#include "linear/linear.h"
 
 using namespace infer_native;
 

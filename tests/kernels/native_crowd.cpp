@@ -1,5 +1,5 @@
 // A team of threads beside other processes: prints what is not as it should be, exits 1 when anything is not.
-#include "oversubscription.h"
+#include "threads/oversubscription.h"
 
 #include <cstdio>
 

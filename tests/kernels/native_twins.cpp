@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "linear/linear.h"
 
 using namespace infer_native;
 

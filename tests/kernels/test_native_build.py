@@ -57,6 +57,27 @@ def test_changed_sources_make_another_library(cache: Path, small_sources: Path) 
     assert build.digest() != before
 
 
+def test_a_changed_header_compiles_its_includers_again(cache: Path, small_sources: Path) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    folder = small_sources / "sums"
+    folder.mkdir()
+    (folder / "one.h").write_text("#define ONE 1\n")
+    code = '#include "sums/one.h"\nextern "C" __attribute__((visibility("default"))) int two() { return ONE + 1; }'
+    (folder / "two.cpp").write_text(code)
+    first = build.library()
+    assert ctypes.CDLL(str(first)).two() == 2
+    (folder / "one.h").write_text("#define ONE 2\n")
+    assert ctypes.CDLL(str(build.library())).two() == 3
+    assert len(list((cache / "kernels" / "objects").glob("two-*.o"))) == 2
+    assert len(list((cache / "kernels" / "objects").glob("one-*.o"))) == 1
+
+
+def test_sources_have_names_of_their_own() -> None:
+    names = [path.name for path in build.SOURCES.rglob("*") if path.is_file()]
+    assert len(names) == len(set(names))
+
+
 def test_sources_that_change_while_compiled_make_no_stale_library(
     cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +123,7 @@ def test_kernels_can_be_switched_off() -> None:
     assert done.stdout.strip() == "switched off by INFER_NATIVE=0"
 
 
-@pytest.mark.parametrize("path", sorted(build.SOURCES.glob("*.cpp")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(build.SOURCES.rglob("*.cpp")), ids=lambda p: p.name)
 def test_instruction_sets_are_named_by_the_file(path: Path) -> None:
     flags = build.sources().get(path)
     assert flags is not None or path.stem.endswith(tuple(build.SUFFIXES))

@@ -1,8 +1,8 @@
-"""The native library: compiled once for this machine, from the sources beside this file, into the user's cache.
+"""The native library: compiled once for this machine, from the sources under `src`, into the user's cache.
 
-Each file is compiled for the instruction set that its name ends in, and the library picks one when it runs, so
-that one library serves every CPU of an architecture. It is linked against torch's stable ABI and torch's own
-OpenMP runtime: there is one pool of threads.
+Sources include each other by their path from `src`, and no two have the same name. Each file is compiled for the
+instruction set that its name ends in, and the library picks one when it runs, so that one library serves every CPU of
+an architecture. It is linked against torch's stable ABI and torch's own OpenMP runtime: there is one pool of threads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def compiler() -> str | None:
 def sources(machine: str = platform.machine(), folder: Path | None = None) -> dict[Path, tuple[str, ...]]:
     """Each file to compile for an architecture (a name of `platform.machine`), with its flags."""
     chosen = {}
-    for path in sorted((folder or SOURCES).glob("*.cpp")):
+    for path in sorted((folder or SOURCES).rglob("*.cpp")):
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if path.stem.endswith(s)), None)
         machines, flags = SUFFIXES[suffix] if suffix else ((machine,), ())
         if machine in machines:
@@ -66,7 +66,8 @@ def sources(machine: str = platform.machine(), folder: Path | None = None) -> di
 
 def digest(folder: Path | None = None) -> str:
     """Hash what a built library depends on: sources, flags, torch, architecture and compiler."""
-    return _digest(sorted((folder or SOURCES).iterdir()), repr(SUFFIXES))
+    files = (path for path in (folder or SOURCES).rglob("*") if path.is_file())
+    return _digest(sorted(files), repr(SUFFIXES))
 
 
 def _digest(paths: Iterable[Path], *flags: str) -> str:
@@ -78,13 +79,12 @@ def _digest(paths: Iterable[Path], *flags: str) -> str:
     return found.hexdigest()[:16]
 
 
-def _parts(path: Path) -> list[Path]:
-    """Return a source file and every one of ours that it includes, beside it or among our sources."""
+def _parts(path: Path, folder: Path | None = None) -> list[Path]:
+    """Return a source file and every file of `folder` that it includes, directly or through another."""
     found = [path]
     for part in found:
         for name in re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE):
-            beside = path.parent / name
-            included = beside if beside.exists() else SOURCES / name
+            included = (folder or SOURCES) / name
             if included not in found:
                 found.append(included)
     return found
@@ -131,7 +131,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _build(found: str, work: Path, folder: Path, progress: Callable[[int, int, str], None]) -> Path:
-    include, libraries = Path(torch.__file__).parent / "include", Path(torch.__file__).parent / "lib"
+    libraries = Path(torch.__file__).parent / "lib"
+    includes = f"-I{folder}", f"-I{Path(torch.__file__).parent / 'include'}"
     files = sources(folder=folder)
     done = 0
     kept = cache_folder("kernels") / "objects"
@@ -139,10 +140,10 @@ def _build(found: str, work: Path, folder: Path, progress: Callable[[int, int, s
 
     def compiled(path: Path) -> Path:
         nonlocal done
-        target = kept / f"{path.stem}-{_digest(_parts(path), *files[path])}.o"
+        target = kept / f"{path.stem}-{_digest(_parts(path, folder), *files[path])}.o"
         if not target.exists():
             fresh = work / target.name
-            _run([found, *COMMON, *files[path], f"-I{include}", "-c", str(path), "-o", str(fresh)])
+            _run([found, *COMMON, *files[path], *includes, "-c", str(path), "-o", str(fresh)])
             fresh.replace(target)
         done += 1
         progress(done, len(files) + 1, path.name)

@@ -3,7 +3,8 @@
     rms_norm(x, weight, offset, eps)   x / sqrt(mean(x²) + eps) * (weight + offset) over the last axis
     rotate(x, cos, sin)                rotary positions: the first R columns (a, b) → (a cos - b sin, b cos + a sin),
                                        R the width of cos and sin, which broadcast against x
-    chain(operands, program, numbers)  a fused program in one call: float32 [rows, width]; see cpu/src/fused_program.h
+    chain(operands, program, numbers)  a fused program in one call: float32 [rows, width];
+                                       see cpu/src/fused_program/fused_program.h
     chain_attend(kv_cache, …)          the same with attention over a paged cache, which is written
 
 `passes.fused_program.match` finds the first two in captured programs, `partition` makes fused programs of them; the
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from .library import declare, define
 
-HEADER = 12  # numbers before the program proper; cpu/src/torch_fused_program.cpp says which
+HEADER = 12  # numbers before the program proper, listed in torch_fused_program.cpp
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, offset: float, eps: float) -> Tensor:

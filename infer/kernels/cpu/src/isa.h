@@ -1,9 +1,9 @@
-// One table of functions for each instruction set; each is compiled with its own flags and dispatch.cpp picks one.
+// One table of functions for each instruction set; each is compiled with its own flags and isa.cpp picks one.
 #pragma once
 
 #include <atomic>
 
-#include "kernels.h"
+#include "linear/linear.h"
 
 namespace infer_native {
 

@@ -1,7 +1,7 @@
 // What happens to one row of floats between two layers. Sums run over 16 lanes and four registers, whatever the width.
 #pragma once
 
-#include "parallel.h"
+#include "linear/parallel_linear.h"
 
 namespace infer_native {
 namespace {

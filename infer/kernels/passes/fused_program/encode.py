@@ -1,4 +1,4 @@
-"""Encoding of a fused program as the integers that cpu/src/fused_program.h describes, with its slots allocated."""
+"""Encoding of a fused program as the integers that fused_program.h describes, with its slots allocated."""
 
 from __future__ import annotations
 

@@ -1,0 +1,223 @@
+// float rows to int8, laid out for the kernels. Included by each instruction set after its `Vector`.
+//
+// Rows are cut into tiles of nearly equal height; within a tile the quads (4 columns) of its rows lie next to each
+// other: quad k of row r of a tile of h rows is at (k * h + r) * QUAD_BYTES, so that a kernel reads one stream.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "isa.h"
+
+namespace infer_native {
+namespace {
+
+struct Tiles {
+  int64_t rows, count;
+
+  Tiles(int64_t rows, int64_t max_height) : rows(rows), count((rows + max_height - 1) / max_height) {}
+  int64_t start(int64_t tile) const { return tile * (rows / count) + (tile < rows % count ? tile : rows % count); }
+  int height(int64_t tile) const { return static_cast<int>(start(tile + 1) - start(tile)); }
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+inline Range share(int64_t count, int64_t part, int64_t parts) {
+  return {count * part / parts, count * (part + 1) / parts};
+}
+
+constexpr float LEVELS = 127;
+constexpr int32_t INFINITY_BITS = 0x7f800000;
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+
+inline float float_of(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// What the values of a row are known to be.
+enum class Values { SYMMETRIC, WITHIN, ANY };  // |x| <= 127 step; |x| <= 254 step; anything
+
+// The integers nearest to x / step, halves to even, plus `zero`, within ±127. The quotient is that of the division to the
+// last bit, by two Newton corrections (Markstein 1990) where no intermediate can leave the normal range: the hardware
+// division costs several times as much.
+template <Values VALUES>
+struct Grid {
+  Vector::Floats step, inverse, limit, low, high;
+  Vector::Sums zero;
+  bool fast;
+
+  Grid(float s, int32_t z)
+      : step(Vector::broadcast(s)),
+        inverse(Vector::broadcast(1 / s)),
+        limit(Vector::broadcast(300 * s)),
+        low(Vector::broadcast(-LEVELS - z)),
+        high(Vector::broadcast(LEVELS - z)),
+        zero(Vector::broadcast(z)),
+        fast(s > 1e-20f && s < 1e20f) {}
+
+  Vector::Floats divide(Vector::Floats x) const {
+    if (!fast) return Vector::div(x, step);
+    if (VALUES == Values::ANY) x = Vector::clamp(x, Vector::negate(limit), limit);
+    Vector::Floats q = Vector::mul(x, inverse);
+    q = Vector::fma(Vector::fnma(q, step, x), inverse, q);
+    return Vector::fma(Vector::fnma(q, step, x), inverse, q);
+  }
+
+  Vector::Sums operator()(Vector::Floats x) const {
+    if (VALUES == Values::SYMMETRIC) return Vector::round(divide(x));
+    return Vector::add(Vector::round(Vector::clamp(divide(x), low, high)), zero);
+  }
+};
+
+// The last columns, fewer than 16, as a whole vector.
+inline Vector::Floats load_tail(const float* x, int64_t count) {
+  alignas(64) float padded[16] = {};
+  std::memcpy(padded, x, count * sizeof(float));
+  return Vector::load(padded);
+}
+
+// A row as it is, and one whose columns are multiplied by numbers of their own.
+struct PlainRow {
+  const float* x;
+  Vector::Floats at(int64_t k) const { return Vector::load(x + k); }
+  Vector::Floats tail(int64_t k, int64_t count) const { return load_tail(x + k, count); }
+};
+
+struct BalancedRow {
+  const float *x, *multiplier;
+  Vector::Floats at(int64_t k) const { return Vector::mul(Vector::load(x + k), Vector::load(multiplier + k)); }
+  Vector::Floats tail(int64_t k, int64_t count) const {
+    return Vector::mul(load_tail(x + k, count), load_tail(multiplier + k, count));
+  }
+};
+
+struct Extent {
+  float low, high;  // over the row and zero
+  bool finite;
+};
+
+template <class Row>
+inline Extent extent_of(Row x, int64_t columns) {
+  const Vector::Floats nothing = Vector::broadcast(0.0f);
+  Vector::Floats low[4], high[4], zero[4];  // zero: 0 * x is NaN where x is not finite
+  for (int i = 0; i < 4; ++i) low[i] = high[i] = zero[i] = nothing;
+  const auto extend = [&](int i, Vector::Floats v) {
+    low[i] = Vector::min(low[i], v);
+    high[i] = Vector::max(high[i], v);
+    zero[i] = Vector::fma(v, nothing, zero[i]);
+  };
+  int64_t k = 0;
+  for (; k + 64 <= columns; k += 64) {
+    extend(0, x.at(k));
+    extend(1, x.at(k + 16));
+    extend(2, x.at(k + 32));
+    extend(3, x.at(k + 48));
+  }
+  for (; k + 16 <= columns; k += 16) extend(0, x.at(k));
+  if (k < columns) extend(0, x.tail(k, columns - k));
+  alignas(64) float lows[16], highs[16], zeros[16];
+  Vector::store(lows, Vector::min(Vector::min(low[0], low[1]), Vector::min(low[2], low[3])));
+  Vector::store(highs, Vector::max(Vector::max(high[0], high[1]), Vector::max(high[2], high[3])));
+  Vector::store(zeros, Vector::add(Vector::add(zero[0], zero[1]), Vector::add(zero[2], zero[3])));
+  Extent extent{0, 0, true};
+  for (int i = 0; i < 16; ++i) {
+    extent.low = lows[i] < extent.low ? lows[i] : extent.low;
+    extent.high = highs[i] > extent.high ? highs[i] : extent.high;
+    extent.finite = extent.finite && zeros[i] == 0;
+  }
+  return extent;
+}
+
+inline bool any_nan(const float* x, int64_t columns) {
+  Vector::Sums most = Vector::broadcast(int32_t{0});
+  int64_t k = 0;
+  for (; k + 16 <= columns; k += 16) most = Vector::max(most, Vector::abs_bits(Vector::load(x + k)));
+  if (k < columns) most = Vector::max(most, Vector::abs_bits(load_tail(x + k, columns - k)));
+  return Vector::reduce_max(most) > INFINITY_BITS;
+}
+
+inline float at_least_tiny(float step) {
+  constexpr float TINY = std::numeric_limits<float>::min();
+  return step > TINY ? step : TINY;
+}
+
+struct RowGrid {
+  float step;
+  int32_t zero;
+};
+
+// As linear.h says for `linear_int8`. The step is NaN where the row's result is.
+inline RowGrid static_grid(const float* x, int64_t columns, float x_scale) {
+  return {any_nan(x, columns) ? NOT_A_NUMBER : x_scale, 0};
+}
+
+template <class Row>
+inline RowGrid row_grid(Row x, int64_t columns) {
+  const Extent extent = extent_of(x, columns);
+  const float step = at_least_tiny((extent.high - extent.low) / (2 * LEVELS));
+  if (!extent.finite || step > std::numeric_limits<float>::max()) return {NOT_A_NUMBER, 0};
+  const float zero = std::nearbyint(-LEVELS - extent.low / step);
+  return {step, static_cast<int32_t>(zero < LEVELS ? (zero > -LEVELS ? zero : -LEVELS) : LEVELS)};
+}
+
+// One row, of which 16 columns at a time are stored where `mine` has them; quads go `stride` bytes apart. The result is
+// what an accumulator starts with: -128 * sum(q) where weights are stored as code + 128.
+template <Values VALUES, class Row>
+inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, Range mine, int8_t* q) {
+  const Grid<VALUES> grid(row.step, row.zero);
+  Vector::Sums total = Vector::broadcast(int32_t{0});
+  const int64_t whole = columns / 16, begin = mine.begin < whole ? mine.begin : whole, end = mine.end < whole ? mine.end : whole;
+  if (Vector::UNSIGNED)
+    for (int64_t i = 0; i < begin; ++i) total = Vector::add(total, grid(x.at(16 * i)));
+  for (int64_t i = begin; i < end; ++i) {
+    const Vector::Sums codes = grid(x.at(16 * i));
+    total = Vector::add(total, codes);
+    Vector::store_quads(q + 4 * i * stride, stride, codes);
+  }
+  if (Vector::UNSIGNED)
+    for (int64_t i = end; i < whole; ++i) total = Vector::add(total, grid(x.at(16 * i)));
+  int32_t sum = Vector::reduce_add(total);
+  if (16 * whole < columns) {
+    alignas(64) int8_t tail[4 * Vector::QUAD_BYTES];
+    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(x.tail(16 * whole, columns - 16 * whole)));
+    for (int64_t quad = 0; 16 * whole + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
+      if (mine.end > whole) std::memcpy(q + (4 * whole + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
+      for (int i = 0; i < 4; ++i) sum += tail[quad * Vector::QUAD_BYTES + i];
+    }
+  }
+  return Vector::UNSIGNED ? -128 * sum : 0;
+}
+
+// One row in groups of 64 columns, each with its own step; `step` advances by `height` per group, `offset` for each of its
+// `SCALES` parts.
+template <int SCALES>
+inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset) {
+  const int64_t stride = height * Vector::QUAD_BYTES;
+  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
+    Vector::Floats part[4];
+    Vector::Sums most = Vector::broadcast(int32_t{0}), total = most;
+    for (int i = 0; i < 4; ++i) {
+      part[i] = Vector::load(x + 16 * i);
+      most = Vector::max(most, Vector::abs_bits(part[i]));
+    }
+    const int32_t largest = Vector::reduce_max(most);
+    *step = largest < INFINITY_BITS ? at_least_tiny(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+    const Grid<Values::SYMMETRIC> grid(*step, 0);
+    for (int i = 0; i < 4; ++i) {
+      const Vector::Sums codes = grid(part[i]);
+      total = SCALES > 1 ? codes : Vector::add(total, codes);
+      Vector::store_quads(q + 4 * i * stride, stride, codes);
+      if (SCALES == 1 && i < 3) continue;
+      *offset = Vector::UNSIGNED ? -128 * Vector::reduce_add(total) : 0;
+      offset += height;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace infer_native

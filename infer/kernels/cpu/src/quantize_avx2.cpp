@@ -1,5 +1,0 @@
-// The scale search with 8 floats to a register.
-#define REGISTER_BYTES 32
-#include "quantize_loop.h"
-
-void infer_native::fit_avx2(const FitTask& task) { fit_any(task); }

@@ -1,0 +1,5 @@
+#include "state/state_scan.h"
+
+namespace infer_native {
+const StateKernel STATE_AVX2 = {conv_block, delta_block, ssd_block, selective_block, linear_block};
+}
