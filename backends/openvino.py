@@ -17,16 +17,10 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
 from infer.onnx import export as exporter
-from infer.onnx import onnx_source
 from infer.onnx.decompositions import experts_refused
-from infer.onnx.openvino_layers import LayerConverter
-from infer.onnx.openvino_model import (
-    OpenvinoRunner,
-    Settings,
-    compiled,
-    converted,
-    running_nodes,
-)
+from infer.onnx.source import onnx_source
+from infer.openvino.openvino_layers import LayerConverter
+from infer.openvino.openvino_model import OpenvinoRunner, Settings, compiled, converted, running_nodes
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding

@@ -1,6 +1,6 @@
 """ONNX Runtime backend: the program exported to ONNX, int8 layers written for the instruction set at hand.
 
-The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_attention_lowering`.
+The step of a language model runs on CPUs, its cache bound where it lies: see `onnx.layers.paged_attention_lowering`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,12 @@ from infer.graph import storage
 from infer.graph.program import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
-from infer.onnx import (
-    int8_signedness,
-    onnx_source,
-    ort_session,
-    ort_step_runner,
-    paged_attention,
-    table_layers,
-)
 from infer.onnx.decompositions import experts_refused
-from infer.onnx.int8_layers import RewriteResult
-from infer.onnx.int8_operands import Target
+from infer.onnx.layers import paged_attention_node, table_layers
+from infer.onnx.layers.int8_operands import Target
+from infer.onnx.layers.quantized_layers import RewriteResult
+from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner
+from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -57,7 +52,7 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """Refuse bfloat16 on CPU, CUDA without CUDA kernels, and formats that an ONNX source can't take."""
-    if (kind := paged_attention.kv_dtype(graph.program)) is not None and (
+    if (kind := paged_attention_node.kv_dtype(graph.program)) is not None and (
         reason := _step_refused(graph, plan, kind)
     ):
         return reason
@@ -92,7 +87,7 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
         return "ONNX Runtime generates on CPUs only here; use --backend inductor"
     if kind == "int8":
         return "no operator of ONNX Runtime reads a paged int8 cache; ask for a float16 cache"
-    if any(node.args[8] is not None for node in paged_attention.attention_nodes(graph.program)):
+    if any(node.args[8] is not None for node in paged_attention_node.attention_nodes(graph.program)):
         return "attention sinks have no ONNX form here; use --backend inductor"
     return None
 

@@ -20,11 +20,11 @@ from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.onnx import trt_build, trt_engine, trt_library, trt_runner, trt_stand_in
 from infer.onnx.decompositions import experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
+from infer.tensorrt import trt_builder, trt_library, trt_lowering, trt_runner, trt_stand_in
 
 EXECUTES_CODE = True
 PORTABLE = False
@@ -110,9 +110,9 @@ class TrtBackend:
         tied, on_gpu = self.target(plan.device), plan.device.startswith("cuda")
         sms = tuple(tied["sm"].split()) if library == trt_library.RTX else ()
         device = plan.device if on_gpu else None
-        options = trt_engine.BuildOptions(library, device, sms, plan.dtype == "tf32")
+        options = trt_builder.BuildOptions(library, device, sms, plan.dtype == "tf32")
         with torch.cuda.device(device) if device else contextlib.nullcontext():
-            built = trt_build.build(graph, plan, path, options)
+            built = trt_lowering.build(graph, plan, path, options)
         if device is None:
             trt_stand_in.write(path, folder)
         (folder / ENGINE).write_bytes(built.engine.blob)
@@ -195,7 +195,7 @@ def _uncovered(plan: Plan, library: str) -> str | None:
     return f"TensorRT-RTX builds for SM {covered}, this GPU is SM {sm}: use TensorRT or --backend inductor"
 
 
-def _findings(built: trt_build.Built, named: str) -> list[Finding]:
+def _findings(built: trt_lowering.Built, named: str) -> list[Finding]:
     """Return the report's rows of an engine built by `named`: bytes, precisions, forms, and its profile."""
     engine, forms = built.engine, sorted(built.rewritten.forms.items())
     layers = ", ".join(f"{count} {name}" for name, count in engine.layers.most_common())

@@ -71,17 +71,27 @@ def alone(folder: Path, name: str) -> Iterator[Path]:
         yield folder / name
 
 
+def main_worktree(root: Path) -> Path:
+    """Return the clone's own working tree where `root` is one that `git worktree add` made, else `root`."""
+    link = root / ".git"
+    if not link.is_file():
+        return root
+    metadata = Path(link.read_text().removeprefix("gitdir:").strip())  # CLONE/.git/worktrees/NAME
+    clone = metadata.parents[2]
+    return clone if metadata.parents[1].name == ".git" and clone.is_dir() else root
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) -> Iterator[Path]:
     """No test reads or writes the caches, or the key, of whoever runs it; the key and what
     inductor compiles are shared by the run.
 
-    The native library, named by its sources, is kept from one run to the next.
+    The native library, named by its sources, is kept from one run to the next, for all worktrees of a clone.
     """
     from infer import paths
 
     folder = tmp_path_factory.mktemp("user")
-    kept = ROOT / ".pytest_cache" / "kernels"
+    kept = main_worktree(ROOT) / ".pytest_cache" / "kernels"
     kept.mkdir(parents=True, exist_ok=True)
     (folder / "cache").mkdir()
     (folder / "cache" / "kernels").symlink_to(kept)

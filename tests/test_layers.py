@@ -16,7 +16,8 @@ ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "paths", "regular_files",
     "library_errors", "refused_backends", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention",
     "graph", "fidelity", "compress",
-    "onnx", "artifact", "llm", "tasks", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
+    "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
+    "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 22  # files that import each other one after another, from the entry point down
 FILES = sorted((ROOT / "infer").rglob("*.py"))

@@ -32,6 +32,7 @@ GPU_TESTS = (
     "tests/kernels/test_triton_kernels.py",
     "tests/attention/test_triton_attention.py",
     "tests/backends",
+    "tests/tensorrt",
 )
 
 

@@ -29,10 +29,10 @@ from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
 from infer.errors import InferError, NotUsableError
 from infer.graph.program import Graph
-from infer.onnx import trt_build, trt_engine, trt_library
 from infer.pipeline import stages
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.tensorrt import trt_builder, trt_library, trt_lowering
 
 QUANTS = ("none", "int8", "int8:static", "int8:weight", "int4", "nf4", "fp8")
 RESOLVED = {"int8": "int8:static"}  # as `infer optimize --backend trt` does
@@ -109,16 +109,16 @@ def fill(model: str, cells: list[Cell]) -> Iterator[Cell]:
                 _build(cell, graph, asked, Path(work) / "model.onnx")
             except InferError as error:
                 cell.why = str(error)
-                if not isinstance(error, trt_engine.BuilderError):
+                if not isinstance(error, trt_builder.BuilderError):
                     cell.outcome = "refused"
             made[asked.quant, cell.dtype, cell.sm] = cell
             yield cell
 
 
 def _build(cell: Cell, graph: Graph, plan: Plan, path: Path) -> None:
-    options = trt_engine.BuildOptions(trt_library.RTX, None, tuple(cell.sm.split()), plan.dtype == "tf32")
+    options = trt_builder.BuildOptions(trt_library.RTX, None, tuple(cell.sm.split()), plan.dtype == "tf32")
     start = time.perf_counter()
-    built = trt_build.build(graph, plan.with_(device="cuda"), path, options)
+    built = trt_lowering.build(graph, plan.with_(device="cuda"), path, options)
     cell.build_seconds = round(time.perf_counter() - start, 1)
     cell.forms = dict(built.rewritten.forms)
     cell.engine_bytes, cell.weight_bytes = len(built.engine.blob), built.engine.weight_bytes

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from .. import kernels
 from ..kernels.ops import bitpack
-from . import paged_attention
-from .int8_operands import Target
-from .table_layers import uniform_step
+from .layers import paged_attention_node
+from .layers.int8_operands import Target
+from .layers.table_layers import uniform_step
 
 DOMAIN = "infer"
 MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
@@ -45,7 +45,7 @@ def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
         return program
-    with paged_attention.functional(program):
+    with paged_attention_node.functional(program):
         return program.run_decompositions(_decompositions(program, target))
 
 
@@ -59,10 +59,14 @@ def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Calla
         own += ("embedding_lut",)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
-        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.TWIN:
-            table[op] = paged_attention.symbol
-        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.WRITTEN:
-            table[op] = paged_attention.written_symbol
+        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention_node.TWIN:
+            table[op] = paged_attention_node.symbol
+        elif (
+            isinstance(op, OpOverload)
+            and op.namespace == DOMAIN
+            and op._opname == paged_attention_node.WRITTEN
+        ):
+            table[op] = paged_attention_node.written_symbol
         elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.aten.index.Tensor] = _index

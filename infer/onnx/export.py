@@ -1,7 +1,7 @@
 """ONNX export of a graph: names and symbolic sizes of the specs, int8 operators for one target.
 
 The linear and convolutional `infer::` operators pass through torch's exporter as symbolic nodes of the domain
-`infer`; `int8_layers` then writes them for the target. The others are decomposed to plain torch before the
+`infer`; `layers.quantized_layers` then writes them for the target. The others are decomposed to plain torch before the
 export.
 """
 
@@ -25,10 +25,10 @@ from ..graph.program import Graph
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from .decompositions import decompose
-from .int8_layers import RewriteResult, rewrite
-from .int8_linear import Form
-from .int8_operands import Target
-from .table_layers import Weights
+from .layers.int8_linear import Form
+from .layers.int8_operands import Target
+from .layers.quantized_layers import RewriteResult, rewrite
+from .layers.table_layers import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir

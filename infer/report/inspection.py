@@ -17,10 +17,10 @@ from ..artifact import golden, store
 from ..artifact.manifest import MAX_BYTES, REPORT
 from ..errors import ArtifactError
 from ..kernels import cpu
-from ..onnx import trt_library
 from ..predict import Predictor
 from ..regular_files import read_regular
 from ..spec import Finding
+from ..tensorrt import trt_library
 from . import document
 
 

@@ -17,8 +17,8 @@ from infer import device
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph.program import Graph
 from infer.kernels.ops.linear_packed import lut4_twin
-from infer.onnx.openvino_layers import LayerConverter
-from infer.onnx.openvino_model import Settings, sentence
+from infer.openvino.openvino_layers import LayerConverter
+from infer.openvino.openvino_model import Settings, sentence
 from infer.plan import Plan
 from infer.spec import Finding, TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error

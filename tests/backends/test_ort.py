@@ -183,7 +183,7 @@ def test_an_onnx_source_takes_int8_and_nothing_else(tmp_path: Path) -> None:
 
 def test_an_operator_that_the_runtime_lacks_is_refused_in_words(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    from infer.onnx import ort_session
+    from infer.onnx.ort import ort_session
 
     text = """<ir_version: 10, opset_import: ["" : 22]>
     agraph (bfloat16[batch, 3, 8, 8] x, bfloat16[4, 3, 3, 3] w) => (bfloat16[a, b, c, d] y) { y = Conv(x, w) }"""

@@ -14,7 +14,8 @@ from infer import Plan, Predictor, llm
 from infer.attention import KV_DTYPES
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence import attention_inputs
-from infer.onnx import export, ort_step_runner
+from infer.onnx import export
+from infer.onnx.ort import ort_step_runner
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import VOCABULARY, build
 

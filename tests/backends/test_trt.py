@@ -14,9 +14,9 @@ from backends import trt
 from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.kernels.ops.linear_fp8 import to_float8
-from infer.onnx import trt_build, trt_engine, trt_library, trt_runner
 from infer.plan import Plan
 from infer.spec import TensorSpec
+from infer.tensorrt import trt_builder, trt_library, trt_lowering, trt_runner
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
 
 onnx = pytest.importorskip("onnx")
@@ -61,7 +61,7 @@ def written(
     sizes = ",".join(map(str, sample.shape[1:]))
     kind = "float32" if sample.is_floating_point() else "int64"
     made = graph(module, f"input={kind}[batch,{sizes}]", sample)
-    done, wanted = trt_build.write_model(made, plan(**changes), folder / "model.onnx")
+    done, wanted = trt_lowering.write_model(made, plan(**changes), folder / "model.onnx")
     model = onnx.load(str(folder / "model.onnx"))
     return model, done, wanted, made.callable()(input=sample)[0]
 
@@ -114,7 +114,7 @@ def test_table_layers_stay_packed_unless_refused(
     layers = [Lut(128, 64, bits, tables, group), Lut(128, 48, bits, tables, group)]
     ids = torch.randint(0, 64, (3, 5))
     made = graph(nn.Sequential(*layers), "input=int64[batch,5]", ids)
-    done, _ = trt_build.write_model(made, plan(quant="nf4"), tmp_path / "model.onnx", weights=weights)
+    done, _ = trt_lowering.write_model(made, plan(quant="nf4"), tmp_path / "model.onnx", weights=weights)
     packed = weights == "blocks"
     assert done.forms == (
         {"rows of table codes, packed in words": 1, "table codes, packed as two int4 halves": 1}
@@ -141,7 +141,7 @@ def test_rows_are_decoded_where_they_are_read(tmp_path: Path) -> None:
 def test_weight_only_convolutions_stay_int8_unless_refused(tmp_path: Path, groups: int, weights: Any) -> None:
     x = torch.rand(2, 8, 6, 6)
     made = graph(nn.Sequential(Int8Conv(8, 12, "_weight", groups)), "input=float32[batch,8,6,6]", x)
-    done, wanted = trt_build.write_model(
+    done, wanted = trt_lowering.write_model(
         made, plan(quant="int8:weight"), tmp_path / "model.onnx", weights=weights
     )
     kinds = {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
@@ -172,7 +172,7 @@ def test_uniform_tables_stay_int4_in_blocks(tmp_path: Path, group: int) -> None:
 def test_weight_only_layers_stay_int8_unless_refused(tmp_path: Path, weights: Any) -> None:
     x = torch.randn(3, 64)
     made = graph(nn.Sequential(Int8Linear(torch.randn(32, 64), "_weight")), "input=float32[batch,64]", x)
-    done, wanted = trt_build.write_model(
+    done, wanted = trt_lowering.write_model(
         made, plan(quant="int8:weight"), tmp_path / "model.onnx", weights=weights
     )
     model = onnx.load(str(tmp_path / "model.onnx"))
@@ -217,12 +217,12 @@ def test_calibration_needs_samples(tmp_path: Path) -> None:
     )
     bare = type(made)(made.inputs, made.outputs, {}, made.sizes, made.program)
     with pytest.raises(NotUsableError, match="needs real inputs to calibrate"):
-        trt_build.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
+        trt_lowering.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
 
 
 def test_profiles_come_from_the_sizes_and_the_usual_ones_are_clamped() -> None:
     inputs = (TensorSpec("x", "float32", ("batch", "time", 8)), TensorSpec("y", "float32", (3,)))
-    found = trt_engine.profiles(inputs, {"batch": (1, 4), "time": (2, 512)}, {"batch": 8, "time": 64})
+    found = trt_builder.profiles(inputs, {"batch": (1, 4), "time": (2, 512)}, {"batch": 8, "time": 64})
     assert found == {"x": ((1, 2, 8), (4, 64, 8), (4, 512, 8))}
 
 
@@ -251,7 +251,7 @@ def test_layer_precisions_are_read_from_tensors_and_kernel_names() -> None:
         {"Inputs": [{"Format/Datatype": "BFloat16"}], "Outputs": []},
         "a name only",
     ]
-    found = trt_engine.layer_precisions(json.dumps({"Layers": layers}))
+    found = trt_builder.layer_precisions(json.dumps({"Layers": layers}))
     assert found == {"float16": 2, "float32": 1, "int8": 1, "bfloat16": 1}
 
 

@@ -16,9 +16,9 @@ from infer import Plan, plugins
 from infer import device as hardware
 from infer.cli import main
 from infer.errors import NotUsableError, UsageError
-from infer.onnx import trt_build, trt_engine, trt_library, trt_stand_in
 from infer.pipeline import stages
 from infer.reporter import Reporter
+from infer.tensorrt import trt_builder, trt_library, trt_lowering, trt_stand_in
 from tests.support.onnx_models import Lut, graph, relative_error
 
 onnx = pytest.importorskip("onnx")
@@ -45,8 +45,8 @@ def builder() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trt_library, "module_name", lambda kind: kind if kind == "rtx" else None)
         patch.setattr(trt_library, "library_version", lambda kind: "9")
-        built = trt_engine.Engine(b"plan!", Counter())
-        patch.setattr(trt_engine, "build", lambda *given: built)
+        built = trt_builder.Engine(b"plan!", Counter())
+        patch.setattr(trt_builder, "build", lambda *given: built)
         yield
 
 
@@ -124,7 +124,7 @@ def test_the_stand_in_computes_the_graph_in_float32(tmp_path: Path, dtype: str) 
     x = torch.randn(3, 64)
     made = graph(module, "input=float32[batch,64]", x)
     plan = Plan(source="x", backend="trt:sm_89", device="cpu", dtype=dtype, quant="nf4")
-    trt_build.write_model(made, plan, tmp_path / "model.onnx")
+    trt_lowering.write_model(made, plan, tmp_path / "model.onnx")
     trt_stand_in.write(tmp_path / "model.onnx", tmp_path)
     runner = trt_stand_in.StandIn(tmp_path, made.inputs, made.outputs)
     got = next(iter(runner.run({"input": x}).values()))

@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 from infer.errors import NotUsableError  # noqa: E402
 from infer.graph.program import flatten  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import ort_session  # noqa: E402
+from infer.onnx.ort import ort_session  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.onnx_models import Int8Linear, graph  # noqa: E402
 

@@ -12,7 +12,7 @@ pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer.errors import NotUsableError, SourceError  # noqa: E402
-from infer.onnx import onnx_source  # noqa: E402
+from infer.onnx.source import onnx_source  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 agraph (float[batch, 64] x) => (float[batch, 32] y, float[batch, 8] z)

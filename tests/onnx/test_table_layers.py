@@ -15,8 +15,9 @@ pytest.importorskip("onnxruntime")
 from infer.compress.formats import int4  # noqa: E402
 from infer.kernels.ops import bitpack, linear_packed  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import ort_session, table_layers  # noqa: E402
-from infer.onnx.table_layers import Weights  # noqa: E402
+from infer.onnx.layers import table_layers  # noqa: E402
+from infer.onnx.layers.table_layers import Weights  # noqa: E402
+from infer.onnx.ort import ort_session  # noqa: E402
 from tests.support.onnx_models import OPS, Lut, graph, relative_error  # noqa: E402
 
 

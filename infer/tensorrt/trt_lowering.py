@@ -8,11 +8,13 @@ from pathlib import Path
 from .. import device as hardware
 from .. import paths
 from ..graph.program import Graph
+from ..onnx import activation_ranges, precision_casts
+from ..onnx import export as exporter
+from ..onnx.layers.quantized_layers import RewriteResult, rewrite
+from ..onnx.layers.table_layers import Weights
+from ..onnx.source import onnx_source
 from ..plan import Plan
-from . import activation_ranges, onnx_source, precision_casts, trt_engine, trt_library
-from . import export as exporter
-from .int8_layers import RewriteResult, rewrite
-from .table_layers import Weights
+from . import trt_builder, trt_library
 
 OPSET = 21  # the first with 4-bit codes and blocks in DequantizeLinear
 BFLOAT16_OPSET = 22  # the first in which convolutions take bfloat16
@@ -27,13 +29,13 @@ _PRECISIONS = {
 class Built:
     """One engine, its profile, and the form of each quantized layer."""
 
-    engine: trt_engine.Engine
-    profile: trt_engine.Profile
+    engine: trt_builder.Engine
+    profile: trt_builder.Profile
     rewritten: RewriteResult
     unpacked: str = ""  # the library's reason against packed weights, which then were decoded
 
 
-def build(graph: Graph, plan: Plan, path: Path, options: trt_engine.BuildOptions) -> Built:
+def build(graph: Graph, plan: Plan, path: Path, options: trt_builder.BuildOptions) -> Built:
     """Write `path` and build the engine; packed weights that the library can't read are decoded, and it is said why.
 
     Raises `BuilderError` when the library refuses the model in both forms.
@@ -42,13 +44,13 @@ def build(graph: Graph, plan: Plan, path: Path, options: trt_engine.BuildOptions
     cache = _timing_cache(options)
     done, wanted = write_model(graph, plan, path)
     try:
-        return Built(trt_engine.build(path, profile, cache, wanted, options), profile, done)
-    except trt_engine.BuilderError as error:
+        return Built(trt_builder.build(path, profile, cache, wanted, options), profile, done)
+    except trt_builder.BuilderError as error:
         if not any("packed" in form for form in done.forms):
             raise
         refused = error
     done, wanted = write_model(graph, plan, path, weights="float")
-    engine = trt_engine.build(path, profile, cache, wanted, options)
+    engine = trt_builder.build(path, profile, cache, wanted, options)
     return Built(engine, profile, done, unpacked=refused.message)
 
 
@@ -80,12 +82,14 @@ def write_model(
     return done, found | ({low} if low is not None else set())
 
 
-def profile_of(graph: Graph, plan: Plan) -> trt_engine.Profile:
+def profile_of(graph: Graph, plan: Plan) -> trt_builder.Profile:
     """Return the smallest, usual and largest shape of each input: the plan's largest batch, the samples' sizes."""
-    return trt_engine.profiles(graph.inputs, graph.sizes, {"batch": max(plan.batches)} | _sample_sizes(graph))
+    return trt_builder.profiles(
+        graph.inputs, graph.sizes, {"batch": max(plan.batches)} | _sample_sizes(graph)
+    )
 
 
-def _timing_cache(options: trt_engine.BuildOptions) -> Path:
+def _timing_cache(options: trt_builder.BuildOptions) -> Path:
     here = "any" if options.device is None else hardware.fingerprint(options.device)["sm"]
     target = "-".join(options.capabilities) or here
     name = f"{options.library}-{trt_library.library_version(options.library)}-sm{target}"

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .graph_builder import GraphBuilder, data
-from .int8_operands import KEEP_VALUES, Target, as_float, flipped, float_type, floats, inputs, is_positive
+from ..graph_builder import GraphBuilder, data
+from .int8_operands import (
+    KEEP_VALUES,
+    Target,
+    as_float,
+    flipped,
+    float_type,
+    floats,
+    inputs,
+    is_positive,
+)
 from .table_layers import Weights
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ..errors import NotUsableError
-from . import ort_session, source_weights
-from .decompositions import DOMAIN
-from .graph_builder import GraphBuilder
+from ...errors import NotUsableError
+from ..decompositions import DOMAIN
+from ..graph_builder import GraphBuilder
+from ..ort import ort_session
+from . import source_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from ..attention import ARGUMENTS, KV_DTYPES
-from ..errors import NotUsableError
-from ..kernels import library
+from ...attention import ARGUMENTS, KV_DTYPES
+from ...errors import NotUsableError
+from ...kernels import library
 
 NAME, TWIN, WRITTEN = "attend_paged", "attend_paged_value", "output_of_encoder"
 

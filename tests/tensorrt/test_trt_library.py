@@ -14,9 +14,10 @@ from backends import trt
 from infer import device as hardware
 from infer import plugins
 from infer.errors import NotUsableError, UsageError
-from infer.onnx import ort_session, trt_engine, trt_library
+from infer.onnx.ort import ort_session
 from infer.plan import Plan
 from infer.report import inspection
+from infer.tensorrt import trt_builder, trt_library
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
@@ -138,8 +139,8 @@ def test_float32_engines_have_no_tf32_unless_asked(tf32: bool) -> None:
         ProfilingVerbosity=SimpleNamespace(DETAILED=1), BuilderFlag=SimpleNamespace(TF32="tf32")
     )
     builder = SimpleNamespace(create_builder_config=lambda: config)
-    options = trt_engine.BuildOptions(trt_library.RTX, None, (), tf32)
-    trt_engine._config(library, builder, {}, options)
+    options = trt_builder.BuildOptions(trt_library.RTX, None, (), tf32)
+    trt_builder._config(library, builder, {}, options)
     assert cleared == ([] if tf32 else ["tf32"])
 
 

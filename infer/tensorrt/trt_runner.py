@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..errors import InputError, NotUsableError, ResourceError
+from ..onnx.export import output_names
 from ..spec import TensorSpec
-from . import trt_engine, trt_library
-from .export import output_names
+from . import trt_builder, trt_library
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -44,7 +44,7 @@ class TrtRunner:
         self.inputs, self.outputs, self.device = inputs, outputs, torch.device(device)
         self._names = output_names(inputs, outputs)
         with torch.cuda.device(self.device):
-            self._runtime: Any = trt.Runtime(trt_engine.build_logger(trt))
+            self._runtime: Any = trt.Runtime(trt_builder.build_logger(trt))
             self._engine: Any = self._runtime.deserialize_cuda_engine(blob)
             if self._engine is None:
                 raise NotUsableError(

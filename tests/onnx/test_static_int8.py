@@ -15,7 +15,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer import Plan, Predictor  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
-from infer.onnx import onnx_source, static_source  # noqa: E402
+from infer.onnx.source import onnx_source, static_int8  # noqa: E402
 from infer.pipeline import stages  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -65,7 +65,7 @@ def run(path: Path, x: Tensor) -> np.ndarray:
 
 def test_ranges_are_those_of_the_inputs_of_each_layer(source: Path) -> None:
     given = rows(11)
-    ranges = static_source.input_ranges(source, given, onnx_source.copy)
+    ranges = static_int8.input_ranges(source, given, onnx_source.copy)
     assert set(ranges) == {"x", "b", "g", "i"}
     assert ranges["x"] == pytest.approx(float(given["x"].abs().max()))
     model = onnx.load(str(source))
@@ -93,7 +93,7 @@ def test_products_and_convolutions_become_integers_of_small_error(
 
 def test_without_rows_of_their_own_ranges_are_refused(source: Path) -> None:
     with pytest.raises(NotUsableError, match="no rows to calibrate with.*Give more rows with --data"):
-        static_source.input_ranges(source, {}, onnx_source.copy)
+        static_int8.input_ranges(source, {}, onnx_source.copy)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_only_even_padding_becomes_an_integer_convolution(text: str, expected: o
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8, 9, 9] x, float[8, 8, 3, 3] w) => (float[N, 8, A, B] y)'
         " { y = Conv (x, w) }"
     )  # fmt: skip
-    assert static_source._options(ir.from_proto(model).graph[0]) == expected
+    assert static_int8._options(ir.from_proto(model).graph[0]) == expected
 
 
 def test_static_int8_of_an_onnx_source_is_judged_and_published(source: Path, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ import torch
 
 from ..kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, unpack
 from ..kernels.ops.linear_packed import rounded_table
-from .int8_layers import DOMAIN, RewriteResult
-from .int8_operands import KEEP_VALUES
-from .table_layers import uniform_step
+from ..onnx.layers.int8_operands import KEEP_VALUES
+from ..onnx.layers.quantized_layers import DOMAIN, RewriteResult
+from ..onnx.layers.table_layers import uniform_step
 
 Array = np.ndarray
 SMALLEST_GROUP = 32  # columns; smaller groups cost more than they gain

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..attention import KV_DTYPES
-from ..errors import NotUsableError
-from .graph_builder import GraphBuilder
+from ...attention import KV_DTYPES
+from ...errors import NotUsableError
+from ..graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir

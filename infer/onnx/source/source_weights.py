@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compress import Coverage
-from .graph_builder import GraphBuilder
+from ...compress import Coverage
+from ..graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,7 +7,7 @@ import pytest
 
 from bench.gpu.tensorrt_forms import Cell, Results, page_text
 from bench.shared.repository import RESULTS
-from infer.onnx import trt_library
+from infer.tensorrt import trt_library
 
 PATHS = sorted(RESULTS.glob("tensorrt-*.json"))
 KERNELS = 64_000  # bytes that the builder may keep of padding and constants

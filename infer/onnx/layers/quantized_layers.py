@@ -19,9 +19,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import NotUsableError
-from . import paged_attention, paged_attention_lowering, table_layers, trt_embeddings, trt_linear
-from .graph_builder import GraphBuilder, drop_unused
+from ...errors import NotUsableError
+from ..graph_builder import GraphBuilder, drop_unused
+from . import (
+    paged_attention_lowering,
+    paged_attention_node,
+    table_layers,
+    trt_embeddings,
+    trt_linear,
+)
 from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
 from .int8_operands import FORM_KEY, Target
@@ -63,16 +69,16 @@ def rewrite(
     """
     done = RewriteResult()
     attention = [
-        node for node in model.graph if node.domain == DOMAIN and node.op_type == paged_attention.NAME
+        node for node in model.graph if node.domain == DOMAIN and node.op_type == paged_attention_node.NAME
     ]
     for node in list(model.graph):
         if node.domain != DOMAIN:
             continue
         emit = GraphBuilder(model.graph, node)
-        if node.op_type == paged_attention.NAME:
+        if node.op_type == paged_attention_node.NAME:
             emit.replace(paged_attention_lowering.attend(emit))
             continue
-        if node.op_type == paged_attention.WRITTEN:
+        if node.op_type == paged_attention_node.WRITTEN:
             emit.replace(emit("Identity", node.inputs[0]))
             continue
         if target == "trt" and node.op_type in _TRT_RULES:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ..compress import Coverage
-from ..errors import NotUsableError, SourceError
-from ..load.onnx_outputs import quantized_nodes
-from . import source_weights, static_source
-from .decompositions import DOMAIN
-from .export import IR_VERSION_CAP, save
-from .graph_builder import GraphBuilder, drop_unused
-from .int8_layers import RewriteResult, rewrite
-from .int8_linear import Form
-from .int8_operands import Target
+from ...compress import Coverage
+from ...errors import NotUsableError, SourceError
+from ...load.onnx_outputs import quantized_nodes
+from ..decompositions import DOMAIN
+from ..export import IR_VERSION_CAP, save
+from ..graph_builder import GraphBuilder, drop_unused
+from ..layers.int8_linear import Form
+from ..layers.int8_operands import Target
+from ..layers.quantized_layers import RewriteResult, rewrite
+from . import source_weights, static_int8
 
 if TYPE_CHECKING:
     import onnx
@@ -84,7 +84,7 @@ def quantize(
     """
     import onnx_ir as ir
 
-    ranges = {} if rows is None else static_source.input_ranges(source, rows, copy)
+    ranges = {} if rows is None else static_int8.input_ranges(source, rows, copy)
     model = ir.load(str(source))
     _check_opset(model, source)
     graph = model.graph
@@ -92,7 +92,7 @@ def quantize(
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph):
-        if ranges and static_source.mark_conv(graph, node, ranges):
+        if ranges and static_int8.mark_conv(graph, node, ranges):
             continue
         if (weight := _weight(node)) is not None:
             name = "" if node.inputs[0] is None else str(node.inputs[0].name)
@@ -102,7 +102,7 @@ def quantize(
             emit.replace(source_weights.gather(emit, table))
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
-    static_source.make_static(graph, ranges, read)
+    static_int8.make_static(graph, ranges, read)
     done = rewrite(model, target, form)
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import NotUsableError, ResourceError
-from ..spec import DTYPES, TensorSpec
+from ...errors import NotUsableError, ResourceError
+from ...spec import DTYPES, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..onnx.export import save
 from ..spec import TensorSpec
-from .export import save
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,7 +56,7 @@ class StandIn:
     """Runner of the float32 form on the CPU: operators as they are written, none fused; outputs in their own dtypes."""
 
     def __init__(self, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        from .ort_session import OrtRunner
+        from ..onnx.ort.ort_session import OrtRunner
 
         self.inputs, self.outputs = inputs, outputs
         self._runner = OrtRunner(folder / MODEL, inputs, outputs, "cpu", is_fused=False)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention import PageLayout
-from ..spec import TensorSpec
+from ...attention import PageLayout
+from ...spec import TensorSpec
+from ..layers.paged_attention_lowering import HIDDEN, KEY, StepForm
 from .ort_session import open_session, runtime_errors, sentence
-from .paged_attention_lowering import HIDDEN, KEY, StepForm
 
 Array = np.ndarray
 _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINES = tuple(
-    ROOT / "infer" / "onnx" / f"trt_{name}.py" for name in ("engine", "runner")
-)  # hold TensorRT objects
+ENGINES = tuple(ROOT / "infer" / "tensorrt" / f"trt_{name}.py" for name in ("builder", "runner"))
 SOURCES = (*ENGINES, ROOT / "backends" / "trt.py")
 STUB = Path(__file__).parent / "trt_stub" / "stub.cpp"
 PACKAGES = ["tensorrt-cu13-bindings==11.4.0.106", "tensorrt-cu12-bindings==10.16.1.11"]
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 
-# Names of TensorRT-RTX, which are used with it alone; tests/backends/test_trt_builder.py runs them.
+# Names of TensorRT-RTX, which are used with it alone; tests/tensorrt/test_trt_builder.py runs them.
 RTX_ONLY = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
 
 # Which class each of our variables holds; a method called on any other variable is not TensorRT's.

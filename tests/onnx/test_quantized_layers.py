@@ -15,10 +15,10 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer import device  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx import ort_session  # noqa: E402
-from infer.onnx.int8_layers import RewriteResult  # noqa: E402
-from infer.onnx.int8_linear import Form  # noqa: E402
-from infer.onnx.int8_operands import Target  # noqa: E402
+from infer.onnx.layers.int8_linear import Form  # noqa: E402
+from infer.onnx.layers.int8_operands import Target  # noqa: E402
+from infer.onnx.layers.quantized_layers import RewriteResult  # noqa: E402
+from infer.onnx.ort import ort_session  # noqa: E402
 from tests.support.onnx_models import Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
 
 TARGETS = [target for target in get_args(Target) if target.startswith("ort")]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..kernels.ops import bitpack
-from .graph_builder import GraphBuilder, data
+from ...kernels.ops import bitpack
+from ..graph_builder import GraphBuilder, data
 from .int8_operands import inputs
 from .table_layers import Weights, uniform_step
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from ..errors import NotUsableError
-from ..kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of
-from ..kernels.ops.linear_packed import rounded_table
-from .graph_builder import GraphBuilder, data
+from ...errors import NotUsableError
+from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of
+from ...kernels.ops.linear_packed import rounded_table
+from ..graph_builder import GraphBuilder, data
 from .int8_operands import Target, add_bias, as_float, inputs
 
 if TYPE_CHECKING:

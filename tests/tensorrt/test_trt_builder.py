@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infer.onnx import trt_build, trt_engine, trt_library
 from infer.plan import Plan
+from infer.tensorrt import trt_builder, trt_library, trt_lowering
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph
 
 pytest.importorskip("onnx")
@@ -77,12 +77,12 @@ FORMS: dict[str, tuple[Any, int, str]] = {  # quant → module, columns, form in
 }
 
 
-def built(module: nn.Module, text: str, sample: Tensor, folder: Path, **changes: Any) -> trt_build.Built:
+def built(module: nn.Module, text: str, sample: Tensor, folder: Path, **changes: Any) -> trt_lowering.Built:
     torch.manual_seed(0)
     plan = Plan(source="x", backend="trt:rtx", device="cuda").with_(**changes)
     made = graph(module, text, sample)
-    return trt_build.build(
-        made, plan, folder / "model.onnx", trt_engine.BuildOptions(trt_library.RTX, None, SMS)
+    return trt_lowering.build(
+        made, plan, folder / "model.onnx", trt_builder.BuildOptions(trt_library.RTX, None, SMS)
     )
 
 
@@ -148,14 +148,14 @@ def test_the_engine_keeps_packed_weights_packed(tmp_path: Path, form: str) -> No
 def test_packed_weights_the_builder_refuses_are_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trt_engine.build
+    real = trt_builder.build
 
     def refuses_packed(model: Path, *args: Any) -> Any:
         if b"DequantizeLinear" in model.read_bytes():
-            raise trt_engine.BuilderError("no DequantizeLinear here")
+            raise trt_builder.BuilderError("no DequantizeLinear here")
         return real(model, *args)
 
-    monkeypatch.setattr(trt_engine, "build", refuses_packed)
+    monkeypatch.setattr(trt_builder, "build", refuses_packed)
     x = torch.randn(3, 256)
     found = built(nn.Sequential(int4()), LINEAR.format(256), x, tmp_path, quant="int4")
     assert found.unpacked == "no DequantizeLinear here"
@@ -165,7 +165,9 @@ def test_packed_weights_the_builder_refuses_are_decoded(
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_is_on_only_where_it_was_asked_for(builder: Any, tf32: bool) -> None:
     made = builder.Builder(builder.Logger(builder.Logger.ERROR))
-    config = trt_engine._config(builder, made, {}, trt_engine.BuildOptions(trt_library.RTX, None, SMS, tf32))
+    config = trt_builder._config(
+        builder, made, {}, trt_builder.BuildOptions(trt_library.RTX, None, SMS, tf32)
+    )
     assert config.get_flag(builder.BuilderFlag.TF32) is tf32
     assert config.num_compute_capabilities == len(SMS)
 
@@ -181,8 +183,8 @@ def test_the_parsers_words_name_the_node(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Nowhere", ["x"], ["y"], name="the_node", domain="nobody")
     made = onnx.helper.make_model(onnx.helper.make_graph([node], "g", info[:1], info[1:]), ir_version=10)
     onnx.save(made, tmp_path / "model.onnx")
-    options = trt_engine.BuildOptions(trt_library.RTX, None, SMS)
+    options = trt_builder.BuildOptions(trt_library.RTX, None, SMS)
     with pytest.raises(
-        trt_engine.BuilderError, match=r"TensorRT-RTX can't read the model: the_node \(Nowhere\)"
+        trt_builder.BuilderError, match=r"TensorRT-RTX can't read the model: the_node \(Nowhere\)"
     ):
-        trt_engine.build(tmp_path / "model.onnx", {}, tmp_path / "timing", set(), options)
+        trt_builder.build(tmp_path / "model.onnx", {}, tmp_path / "timing", set(), options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .graph_builder import GraphBuilder, data
+from ..graph_builder import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..errors import NotUsableError
-from .graph_builder import GraphBuilder, data
+from ...errors import NotUsableError
+from ..graph_builder import GraphBuilder, data
 from .int8_operands import (
     Target,
     add_bias,

@@ -1,0 +1,1 @@
+"""Quantized layers and attention as ONNX operators, in the form that each target runs fast."""

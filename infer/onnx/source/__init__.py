@@ -1,0 +1,1 @@
+"""ONNX files as sources: copied, or their layers quantized in place."""

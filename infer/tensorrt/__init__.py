@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX: engines built from an exported graph, and run."""
