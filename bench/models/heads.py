@@ -52,6 +52,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ELECTRA": ("electra", "Electra", {**TEXT, "embedding_size": 64}),
     "ALBERT": ("albert", "Albert", {**TEXT, "embedding_size": 32}),
 }
+CHOOSERS = ("BERT", "RoBERTa", "DeBERTa-v3", "ModernBERT")  # with rows of multiple choice
 TEXT_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 
 
@@ -103,6 +104,11 @@ ENTRIES: dict[str, Headed] = {
         f"{name}, {head}": Headed(config, f"{prefix}For{head}", sizes)
         for name, (config, prefix, sizes) in ENCODERS.items()
         for head in TEXT_HEADS
+    },
+    **{
+        f"{name}, MultipleChoice": Headed(config, f"{prefix}ForMultipleChoice", sizes)
+        for name, (config, prefix, sizes) in ENCODERS.items()
+        if name in CHOOSERS
     },
     "ViT, ImageClassification": Headed("vit", "ViTForImageClassification", IMAGE),
     "ViT, features": Headed("vit", "ViTModel", IMAGE),
@@ -217,7 +223,10 @@ def _equals(model: Any, artifact: Path) -> None:
     with Predictor.load(artifact) as predictor, torch.no_grad():
         inputs = _inputs(predictor)
         got = predictor.predict(inputs)
-        expected = model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        given = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        if type(model).__name__.endswith("ForMultipleChoice"):  # one choice a question
+            given = {name: value[:, None] for name, value in given.items()}
+        expected = model(**given)
         for name, value in got.items():
             theirs = expected.pooler_output.flatten(1) if name == "embedding" else expected[name]
             np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-4, atol=1e-4)

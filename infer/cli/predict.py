@@ -50,7 +50,7 @@ def predict(
 def answer_file(predictor: Predictor, source: str) -> Any:
     """Answer for an image, a sound, a text or the lines of a text file; tensors for tensors.
 
-    A line of a pair, for questions and for models of two texts, has a tab between them.
+    A line of a pair, for questions and for models of two texts, has a tab between them; a question and its choices too.
     """
     if source.endswith(TENSORS) or not predictor.answers_task or predictor.task == "embedding":
         return run_file(predictor, source)
@@ -121,6 +121,8 @@ def _is_text_file(source: str) -> bool:
 
 def _pairs(predictor: Predictor, lines: list[str]) -> list[Any]:
     """Split lines with one tab into pairs, for tasks that take them."""
+    if predictor.task == "multiple-choice":
+        return [tuple(line.split("\t")) for line in lines]
     if predictor.task not in ("classification", "question-answering"):
         return list(lines)
     return [tuple(line.split("\t")) if line.count("\t") == 1 else line for line in lines]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from ..results import Metric
+from ..spec import CHOICES
 from . import retrieval
 from .metric_sums import MetricSums, add_output, is_logits, next_tokens
 from .retrieval import Retrieval
@@ -56,7 +58,8 @@ class Comparison:
     Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
     rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Embeddings [B, D]: nearest, recall,
-    rank_correlation, over the first 512 rows. Integer outputs: exact.
+    rank_correlation, over the first 512 rows. Integer outputs: exact. Scores [B, 1] of a multiple choice model are
+    logits over the choices of a question; rows of half a question at the end are not compared.
     """
 
     def __init__(self, task: str) -> None:
@@ -64,6 +67,7 @@ class Comparison:
         self._sums: dict[str, MetricSums] = {}
         self._retrieval: dict[str, Retrieval] = {}
         self._broken: dict[str, str] = {}
+        self._waiting: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(
         self,
@@ -79,10 +83,12 @@ class Comparison:
                 have = "nothing" if actual is None else str(list(actual.shape))
                 self._broken[name] = f"expected {list(expected.shape)}, got {have}"
                 continue
-            sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
             expected, actual = expected.detach(), actual.detach().to(expected.device)
+            if self._task == "multiple-choice" and expected.shape[1:] == (1,):
+                expected, actual = self._questions(name, expected, actual)
             if self._task == "question-answering":
                 expected, actual = (_of_real_positions(value, given) for value in (expected, actual))
+            sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
             generates = sums.logits and self._task == "text-generation"
             targets = next_tokens(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
@@ -92,6 +98,14 @@ class Comparison:
                 and expected.is_floating_point()
             ):
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
+
+    def _questions(self, name: str, expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores of whole questions [questions, choices]; those of a part wait for the next batch."""
+        waiting = self._waiting.pop(name, (expected[:0], actual[:0]))
+        pair = [torch.cat([old, new]) for old, new in zip(waiting, (expected, actual), strict=True)]
+        whole = len(pair[0]) // CHOICES * CHOICES
+        self._waiting[name] = pair[0][whole:], pair[1][whole:]
+        return pair[0][:whole].reshape(-1, CHOICES), pair[1][:whole].reshape(-1, CHOICES)
 
     def metrics(self) -> list[Metric]:
         """Return one `Metric` per output and measure; an unknown value is None."""

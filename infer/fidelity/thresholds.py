@@ -16,6 +16,7 @@ TOP1_TASKS = (
     "token-classification",
     "question-answering",
     "fill-mask",
+    "multiple-choice",
     "image-classification",
     "image-segmentation",
     "object-detection",

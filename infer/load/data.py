@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError, UsageError
 from ..plan import Plan
-from ..spec import DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
+from ..spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from . import data_split
 from .data_files import Samples, digest_of_files, example_option, list_files, read_files
 from .loaded_model import LoadedModel
@@ -42,7 +42,9 @@ def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | No
         source = f"{user_module.path}:calibration_inputs"
         loaded.calibration = data_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
     elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
-        loaded.samples, loaded.calibration = data_split.split(samples, loaded.inputs)
+        loaded.samples, loaded.calibration = data_split.split(
+            samples, loaded.inputs, together=_together(loaded)
+        )
     digest = digest_of(loaded.calibration)
     loaded.findings += data_split.describe_split(loaded.samples, loaded.calibration, source, digest)
 
@@ -71,7 +73,8 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     """
     if spec == "random":
         vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
-        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id)
+        rows = RANDOM_ROWS * _together(loaded)
+        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id, rows=rows)
         return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
@@ -112,16 +115,19 @@ def random_inputs(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     vocabulary: int | None = None,
     pad_id: int | None = None,
+    *,
+    rows: int = RANDOM_ROWS,
 ) -> Samples:
     """Draw normal floats, ones for masks, tokens of the whole vocabulary, and 0 or 1 for other integers.
 
-    A symbolic size is 8, or twice its smallest if larger. The padding token is not drawn: some models number the
-    positions of the other tokens only.
+    The batch is `rows`; another symbolic size is 8, or twice its smallest if larger. The padding token is not drawn:
+    some models number the positions of the other tokens only.
     """
     known = {
         name: max(RANDOM_ROWS, 2 * low) if low > 1 else RANDOM_ROWS
         for name, (low, _) in (sizes or {}).items()
     }
+    known["batch"] = max(rows, known.get("batch", 0))
     generator = torch.Generator().manual_seed(seed)
     samples: Samples = {}
     for spec in specs:
@@ -137,6 +143,11 @@ def random_inputs(
                 drawn[drawn == pad_id] = (pad_id + 1) % tokens
             samples[spec.name] = drawn.to(spec.torch_dtype)
     return samples
+
+
+def _together(loaded: LoadedModel) -> int:
+    """Return the rows of the samples that are one decision: the choices of a question."""
+    return CHOICES if loaded.task == "multiple-choice" else 1
 
 
 def _fit(value: Tensor, spec: TensorSpec) -> Tensor:

@@ -14,16 +14,21 @@ from .weights import raw_bytes
 Samples = dict[str, Tensor]
 
 
-def split(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> tuple[Samples, Samples]:
-    """Split into (held out, calibration) by alternate rows, so that sorted data is spread over both.
+def split(
+    samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], *, together: int = 1
+) -> tuple[Samples, Samples]:
+    """Split into (held out, calibration) by alternate rows, or so many `together`: sorted data is spread over both.
 
     A row whose content is among those held out does not calibrate. Inputs of a fixed batch can't be split: nothing
     calibrates then.
     """
     if not all(spec.batched for spec in specs):
         return dict(samples), {}
-    held = {name: value[::2].contiguous() for name, value in samples.items()}
-    return held, exclude_rows({name: value[1::2] for name, value in samples.items()}, held)
+    sides = []
+    for side in (0, 1):
+        keep = [i for i in range(min(map(len, samples.values()))) if i // together % 2 == side]
+        sides.append({name: value[keep] for name, value in samples.items()})
+    return sides[0], exclude_rows(sides[1], sides[0])
 
 
 def exclude_rows(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:

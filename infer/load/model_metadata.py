@@ -104,7 +104,7 @@ def metadata(
     }
     if config.get("is_encoder_decoder"):
         meta["decoder_start_ids"] = decoder_start_ids(config, folder)
-    if isinstance(config.get("id2label"), dict):
+    if isinstance(config.get("id2label"), dict) and task != "multiple-choice":
         meta["labels"] = [
             str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
         ]

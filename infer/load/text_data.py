@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError, NotUsableError, SourceError, UsageError
 from ..regular_files import MAX_JSON, read_regular
-from ..spec import DECODER_IDS
+from ..spec import CHOICES, DECODER_IDS
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
@@ -48,7 +48,9 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
         types = [[0] * len(row) for row in rows]
     else:
         pieces: list[Any] = _spread(_pieces(texts))
-        if loaded.task == "question-answering":
+        if loaded.task == "multiple-choice":
+            pieces = _questions(_pieces(texts))
+        elif loaded.task == "question-answering":
             pieces = list(itertools.pairwise(pieces)) or [(pieces[0], pieces[0])] if pieces else []
         elif any(spec.name == "token_type_ids" for spec in loaded.inputs) and loaded.task == "classification":
             pieces = _paired(pieces)
@@ -133,6 +135,18 @@ def _paired(pieces: list[str]) -> list[str | tuple[str, str]]:
     for index in range(0, len(pieces) - 1, 2):
         found[index] = (pieces[index], pieces[index + 1])
     return found
+
+
+def _questions(pieces: list[str]) -> list[tuple[str, str]]:
+    """Return paragraphs with the four that follow them as the choices of a question; the first follow the last."""
+    count = len(pieces)
+    if 0 < count <= CHOICES:
+        raise InputError(
+            f"expected at least {CHOICES + 1} paragraphs, a question and {CHOICES} choices, got {count}",
+            where="--data",
+        )
+    asked = range(0, count, max(1, -(-count * CHOICES // MAX_ROWS)))
+    return [(pieces[i], pieces[(i + step) % count]) for i in asked for step in range(1, CHOICES + 1)]
 
 
 def _spread(items: list[T]) -> list[T]:

@@ -11,12 +11,15 @@ import numpy as np
 
 from ..errors import InputError, UsageError
 from ..llm.text.embedding_prompts import with_prompt
-from ..tasks import answers, transcription
+from ..tasks import answers, text_answers, transcription
 from ..tasks.answers import Answer
 from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel, Preprocessor
 from .text_inputs import TextInputs
 
-TEXT_TASKS = ("classification", "token-classification", "question-answering", "fill-mask", "embedding")
+TEXT_TASKS = (
+    *("classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"),
+    "embedding",
+)
 GENERATION = "text-generation"
 
 
@@ -29,8 +32,8 @@ class TaskInputs(TextInputs):
         - A mapping of arrays by input name returns a mapping of arrays by output name.
         - A bare array, for a model of one input, returns a bare array where there is one output.
         - A list of such requests returns the list of their results, batched together where shapes allow.
-        - A text, a pair of texts, a mapping with "question" and "context", the path or bytes of an image or sound file,
-          a Pillow image, or a list of these, returns the answer of the model's task, as `answer` does.
+        - A text, a pair of texts, a mapping with "question" and "context" or "choices", the path or bytes of an image
+          or sound file, a Pillow image, or a list of these, returns the answer of the model's task, as `answer` does.
 
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
@@ -47,6 +50,7 @@ class TaskInputs(TextInputs):
 
         - classification: labels with scores, best first; token-classification: entities of a text.
         - question-answering, of a pair (question, context): the span of the context; fill-mask: tokens of each mask.
+        - multiple-choice, of {"question": …, "choices": […]} or (question, choice, choice, …): choices with scores.
         - image-classification, audio-classification: labels; object-detection: boxes in pixels; image-segmentation:
           classes with their share of the area; automatic-speech-recognition: the text.
         - text-generation from sound (Whisper): the text, its language and its segments with times.
@@ -67,7 +71,13 @@ class TaskInputs(TextInputs):
         return found if isinstance(inputs, list) else found[0]
 
     def preprocess(self, rows: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Convert image or sound files (or Pillow images) to the model's inputs, and texts by `tokenize`."""
+        """Convert image or sound files (or Pillow images) to the model's inputs, and texts by `tokenize`.
+
+        A question with choices is one row for each of them.
+        """
+        if self.task == "multiple-choice":
+            asked = [_choices(row, i) for i, row in enumerate(rows)]
+            return self.tokenize([(question, one) for question, choices in asked for one in choices])
         if self.preprocessor is None:
             return self.tokenize(rows)
         return self.media.tensors([self._open(row, i) for i, row in enumerate(rows)])
@@ -99,6 +109,8 @@ class TaskInputs(TextInputs):
             return [answers.unit_vector(row) for row in self.embed(_texts(rows))]
         if self.task == "question-answering":
             return [self._span(*_question(row, i)) for i, row in enumerate(rows)]
+        if self.task == "multiple-choice":
+            return [self._choices(*_choices(row, i)) for i, row in enumerate(rows)]
         if self.task == "classification":
             outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
             return [self.media.label_scores(row) for row in outputs]
@@ -107,7 +119,7 @@ class TaskInputs(TextInputs):
         encodings = self.tokenizer.encodings(texts)
         if self.task == "token-classification":
             triples = zip(outputs, encodings, texts, strict=True)
-            return [answers.entities(row, one, text, self.labels) for row, one, text in triples]
+            return [text_answers.entities(row, one, text, self.labels) for row, one, text in triples]
         mask = self.tokenizer.token_id(str(self.manifest.meta.get("mask_token", "[MASK]")))
         return [
             self._masks(row, one.ids, mask, i)
@@ -118,14 +130,22 @@ class TaskInputs(TextInputs):
         token = self.manifest.meta.get("mask_token", "[MASK]")
         if mask is None or mask not in ids:
             raise InputError(f"expected a text with {token} in it", where=f"texts[{index}]")
-        return answers.masked_tokens(logits, ids, mask, self.tokenizer)
+        decode = self.tokenizer.decode
+        return [
+            [one.answer(decode([one.token], False), decode(one.ids, one.alone)) for one in row]
+            for row in text_answers.filled_masks(logits, ids, mask, pad_id=self.tokenizer.pad_id)
+        ]
 
     def _span(self, question: str, context: str) -> Answer:
         pieces = self.tokenizer.span_encodings([context], question)
         wanted = {spec.name for spec in self.inputs}
         found = super().predict({k: v for k, v in self.tokenizer.arrays(pieces).items() if k in wanted})
         pairs = zip(found["start_logits"], found["end_logits"], pieces, strict=True)
-        return answers.best_span(list(pairs), context)
+        return text_answers.best_spans(list(pairs), context)[0]
+
+    def _choices(self, question: str, choices: list[str]) -> list[Answer]:
+        outputs = self._run_texts([(question, choice) for choice in choices])
+        return text_answers.choice_scores(outputs, choices)
 
     def _of_images(self, rows: list[Any]) -> list[Any]:
         images = [self._open(row, i) for i, row in enumerate(rows)]
@@ -174,7 +194,7 @@ def _is_raw(inputs: Any) -> bool:
     if isinstance(inputs, list):
         return bool(inputs) and _is_raw(inputs[0])
     if isinstance(inputs, tuple):
-        return len(inputs) == 2 and all(isinstance(part, str) for part in inputs)
+        return len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
     return isinstance(inputs, str | bytes | Path) or hasattr(inputs, "getbands")
 
 
@@ -183,6 +203,15 @@ def _texts(rows: Sequence[Any]) -> list[str]:
         if not isinstance(row, str):
             raise InputError(f"expected one text, got {type(row).__name__}", where=f"texts[{index}]")
     return list(rows)
+
+
+def _choices(row: Any, index: int) -> tuple[str, list[str]]:
+    parts = row
+    if isinstance(row, Mapping) and isinstance(row.get("choices"), list | tuple):
+        parts = [row.get("question"), *row["choices"]]
+    if isinstance(parts, list | tuple) and len(parts) > 2 and all(isinstance(part, str) for part in parts):
+        return parts[0], list(parts[1:])
+    raise InputError("expected a question and at least two choices", where=f"texts[{index}]")
 
 
 def _question(row: Any, index: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Answers of tasks from output tensors: labels with scores, entities, spans, boxes and areas, ready for JSON.
+"""Answers of tasks from output tensors: labels with scores, boxes and areas, ready for JSON; see also text_answers.
 
 Each function takes the outputs of one row as NumPy arrays and gives what transformers' pipeline of the task gives.
 """
@@ -15,7 +15,6 @@ from ..artifact.label_scores import scores_of
 
 TOP = 5  # labels, or tokens of a mask, in an answer
 THRESHOLD = 0.5  # smallest score of a detected object
-LONGEST_SPAN = 15  # tokens of an answer to a question
 Answer = dict[str, Any]
 
 
@@ -37,87 +36,6 @@ def label_scores(
     scores = scores_of(logits[None], activation)[0]
     order = np.argsort(-scores, kind="stable")[:top]
     return [{"label": name_of(labels, int(i)), "score": float(scores[i])} for i in order]
-
-
-def entities(logits: np.ndarray, encoding: Any, text: str, labels: Sequence[str]) -> list[Answer]:
-    """Return entities of a text from logits [tokens, labels]: neighbours of one type are one entity.
-
-    B-TYPE begins an entity, I-TYPE continues it, and O is none; the score is the mean of its tokens.
-    """
-    scores = softmax(logits)
-    found: list[Answer] = []
-    previous = ""
-    for index, (start, end) in enumerate(encoding.offsets[: len(scores)]):
-        if encoding.special_tokens_mask[index]:
-            continue
-        best = int(scores[index].argmax())
-        label = name_of(labels, best)
-        prefix, _, kind = label.partition("-") if label[:2] in ("B-", "I-") else ("I", "", label)
-        if label != "O":
-            if found and kind == previous and prefix != "B":
-                found[-1]["end"] = end
-                found[-1]["scores"].append(float(scores[index, best]))
-            else:
-                found.append(
-                    {"entity_group": kind, "scores": [float(scores[index, best])], "start": start, "end": end}
-                )
-        previous = "" if label == "O" else kind
-    return [_entity(one, text) for one in found]
-
-
-def _entity(found: Answer, text: str) -> Answer:
-    score, start, end = float(np.mean(found["scores"])), found["start"], found["end"]
-    return {
-        "entity_group": found["entity_group"],
-        "score": score,
-        "word": text[start:end],
-        "start": start,
-        "end": end,
-    }
-
-
-def best_span(windows: Sequence[tuple[np.ndarray, np.ndarray, Any]], context: str) -> Answer:
-    """Return the most probable answer in a context, of at most 15 tokens.
-
-    `windows` are start logits [tokens], end logits [tokens] and the encoding of each piece of the context. A score is
-    the product of the probabilities of first and last token, among the tokens of that piece.
-    """
-    found: Answer = {"answer": "", "score": 0.0, "start": 0, "end": 0}
-    for start_logits, end_logits, encoding in windows:
-        places = [i for i, kind in enumerate(encoding.sequence_ids) if kind == 1]
-        if not places:
-            continue
-        first, last = (softmax(logits[places]) for logits in (start_logits, end_logits))
-        pairs = np.triu(np.outer(first, last))
-        pairs -= np.triu(pairs, LONGEST_SPAN)
-        begin, end = np.unravel_index(int(pairs.argmax()), pairs.shape)
-        score = float(pairs[begin, end])
-        if score > found["score"]:
-            start, stop = encoding.offsets[places[begin]][0], encoding.offsets[places[end]][1]
-            found = {"answer": context[start:stop], "score": score, "start": start, "end": stop}
-    return found
-
-
-def masked_tokens(logits: np.ndarray, ids: Sequence[int], mask_id: int, tokenizer: Any) -> list[list[Answer]]:
-    """Return the most probable tokens of each mask in a text, from logits [tokens, vocabulary]."""
-    found = []
-    for place in (i for i, number in enumerate(ids) if number == mask_id):
-        scores = softmax(logits[place])
-        order = np.argsort(-scores, kind="stable")[:TOP]
-        rows = []
-        for token in map(int, order):
-            filled = [*ids[:place], token, *ids[place + 1 :]]
-            text = tokenizer.decode([token], skip_special=False).strip()
-            rows.append(
-                {
-                    "score": float(scores[token]),
-                    "token": token,
-                    "token_str": text,
-                    "sequence": tokenizer.decode(filled),
-                }
-            )
-        found.append(rows)
-    return found
 
 
 def boxes(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 
 from infer import Plan, Predictor, optimize
 from infer.errors import InputError, UsageError
+from tests.support.fake_predictors import live
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -149,6 +151,88 @@ def test_a_mask_is_filled(tmp_path: Path, texts: Path) -> None:
         assert found[0]["sequence"] == text.replace("[MASK]", found[0]["token_str"])
         with pytest.raises(InputError, match=r"expected a text with \[MASK\]"):
             predictor.predict(TEXTS[0])
+        with live(predictor) as server:
+            two = "[MASK] cat sat on [MASK]"
+            for inputs, parameters in (
+                (text, {}),
+                ([text, two, "a dog [MASK]"], {"top_k": 3}),
+                (text, {"targets": ["dog", "mat", "cat"], "top_k": 2}),
+            ):
+                asked = {"inputs": inputs, "parameters": parameters}
+                served = httpx.post(f"{server.url}/predict", json=asked, timeout=60).json()
+                alike(served, pipeline(inputs, **parameters))
+
+
+def alike(found: Any, expected: Any) -> None:
+    """Compare nested lists of answers: scores nearly, all else exactly."""
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            alike(one, other)
+    else:
+        assert found == {**expected, "score": pytest.approx(expected["score"], abs=1e-4)}
+
+
+def test_entities_without_aggregation_are_those_of_transformers(tmp_path: Path, texts: Path) -> None:
+    model = bert(tmp_path / "m", "TokenClassification", id2label=LABELS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    given = {"aggregation_strategy": "none", "ignore_labels": ["B-LOC"]}
+    pipeline = transformers.pipeline("token-classification", model=model, tokenizer=tokenizer, **given)
+    with made(tmp_path / "m", texts) as predictor, live(predictor) as server:
+        asked = {"inputs": TEXTS, "parameters": given}
+        alike(httpx.post(f"{server.url}/predict", json=asked, timeout=60).json(), pipeline(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_choices_have_the_scores_of_transformers(tmp_path: Path, kind: str) -> None:
+    folder, question, choices = (
+        tmp_path / "m",
+        "where is the cat",
+        ["on a mat", "far away and not there", "it ran"],
+    )
+    config = getattr(transformers, f"{kind}Config")(
+        **SMALL,
+        vocab_size=save_tokenizer(folder),
+        max_position_embeddings=64,
+        pad_token_id=0,
+        type_vocab_size=2 if kind == "Bert" else 1,
+    )
+    model = save(getattr(transformers, f"{kind}ForMultipleChoice")(config), folder)
+    data = tmp_path / "texts.txt"
+    data.write_text("\n\n".join([*TEXTS, "the dog sat", "a cat ran far"]))
+    rows = transformers.AutoTokenizer.from_pretrained(folder)(
+        [question] * 3, choices, padding=True, return_tensors="pt"
+    )
+    types = [one.type_ids for one in rows.encodings]
+    taken = {"input_ids": rows["input_ids"][None], "attention_mask": rows["attention_mask"][None]}
+    taken |= {"token_type_ids": torch.tensor(types)[None]} if kind == "Bert" else {}
+    with torch.no_grad():
+        scores = model(**taken).logits[0].softmax(-1)
+    expected = sorted(({"label": c, "score": float(s)} for c, s in zip(choices, scores, strict=True)),
+                      key=lambda one: -one["score"])  # fmt: skip
+    with made(folder, data, quant="none") as predictor:
+        assert predictor.task == "multiple-choice"
+        alike(predictor.predict({"question": question, "choices": choices}), expected)
+        alike(predictor.predict([(question, *choices), (question, *choices[:2])])[0], expected)
+        with pytest.raises(InputError, match="expected a question and at least two choices"):
+            predictor.predict((question, choices[0]))
+        with live(predictor) as server:
+            asked = {"inputs": {"question": question, "choices": choices}, "parameters": {"top_k": 2}}
+            alike(httpx.post(f"{server.url}/predict", json=asked, timeout=60).json(), expected[:2])
+
+
+def test_a_quantized_choice_is_judged_by_question(tmp_path: Path) -> None:
+    folder, data = tmp_path / "m", tmp_path / "texts.txt"
+    wide = {**SMALL, "hidden_size": 64}
+    config = transformers.BertConfig(**wide, vocab_size=save_tokenizer(folder), max_position_embeddings=64)
+    save(transformers.BertForMultipleChoice(config), folder)
+    data.write_text("\n\n".join(" ".join(WORDS[i : i + 4]) for i in range(12)))
+    with made(folder, data, quant="int8:weight", max_batch=3, allow_slower=True) as predictor:
+        found = {
+            one["metric"]: one["value"] for one in predictor.report["fidelity"] if one["subject"] == "logits"
+        }
+    assert found["rows"] == 6  # every second of twelve questions
+    assert found["top1"] >= 0.98
 
 
 def test_labels_of_texts_and_pairs_have_scores(tmp_path: Path, texts: Path) -> None:

@@ -1,4 +1,4 @@
-"""/predict of entities and of answers to questions, as Hugging Face's clients ask."""
+"""/predict of entities, masks, choices and answers to questions, as Hugging Face's clients ask."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ TEXT = "Ada Lovelace lived in London"
 
 def save_tokenizer(folder: Path) -> Path:
     """Save a tokenizer of words with [CLS] and [SEP]."""
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, "[MASK]"]
     made = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
     made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     made.save(str(folder / "tokenizer.json"))
     return folder
@@ -45,6 +46,7 @@ def of_words(folder: Path, name: str, task: str, outputs: tuple[TensorSpec, ...]
     )  # type: ignore[arg-type]
     fake.manifest.meta.update({"labels": LABELS})
     fake.tokenizer = Tokenizer(save_tokenizer(folder) / "tokenizer.json", max_length=24)  # type: ignore[attr-defined]
+    fake.tokenize = fake.tokenizer.batch  # type: ignore[attr-defined, method-assign]
     return fake
 
 
@@ -54,6 +56,25 @@ def tagger(folder: Path) -> Fake:
     run = lambda inputs: {"logits": (np.eye(4) * 6)[kinds[inputs["input_ids"]]].astype(np.float32)}  # noqa: E731
     output = TensorSpec("logits", "float32", ("batch", "seq", 4))
     return of_words(folder, "tagger", "token-classification", (output,), run)
+
+
+def filler(folder: Path) -> Fake:
+    """Masked language model that expects the words of WORDS in their order, the last the most."""
+    row = np.log(np.arange(5 + len(WORDS), dtype=np.float32) + 1)
+    run = lambda inputs: {"logits": np.broadcast_to(row, (*inputs["input_ids"].shape, len(row))).copy()}  # noqa: E731
+    fake = of_words(
+        folder, "filler", "fill-mask", (TensorSpec("logits", "float32", ("batch", "seq", len(row))),), run
+    )
+    fake.manifest.meta.update({"mask_token": "[MASK]", "pad_id": 0})
+    return fake
+
+
+def chooser(folder: Path) -> Fake:
+    """Multiple choice model that likes long choices."""
+    run = lambda inputs: {"logits": inputs["token_type_ids"].sum(1, keepdims=True).astype(np.float32)}  # noqa: E731
+    return of_words(
+        folder, "chooser", "multiple-choice", (TensorSpec("logits", "float32", ("batch", 1)),), run
+    )
 
 
 def answerer(folder: Path) -> Fake:
@@ -74,12 +95,13 @@ def answerer(folder: Path) -> Fake:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("words")
-    with live(tagger(folder), answerer(folder)) as server:
+    with live(tagger(folder), answerer(folder), filler(folder), chooser(folder)) as server:
         yield server.url
 
 
-def ask(url: str, model: str, inputs: object) -> httpx.Response:
-    return httpx.post(f"{url}/predict", json={"model": model, "inputs": inputs}, timeout=60)
+def ask(url: str, model: str, inputs: object, **parameters: object) -> httpx.Response:
+    asked = {"model": model, "inputs": inputs, "parameters": parameters}
+    return httpx.post(f"{url}/predict", json=asked, timeout=60)
 
 
 def test_entities_have_their_place_in_the_text(url: str) -> None:
@@ -115,6 +137,15 @@ def test_the_inference_client_of_hugging_face_reads_both(
         client = hub.InferenceClient(model=f"{server.url}/predict", timeout=60)
         found = client.question_answering(question="and", context="Ada wrote to Charles Babbage")
         assert (found.answer, found.end) == ("Charles Babbage", 28)
+        both = client.question_answering(question="and", context="Ada wrote", top_k=2, max_answer_len=1)
+        assert {one.answer for one in both} == {"Ada", "wrote"}
+    with live(filler(tmp_path)) as server:
+        client = hub.InferenceClient(model=f"{server.url}/predict", timeout=60)
+        best = client.fill_mask("Ada [MASK] in", top_k=2)
+        assert [one.token_str for one in best] == ["[MASK]", "Babbage"]
+        (only,) = client.fill_mask("Ada [MASK] in", targets=["London"])
+        assert (only.token_str, only.sequence) == ("London", "Ada London in")
+        assert only.score == pytest.approx(9 / sum(range(1, 16)), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +155,18 @@ def test_the_inference_client_of_hugging_face_reads_both(
         ("tagger", {"question": "a", "context": "b"}, "expected a text, or a list of texts"),
         ("tagger", [["a", "b"]], "expected a text, or a list of texts"),
         ("tagger", [], "expected 1 to 1024 texts, got 0"),
+        ("filler", ["a [MASK]", "Ada"], "expected a text with [MASK] in it - at inputs[1]"),
+        (
+            "answerer",
+            {"question": "a", "choices": ["b", "c"]},
+            "expected an object with question and context",
+        ),
+        (
+            "chooser",
+            {"question": "a", "choices": ["b"]},
+            "expected an object with question and at least two choices",
+        ),
+        ("chooser", "Ada", "expected an object with question and at least two choices"),
         ("answerer", {"question": "in " * 40, "context": "Ada"}, "the question takes all of the 24 tokens"),
     ],
 )
@@ -131,6 +174,40 @@ def test_inputs_of_another_form_are_refused(url: str, model: str, inputs: object
     answer = ask(url, model, inputs)
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "said"),
+    [
+        ("tagger", {"aggregation_strategy": "max"}, "expected one of none, simple, got 'max'"),
+        (
+            "tagger",
+            {"top_k": 2},
+            "a token-classification model has no parameter top_k; it takes aggregation_strategy",
+        ),
+        ("tagger", {"stride": 8}, "unknown field `stride`"),
+        ("filler", {"targets": ["Paris"]}, "expected a token of the vocabulary - at parameters.targets[0]"),
+        ("filler", {"top_k": 10**9}, "the filled texts have"),
+        (
+            "filler",
+            {"threshold": 0.5},
+            "a fill-mask model has no parameter threshold; it takes top_k, targets",
+        ),
+        ("chooser", {"function_to_apply": "none"}, "has no parameter function_to_apply; it takes top_k"),
+    ],
+)
+def test_a_parameter_of_another_task_is_refused(url: str, model: str, parameters: dict, said: str) -> None:
+    inputs = {"question": "a", "choices": ["b", "c"]} if model == "chooser" else "Ada [MASK] London"
+    answer = ask(url, model, inputs, **parameters)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]
+
+
+def test_a_choice_has_its_probability(url: str) -> None:
+    asked = {"question": "Ada", "choices": ["London", "in London and", "wrote to"]}
+    found = ask(url, "chooser", asked, top_k=2).json()
+    assert [one["label"] for one in found] == ["in London and", "wrote to"]
+    assert found[0]["score"] / found[1]["score"] == pytest.approx(np.e, rel=1e-5)
 
 
 def test_the_tokenizer_process_gives_the_same_places(tmp_path: Path) -> None:
@@ -143,6 +220,9 @@ def test_the_tokenizer_process_gives_the_same_places(tmp_path: Path) -> None:
         texts = ForkedTokenizer(forks)
         try:
             plain = await texts.encode_spans([TEXT, "and"], None, "inputs")
+            assert await texts.find_tokens(["[MASK]", "Paris"]) == [own.token_id("[MASK]"), None]
+            ids = plain[0].ids
+            assert await texts.decode_rows([(ids, True), (ids, False)]) == [TEXT, f"[CLS] {TEXT} [SEP]"]
             return [plain, await texts.encode_spans([context], "Ada wrote to", "inputs")]
         finally:
             texts.close()

@@ -18,11 +18,13 @@ from .table import PADDED_TEXT, PIXELS, SOUND, Head
 from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
 from .wrappers import (
     AudioHead,
+    ChoiceHead,
     ImageEncoder,
     ImageHead,
     MaskedAudioHead,
     MaskedImageHead,
     PaddedTextEncoder,
+    PairChoiceHead,
     PairTextHead,
     TextHead,
 )
@@ -52,6 +54,8 @@ def wrap(
         return PaddedTextEncoder(model).eval()
     if head.ending == "TextModelWithProjection":
         return TextHead(model, ("text_embeds",)).eval()
+    if head.task == "multiple-choice":
+        return (PairChoiceHead if has_token_types(model) else ChoiceHead)(model, head.outputs).eval()
     if head.task != "embedding":
         return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.

@@ -36,6 +36,7 @@ HEADS = (
     Head("ForTokenClassification", "token-classification", "AutoModelForTokenClassification"),
     Head("ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering", SPANS),
     Head("ForMaskedLM", "fill-mask", "AutoModelForMaskedLM"),
+    Head("ForMultipleChoice", "multiple-choice", "AutoModelForMultipleChoice"),
     Head("ForImageClassification", "image-classification", "AutoModelForImageClassification", reads=PIXELS),
     Head(
         "ForImageClassificationWithTeacher",

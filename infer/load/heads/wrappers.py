@@ -40,6 +40,22 @@ class PairTextHead(Headed):
         return self._named(input_ids=input_ids, **named)
 
 
+class OneChoice(Headed):
+    """A multiple choice model with one row for each choice of a question: questions may have any number of them."""
+
+    def _named(self, **inputs: Tensor) -> Any:
+        """Return logits [batch, 1]: the model is asked about one choice a question, [batch, 1, seq]."""
+        return super()._named(**{name: value[:, None] for name, value in inputs.items()})
+
+
+class ChoiceHead(OneChoice, TextHead):
+    """A multiple choice model without token types."""
+
+
+class PairChoiceHead(OneChoice, PairTextHead):
+    """A multiple choice model that tells the question from the choice by their token types."""
+
+
 class PaddedTextEncoder(nn.Module):
     """A text tower that was trained on texts padded to its longest length and reads the padding too (SigLIP's)."""
 

@@ -16,7 +16,20 @@ from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext, queue_tenant_of
 from .kserve_response import check_finite
 from .openai_errors import find_model
+from .text_types import PredictRequest
 
+# Parameters of /predict by task.
+_LABELS = ("top_k", "function_to_apply")
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "classification": _LABELS,
+    "image-classification": _LABELS,
+    "audio-classification": _LABELS,
+    "object-detection": ("top_k", "threshold"),
+    "token-classification": ("aggregation_strategy", "ignore_labels"),
+    "question-answering": ("top_k", "max_answer_len"),
+    "fill-mask": ("top_k", "targets"),
+    "multiple-choice": ("top_k",),
+}
 MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
 
 
@@ -56,6 +69,17 @@ def refuse_uncut(truncate: bool) -> None:
         raise InputError(
             "texts longer than the model reads are always cut", where="truncate", hint="Leave truncate out"
         )
+
+
+def check_parameters(task: str, request: PredictRequest) -> None:
+    """Raise `InputError` for a parameter of a prediction that the model's task has not."""
+    known = PARAMETERS.get(task, ())
+    for name in request.parameters.__struct_fields__:
+        if getattr(request.parameters, name) is not None and name not in known:
+            kind = f"takes {', '.join(known)}" if known else "takes none"
+            raise InputError(f"a {task} model has no parameter {name}; it {kind}", where=f"parameters.{name}")
+    if request.raw_scores and "function_to_apply" not in known and task != "multiple-choice":
+        raise InputError(f"a {task} model has no raw scores", where="raw_scores", hint="Leave raw_scores out")
 
 
 async def run_texts(

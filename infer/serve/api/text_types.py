@@ -133,30 +133,37 @@ class Classified(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class PredictParameters(msgspec.Struct, kw_only=True):
-    """Parameters of a prediction for images and sound, as Hugging Face's inference API has them.
+class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of a prediction, as Hugging Face's inference API has them; one that the task has not is refused.
 
-    `top_k`: labels or objects; `threshold`: least score of an object; `function_to_apply`: the activation of labels.
+    `top_k`: labels, objects, answers or tokens of a mask; `threshold`: least score of an object; `function_to_apply`:
+    the activation of labels; `aggregation_strategy`: "none" gives tokens, "simple" entities; `ignore_labels`: labels of
+    tokens that are no entity; `max_answer_len`: tokens of an answer; `targets`: the only tokens to fill a mask with.
     """
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+    aggregation_strategy: str | None = None
+    ignore_labels: list[str] | None = None
+    max_answer_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    targets: str | list[str] | None = None
 
 
 class Question(msgspec.Struct, kw_only=True):
-    """A question, and the text that holds its answer."""
+    """A question with the text that holds its answer (`context`), or with the answers to choose from (`choices`)."""
 
     question: str
-    context: str
+    context: str | None = None
+    choices: list[str] | None = None
 
 
 class PredictRequest(msgspec.Struct, kw_only=True):
-    """Body of /predict, as TEI has it, and Hugging Face's inference API for images, sound, entities and questions.
+    """Body of /predict, as TEI has it, and Hugging Face's inference API for images, sound, masks, entities, questions.
 
     `inputs`: a text, a pair of texts, or a list of lists that hold a text or a pair each; for a model of images or
-    sound a file as base64 or data URL, or a list of them; for a model of entities a text or a list of texts, for one
-    that answers questions an object. As a form: `file`, and the other fields by name.
+    sound a file as base64 or data URL, or a list of them; for a model of entities or masks a text or a list of texts,
+    for one that answers questions an object. As a form: `file`, and the other fields by name.
     """
 
     inputs: str | list[str | list[str]] | Question

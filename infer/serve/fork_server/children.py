@@ -27,15 +27,19 @@ from ..workers.process import Channel, ClosedError
 from .messages import (
     ChildExited,
     CompileTrial,
+    DecodedRows,
     DecodedText,
+    DecodeRows,
     DecodeTokens,
     EncodeChat,
     EncodeSpans,
     EncodeTexts,
+    FindTokens,
     ForkChild,
     KillChild,
     SpanRow,
     SpanRows,
+    TokenIds,
     TokenRows,
     ToText,
 )
@@ -101,7 +105,11 @@ class TextJob:
             )
         if isinstance(asked, DecodeTokens) and isinstance(self._text, LLMTokenizer):
             return DecodedText(self._text.decode(asked.ids, asked.skip_special))
-        raise InferError("a tokenizer of an encoder was asked for text")
+        if isinstance(asked, FindTokens) and isinstance(self._text, Tokenizer):
+            return TokenIds([self._text.token_id(token) for token in asked.tokens])
+        if isinstance(asked, DecodeRows) and isinstance(self._text, Tokenizer):
+            return DecodedRows([self._text.decode(*row) for row in asked.rows])
+        raise InferError("a tokenizer of another kind was asked")
 
     def _render(self, chat: dict[str, Any]) -> str:
         if self._template is None:

@@ -112,6 +112,33 @@ class EncodeSpans(msgspec.Struct, tag="spans", frozen=True, array_like=True):
     seconds: float
 
 
+class FindTokens(msgspec.Struct, tag="find", frozen=True, array_like=True):
+    """Server to child: the ids of these tokens, as the vocabulary spells them; `TokenIds` follows."""
+
+    tokens: list[str]
+    seconds: float
+
+
+class TokenIds(msgspec.Struct, tag="found", frozen=True, array_like=True):
+    """Id of each token asked for, None for one that the vocabulary lacks."""
+
+    ids: list[int | None]
+
+
+class DecodeRows(msgspec.Struct, tag="decode rows", frozen=True, array_like=True):
+    """Server to child: decode rows of an encoder's token ids; `DecodedRows` or `ErrorMessage` follows.
+
+    Each row has True beside it where special tokens are left out.
+    """
+
+    rows: list[tuple[list[int], bool]]
+    seconds: float
+
+
+class DecodedRows(msgspec.Struct, tag="said rows", frozen=True, array_like=True):
+    texts: list[str]
+
+
 class SpanRow(msgspec.Struct, frozen=True, array_like=True):
     """A tokenized text: the fields of a `tokenizers.Encoding` that answers with places in the text need."""
 
@@ -120,6 +147,7 @@ class SpanRow(msgspec.Struct, frozen=True, array_like=True):
     offsets: list[tuple[int, int]]
     special_tokens_mask: list[int]
     sequence_ids: list[int | None]
+    tokens: list[str]
 
     @classmethod
     def of(cls, encoding: Any) -> SpanRow:
@@ -141,5 +169,5 @@ class DecodedText(msgspec.Struct, tag="said", frozen=True, array_like=True):
     text: str
 
 
-ToText = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens
-FromText = TokenRows | SpanRows | DecodedText | ErrorMessage
+ToText = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens | FindTokens | DecodeRows
+FromText = TokenRows | SpanRows | DecodedText | TokenIds | DecodedRows | ErrorMessage

@@ -12,13 +12,17 @@ from ...errors import InferError, InputError
 from ...llm.text.tokenizer import TextOrPair
 from ..fork_server.client import ForkServer
 from ..fork_server.messages import (
+    DecodedRows,
+    DecodeRows,
     DecodeTokens,
     EncodeChat,
     EncodeSpans,
     EncodeTexts,
+    FindTokens,
     ForkServerConfig,
     SpanRow,
     SpanRows,
+    TokenIds,
     TokenRows,
 )
 from .tokenizer_batches import TokenizerBatches
@@ -126,6 +130,21 @@ class ForkedTokenizer:
         asked = EncodeSpans(list(texts), question, cpu_seconds_for(size))
         answer: SpanRows = await self._process_for(size).request(asked, size, where)
         return answer.rows
+
+    async def find_tokens(self, tokens: Sequence[str]) -> list[int | None]:
+        """Return the ids of tokens of an encoder, None for one that the vocabulary lacks."""
+        size = _size(tokens)
+        found: TokenIds = await self._process_for(size).request(
+            FindTokens(list(tokens), cpu_seconds_for(size)), size, ""
+        )
+        return found.ids
+
+    async def decode_rows(self, rows: Sequence[tuple[list[int], bool]]) -> list[str]:
+        """Decode rows of an encoder's tokens; True beside a row leaves special tokens out."""
+        size = sum(len(ids) for ids, _ in rows)
+        asked = DecodeRows(list(rows), cpu_seconds_for(size))
+        found: DecodedRows = await self._process_for(size).request(asked, size, "inputs")
+        return found.texts
 
     async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
         size = _size(texts)

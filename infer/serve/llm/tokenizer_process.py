@@ -9,10 +9,12 @@ from typing import Any
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
 from ..fork_server.client import Child, ChildDiedError, ForkServer
 from ..fork_server.messages import (
+    DecodeRows,
     DecodeTokens,
     EncodeChat,
     EncodeSpans,
     EncodeTexts,
+    FindTokens,
     FromText,
 )
 from ..workers.messages import ErrorMessage, decode_error
@@ -20,7 +22,7 @@ from ..workers.messages import ErrorMessage, decode_error
 TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
 WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
 LONG_CHARACTERS = 100_000  # a text beyond that is itself the reason
-TextRequest = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens
+TextRequest = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens | FindTokens | DecodeRows
 
 
 class TokenizerProcess:

@@ -14,6 +14,7 @@ import numpy as np
 from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
+from ...tasks import text_answers
 from ..api import media_predictions, media_request, text_request, text_spans
 from ..api.openai_errors import ERROR_FORMAT, require_json
 from ..api.text_types import (
@@ -105,7 +106,7 @@ async def classify(context: RequestContext) -> Classified | Predictions:
         files, places, _ = media_predictions.files_of(texts, "input")
         values = await media_predictions.file_scores(context, engine, files, places, raw=raw)
     else:
-        values, used = await _values(context, engine, texts, "input", raw=raw)
+        values, used = await _values(context, engine, texts, "input", applied="none" if raw else None)
     labels = _labels(engine)
     data = [
         Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
@@ -131,14 +132,18 @@ async def predict(context: RequestContext) -> Predictions | Response:
     engine = _any_engine(context, request.model)
     if engine.predictor.task in text_spans.TASKS:
         text_request.refuse_uncut(request.truncate)
-        found = await text_spans.predict_spans(context, engine, request.inputs)
+        text_request.check_parameters(engine.predictor.task, request)
+        found: Any = await text_spans.predict_spans(context, engine, request.inputs, request.parameters)
         return Response(msgspec.json.encode(found), media=JSON)
     return await _predictions(context, request)
 
 
 def _any_engine(context: RequestContext, name: str | None) -> TensorEngine:
     return text_request.find_text_model(
-        context, name, ("classification", *media_predictions.TASKS, *text_spans.TASKS), "predict"
+        context,
+        name,
+        ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS),
+        "predict",
     )
 
 
@@ -155,6 +160,7 @@ async def _of_files(
             f"{engine.predictor.name} is a model of texts", where="model", hint="Send JSON with inputs"
         )
     parameters = parameters or PredictParameters()
+    text_request.check_parameters(engine.predictor.task, PredictRequest(inputs="", parameters=parameters))
     (found,) = await media_predictions.predict_files(context, engine, files, where, parameters)
     return [*found]
 
@@ -162,6 +168,9 @@ async def _of_files(
 async def _predictions(context: RequestContext, request: PredictRequest) -> Predictions:
     text_request.refuse_uncut(request.truncate)
     engine = _any_engine(context, request.model)
+    text_request.check_parameters(engine.predictor.task, request)
+    if engine.predictor.task == "multiple-choice":
+        return await _choice(context, engine, request)
     if isinstance(request.inputs, Question) or engine.predictor.task in text_spans.TASKS:
         raise InputError(f"{engine.predictor.name} takes other inputs", where="inputs", hint="See /predict")
     if engine.media is not None:
@@ -173,13 +182,26 @@ async def _predictions(context: RequestContext, request: PredictRequest) -> Pred
         batch: list[Any] = [[*one] for one in predictions]
         return batch if many else [*predictions[0]]
     texts, many = _read(request.inputs)
-    values, _ = await _values(context, engine, texts, "inputs", raw=request.raw_scores)
-    labels = _labels(engine)
+    applied = "none" if request.raw_scores else request.parameters.function_to_apply
+    values, _ = await _values(context, engine, texts, "inputs", applied=applied)
+    labels, top = _labels(engine), request.parameters.top_k
     found: list[Any] = [
-        [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()]
+        [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()[:top]]
         for row in values
     ]
     return [*found] if many else [*found[0]]
+
+
+async def _choice(context: RequestContext, engine: TensorEngine, request: PredictRequest) -> Predictions:
+    """Return the choices of a question with their scores, best first."""
+    asked = request.inputs
+    if not isinstance(asked, Question) or asked.context is not None or len(asked.choices or ()) < 2:
+        raise InputError("expected an object with question and at least two choices", where="inputs")
+    choices = list(asked.choices or ())
+    pairs: list[TextOrPair] = [(asked.question, choice) for choice in choices]
+    scores, _ = await text_request.run_texts(context, engine, pairs, where="inputs.choices")
+    named = text_answers.choice_scores(scores, choices, raw=request.raw_scores)
+    return [LabelScore(one["score"], one["label"]) for one in named[: request.parameters.top_k]]
 
 
 def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
@@ -203,14 +225,20 @@ def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
 
 
 async def _values(
-    context: RequestContext, engine: TensorEngine, texts: list[TextOrPair], where: str, *, raw: bool
+    context: RequestContext,
+    engine: TensorEngine,
+    texts: list[TextOrPair],
+    where: str,
+    *,
+    applied: str | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Return scores or logits [len(texts), labels], and the number of tokens."""
+    """Return scores [len(texts), labels] by the activation asked for, else the model's, and the number of tokens."""
     logits, used = await text_request.run_texts(context, engine, texts, where=where)
     if wrong := int((~np.isfinite(logits)).sum()):
         raise NonfiniteError(engine.predictor.outputs[0].name, wrong)
     meta = engine.predictor.manifest.meta or {}
-    return logits if raw else scores_of(logits, activation_of(meta, logits.shape[1])), used
+    named = media_predictions.ACTIVATIONS.get(applied or "") or activation_of(meta, logits.shape[1])
+    return scores_of(logits, named), used
 
 
 def _labels(engine: TensorEngine) -> list[str]:
