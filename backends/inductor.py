@@ -47,7 +47,12 @@ def missing() -> str | None:
     try:
         cpp_builder.get_cpp_compiler()
     except (InvalidCxxCompiler, FileNotFoundError):
-        return "no C++ compiler (install g++, or set CXX)"
+        return "no C++ compiler, which AOTInductor needs to lower (install g++, or set CXX)"
+    return None
+
+
+def unopenable() -> str | None:
+    """Return None: a compiled package is opened without the compiler that made it."""
     return None
 
 

@@ -124,7 +124,9 @@ class TrtBackend:
         return Lowered(_findings(built, named))
 
     def unopenable(self) -> str | None:
-        """Return the reason why an artifact of this backend can't be opened here although it can be made, or None."""
+        """Return the reason why an artifact of this backend can't be opened here, or None."""
+        if reason := self.missing():
+            return reason
         if self.capability and not torch.cuda.is_available():
             return (
                 f"its engine was built ahead of time for {self._group()}, and this machine has no CUDA device"

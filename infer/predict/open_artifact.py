@@ -57,9 +57,9 @@ def backend_of(manifest: store.Manifest, folder: Path) -> Any:
             where=str(folder),
         )
     backend = plugins.get("backends", manifest.backend)
-    if reason := backend.missing():
-        raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
     unopenable = getattr(backend, "unopenable", None)
+    if unopenable is None and (reason := backend.missing()):
+        raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
     if unopenable is not None and (reason := unopenable()):
         raise NotUsableError(f"this artifact can't run here: {reason}", where=str(folder))
     return backend
@@ -98,6 +98,12 @@ def lower_again(
     if place.exists():
         _link_to(folder, place)
         return place
+    if reason := backend.missing():  # it may be able to open what it can't make
+        raise NotUsableError(
+            f"made for another machine ({why}), and it can't be lowered again on this one: {reason}",
+            where=str(folder),
+            hint="Make it with --backend eager or ort, which open everywhere",
+        )
     with tempfile.TemporaryDirectory(dir=place.parent) as work:
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)

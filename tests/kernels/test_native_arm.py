@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infer import paths
-from infer.kernels.cpu import build
+from infer.kernels.cpu import compile_library as build
 
 COMPILER, NAMES = "aarch64-linux-gnu-g++", "aarch64-linux-gnu-nm"
 EMULATOR = "qemu-aarch64"
@@ -26,7 +26,7 @@ def compiled(source: Path, *flags: str) -> Path:
     """Compile a source for ARM, kept from run to run."""
     folder = paths.cache("kernels") / "objects"
     folder.mkdir(exist_ok=True)
-    target = folder / f"arm-{source.stem}-{build._digest(build._parts(source), COMPILER, *flags)}.o"
+    target = folder / f"arm-{source.stem}-{build.digest(build.included(source), COMPILER, *flags)}.o"
     if not target.exists():
         includes = f"-I{build.SOURCES}", f"-I{Path(torch.__file__).parent / 'include'}"
         fresh = target.with_suffix(".tmp")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infer.errors import NotUsableError
-from infer.kernels.cpu import build
+from infer.kernels.cpu import build, compile_library
 
 SAYS = "from infer.kernels import cpu; print(cpu.why_not())"
 
@@ -27,7 +27,7 @@ def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "src"
     folder.mkdir()
     (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
-    monkeypatch.setattr(build, "SOURCES", folder)
+    monkeypatch.setattr(compile_library, "SOURCES", folder)
     return folder
 
 
@@ -74,7 +74,7 @@ def test_a_changed_header_compiles_its_includers_again(cache: Path, small_source
 
 
 def test_sources_have_names_of_their_own() -> None:
-    names = [path.name for path in build.SOURCES.rglob("*") if path.is_file()]
+    names = [path.name for path in compile_library.SOURCES.rglob("*") if path.is_file()]
     assert len(names) == len(set(names))
 
 
@@ -83,15 +83,15 @@ def test_sources_that_change_while_compiled_make_no_stale_library(
 ) -> None:
     if build.compiler() is None:
         pytest.skip("no C++ compiler")
-    run, source = build._run, small_sources / "one.cpp"
+    run, source = compile_library.run, small_sources / "one.cpp"
     code = 'extern "C" __attribute__((visibility("default"))) int one() { return %d; }'
     source.write_text(code % 1)
 
-    def change_and_run(command: list[str]) -> None:
+    def change_and_run(command: list[str]) -> str:
         source.write_text(code % 2)
-        run(command)
+        return run(command)
 
-    monkeypatch.setattr(build, "_run", change_and_run)
+    monkeypatch.setattr(compile_library, "run", change_and_run)
     before = build.library()
     assert ctypes.CDLL(str(before)).one() == 1
     after = build.library()
@@ -116,6 +116,25 @@ def test_without_a_compiler_the_message_says_what_to_install(
         build.library()
 
 
+def test_a_library_of_a_wheel_is_used_without_a_compiler(
+    cache: Path, small_sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "installed.so")
+    build.PREBUILT.touch()
+    assert build.compiled()
+    assert build.library() == build.PREBUILT
+
+
+def test_a_compiled_graph_depends_on_the_sources_not_on_the_compiler(
+    small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, library = compile_library.source_digest(), build.digest()
+    monkeypatch.setattr(compile_library, "compiler", lambda: "/opt/another/c++")
+    assert compile_library.source_digest() == graph
+    assert build.digest() != library
+
+
 def test_kernels_can_be_switched_off() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAYS], env={"INFER_NATIVE": "0", "PATH": ""}, capture_output=True, text=True
@@ -123,7 +142,7 @@ def test_kernels_can_be_switched_off() -> None:
     assert done.stdout.strip() == "switched off by INFER_NATIVE=0"
 
 
-@pytest.mark.parametrize("path", sorted(build.SOURCES.rglob("*.cpp")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(compile_library.SOURCES.rglob("*.cpp")), ids=lambda p: p.name)
 def test_instruction_sets_are_named_by_the_file(path: Path) -> None:
-    flags = build.sources().get(path)
-    assert flags is not None or path.stem.endswith(tuple(build.SUFFIXES))
+    flags = compile_library.sources().get(path)
+    assert flags is not None or path.stem.endswith(tuple(compile_library.SUFFIXES))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from infer.kernels import cpu
-from infer.kernels.cpu import build
+from infer.kernels.cpu import build, compile_library
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_int8 import _static, _weight_only
 from infer.kernels.ops.linear_packed import int8_twin, lut4_twin
@@ -207,7 +207,7 @@ def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> 
     if compiler is None:
         pytest.skip("no C++ compiler")
     source = Path(__file__).with_name("native_crowd.cpp")
-    command = [compiler, "-std=c++17", f"-I{build.SOURCES}", str(source), "-o", str(program)]
+    command = [compiler, "-std=c++17", f"-I{compile_library.SOURCES}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
@@ -224,7 +224,7 @@ def test_no_thread_leaves_a_barrier_before_all_have_arrived(tmp_path: Path) -> N
         "-O2",
         "-pthread",
         "-std=c++17",
-        f"-I{build.SOURCES}",
+        f"-I{compile_library.SOURCES}",
         str(source),
         "-o",
         str(program),

@@ -1,4 +1,4 @@
-"""Native CPU kernels behind `infer::*_packed`: loaded once, compiled at first use, absent with a reason.
+"""Native CPU kernels behind `infer::*_packed`: brought by a wheel or compiled at first use, or absent with a reason.
 
 Weights are packed for the instruction set at hand when an artifact opens (`pack_lut4`, `pack_int8`); artifacts hold
 the portable form only, so that they run on any machine.
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ...errors import NotUsableError
 from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
-from .build import compiled, digest, library
+from .build import compiled, library
+from .compile_library import source_digest
 
 OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
 ROWS = 16  # output rows of a packed block
@@ -82,8 +83,11 @@ def use_isa(name: str) -> None:
 
 @functools.cache
 def fingerprint() -> str:
-    """Return the build that a compiled graph with native operators depends on; `none` without kernels."""
-    return "none" if _refused() else digest()
+    """Return the sources that a compiled graph with native operators depends on; `none` without kernels.
+
+    One value for a library of a wheel and one compiled here, by any compiler.
+    """
+    return "none" if _refused() else source_digest()
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

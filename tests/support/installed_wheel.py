@@ -1,0 +1,128 @@
+"""Installation of a wheel in an environment of its own, and its use where PATH has no compiler.
+
+    python -m tests.support.installed_wheel dist/infer-*.whl [--keep FOLDER]
+
+Installs torch and the rest at the versions of constraints.txt, so it takes minutes; `make wheel` runs it. Proved: the
+native kernels are there and nothing was compiled for them, `auto` quantizes with them and says why AOTInductor was not
+tried, and a package that AOTInductor made on a machine with a compiler opens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = [
+    str(ROOT / "models" / "digits.pt"),
+    "--model",
+    f"{ROOT / 'models' / 'digits.py'}:build",
+    "--quant",
+    "int8",
+]
+COMPILERS = ("g++", "clang++", "c++", "gcc", "cc")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("wheel", type=Path)
+    arguments.add_argument("--keep", type=Path, help="folder for the environment, which then stays")
+    asked = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="installed-") as work:
+        check(asked.wheel.resolve(), asked.keep or Path(work) / "venv", Path(work))
+
+
+def check(wheel: Path, venv: Path, work: Path) -> None:
+    """Install and use a wheel; raises `SystemExit` with what is wrong."""
+    began = time.monotonic()
+    compiled = work / "compiled.infer"
+    infer = [sys.executable, "-m", "infer"]
+    config = {
+        "INFER_CONFIG": str(work / "config")
+    }  # the key: what the first machine signs the second one trusts
+    run(
+        [*infer, "optimize", *DIGITS, *options("inductor", compiled)],
+        config | {"PATH": os.environ["PATH"]},
+        work,
+    )
+    told(began, "made a package with AOTInductor")
+    if not venv.exists():
+        run([sys.executable, "-m", "venv", str(venv)], {"PATH": os.environ["PATH"]}, work)
+    install = [
+        str(venv / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+    ]
+    run([*install, "--force-reinstall", "--no-deps", str(wheel)], dict(os.environ), work)
+    run([*install, str(wheel)], dict(os.environ), work)
+    told(began, "installed")
+    path = str(venv / "bin")
+    if found := [name for name in COMPILERS if shutil.which(name, path=path)]:
+        raise SystemExit(f"the environment has a compiler: {found}")
+    bare = config | {"PATH": path, "HOME": str(work), "INFER_CACHE": str(work / "cache")}
+    infer = [str(venv / "bin" / "infer")]
+    rows = {row["what"]: row for row in json.loads(run([*infer, "doctor", "--json"], bare, work))["findings"]}
+    expect(rows["native kernels"]["value"] != "no", "native kernels", rows["native kernels"])
+    expect(
+        "no C++ compiler" in rows["inductor"]["why"],
+        "the reason why AOTInductor can't lower",
+        rows["inductor"],
+    )
+    made = json.loads(
+        run([*infer, "optimize", *DIGITS, *options("auto", work / "auto.infer"), "--json"], bare, work)
+    )
+    expect("own kernels" in json.dumps(made), "native kernels in use", made["findings"])
+    expect(
+        "no C++ compiler" in json.dumps(made), "the reason why AOTInductor was not tried", made["findings"]
+    )
+    told(began, f"`auto` took {made['backend']}")
+    for artifact in (work / "auto.infer", compiled):
+        opened = time.monotonic()
+        run([*infer, "verify", str(artifact)], bare, work)
+        told(
+            began,
+            f"{artifact.name} opened and gave its golden outputs, {time.monotonic() - opened:.1f} s in all",
+        )
+    libraries = list((work / "cache").rglob("*.so"))
+    expect(not libraries, "nothing compiled", libraries)
+
+
+def options(backend: str, output: Path) -> list[str]:
+    return ["--backend", backend, "--allow-slower", "--batch", "1", "--output", str(output)]
+
+
+def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Return what a command printed; raises `SystemExit` with its output where it fails."""
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(
+            f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return done.stdout
+
+
+def expect(right: bool, what: str, got: object) -> None:
+    """Raise `SystemExit` unless `right`."""
+    if not right:
+        raise SystemExit(f"expected {what}, got {got}")
+
+
+def told(began: float, what: str) -> None:
+    """Print a step with the seconds since the start."""
+    print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
