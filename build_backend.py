@@ -126,6 +126,9 @@ class WheelOfArchitecture(bdist_wheel):
         self.root_is_pure = _absent() is not None
         if not self.root_is_pure:
             self.plat_name, self.plat_name_supplied = f"linux_{MACHINE}", True
+            self.distribution.has_ext_modules = lambda: (
+                True
+            )  # all of it then goes where compiled files belong
 
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", super().get_tag()[2])

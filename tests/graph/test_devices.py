@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 
 from backends import eager, inductor
 from infer import llm
+from infer.errors import NotUsableError
 from infer.graph import capture, devices, storage
 from infer.graph.program import Graph
 from infer.kernels import cpu
@@ -129,10 +132,26 @@ def test_an_artifact_opened_elsewhere_is_lowered_for_that_device(
         return Lowered([])
 
     monkeypatch.setattr(storage, "load", lambda folder: SimpleNamespace(encoder=None))
-    backend = SimpleNamespace(lower=lower, target=lambda device: {"sm": device})
+    backend = SimpleNamespace(lower=lower, missing=lambda: None, target=lambda device: {"sm": device})
     manifest: Any = SimpleNamespace(files={}, backend="inductor", plan=Plan(source="x", device="cpu"))
     open_artifact.lower_again(tmp_path, manifest, backend, "cuda:1", ["sm"], True, [])
     assert [plan.device for plan in plans] == ["cuda:1"]
+
+
+def test_a_package_opens_without_a_compiler_and_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", absent)
+    (tmp_path / storage.PROGRAM).write_bytes(b"")
+    manifest: Any = SimpleNamespace(files={}, backend="inductor", plan=Plan(source="x", device="cpu"))
+    assert open_artifact.backend_of(manifest, tmp_path) is inductor
+    with pytest.raises(
+        NotUsableError, match=r"another machine \(isa\), .*again on this one: no C\+\+ compiler"
+    ):
+        open_artifact.lower_again(tmp_path, manifest, inductor, "cpu", ["isa"], True, [])
 
 
 def test_no_cpu_kernels_are_compiled_for_another_device(

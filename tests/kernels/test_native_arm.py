@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from infer import paths
-from infer.kernels.cpu import compile_library as build
+from infer.kernels.cpu import compile_library
+from infer.kernels.cpu.build import TORCH
 
 COMPILER, NAMES = "aarch64-linux-gnu-g++", "aarch64-linux-gnu-nm"
 EMULATOR = "qemu-aarch64"
@@ -26,11 +26,12 @@ def compiled(source: Path, *flags: str) -> Path:
     """Compile a source for ARM, kept from run to run."""
     folder = paths.cache("kernels") / "objects"
     folder.mkdir(exist_ok=True)
-    target = folder / f"arm-{source.stem}-{build.digest(build.included(source), COMPILER, *flags)}.o"
+    key = COMPILER, *flags, *compile_library.built_with(TORCH)
+    target = folder / f"arm-{source.stem}-{compile_library.digest(compile_library.included(source), *key)}.o"
     if not target.exists():
-        includes = f"-I{build.SOURCES}", f"-I{Path(torch.__file__).parent / 'include'}"
+        includes = f"-I{compile_library.SOURCES}", f"-I{TORCH / 'include'}"
         fresh = target.with_suffix(".tmp")
-        command = [COMPILER, *build.COMMON, *flags, *includes, "-c", str(source), "-o", str(fresh)]
+        command = [COMPILER, *compile_library.COMMON, *flags, *includes, "-c", str(source), "-o", str(fresh)]
         subprocess.run(command, check=True, capture_output=True)
         fresh.replace(target)
     return target
@@ -44,7 +45,7 @@ def link_only(source: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Path]:
     """Source name → object file, of every source that an ARM machine compiles."""
-    sources = build.sources("aarch64")
+    sources = compile_library.sources("aarch64")
     with ThreadPoolExecutor(2) as pool:
         made = pool.map(lambda source: compiled(source, *sources[source], *link_only(source)), sources)
         return {source.stem: path for source, path in zip(sources, made, strict=True)}
@@ -57,7 +58,7 @@ def linked(objects: list[Path], program: Path, *flags: str) -> Path:
 
 
 def test_the_library_lacks_nothing_but_torch(objects: dict[str, Path], tmp_path: Path) -> None:
-    library = linked(list(objects.values()), tmp_path / build.LIBRARY, "-shared")
+    library = linked(list(objects.values()), tmp_path / compile_library.LIBRARY, "-shared")
     names = subprocess.run([NAMES, "-u", str(library)], capture_output=True, text=True, check=True)
     undefined = [line.split()[-1] for line in names.stdout.splitlines()]
     assert [name for name in undefined if "infer" in name] == []
