@@ -9,15 +9,27 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize"]
+__all__ = [
+    "Budgets",
+    "Finding",
+    "InferError",
+    "Plan",
+    "Predictor",
+    "TensorSpec",
+    "__version__",
+    "optimize",
+    "search",
+]
 
 _MODULE_OF = {
+    "Budgets": "budgets",
     "Finding": "spec",
     "InferError": "errors",
     "Plan": "plan",
     "Predictor": "predict",
     "TensorSpec": "spec",
     "optimize": "pipeline.stages",
+    "search": "budget_search.run_search",
 }
 
 

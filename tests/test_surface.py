@@ -18,7 +18,7 @@ COMMANDS = [
 
 def test_public_names() -> None:
     assert infer.__all__ == [
-        "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize",
+        "Budgets", "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize", "search",
     ]  # fmt: skip
     assert all(getattr(infer, name) is not None for name in infer.__all__)
 
@@ -36,10 +36,12 @@ def test_flags_of_optimize() -> None:
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
-        "--chat-template", "--data", "--device", "--dtype", "--force", "--ignore-keys", "--input", "--json", "--key",
-        "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
-        "--no-golden", "--output", "--plan", "--profile",
-        "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose", "--weights",
+        "--chat-template", "--data", "--device", "--dtype", "--for", "--force", "--fresh", "--ignore-keys", "--input",
+        "--json", "--keep-best", "--key", "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error",
+        "--max-first-token", "--max-latency", "--max-length", "--max-memory", "--max-p99", "--max-size", "--metric",
+        "--min-score", "--min-throughput", "--model", "--no-golden", "--output", "--plan", "--profile",
+        "--quant", "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time", "--trust-code",
+        "--verbose", "--weights",
     ]  # fmt: skip
 
 

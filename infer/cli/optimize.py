@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
+from ..budgets import SEARCH, Budgets
 from ..errors import SourceError, UsageError
 from ..options import from_values, to_toml
 from ..paths import writing
 from ..plan import GROUPS, Plan
 from ..regular_files import read_regular
+from ..reporter import Reporter
 from .options import with_options
+
+if TYPE_CHECKING:
+    from ..report.document import Report
 
 MAX_PLAN = 1 << 27  # bytes
 OUTPUT = "Output"
 
 
-@with_options(Plan, GROUPS)
+@with_options(Plan, (*GROUPS, SEARCH), Budgets)
 def optimize(
     plan: Plan,
+    budgets: Budgets,
     given: set[str],
     output: Annotated[
         Path | None,
@@ -61,8 +67,11 @@ def optimize(
         ),
     ] = False,
 ) -> None:
-    """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
-    from ..pipeline import stages
+    """Turn SOURCE into an artifact that is smaller, faster and checked against the original.
+
+    With a budget or an aim it searches: backends, formats and dtypes are tried, and the best one within the budgets
+    is published.
+    """
     from . import output as printed
 
     if plan_file:
@@ -72,13 +81,28 @@ def optimize(
             save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
     with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
-        outcome = stages.optimize(plan, target, reporter=reporter, replace=force)
-    printed.print_verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
+        path, report = _run(plan, budgets, target, reporter, replace=force)
+    printed.print_verdict(report, as_json=as_json, path=path, verbose=verbose)
     if profile:
         from .. import bench
 
-        bench.profile(outcome.path, profile)
+        bench.profile(path, profile)
         Console(stderr=True).print(f"profile: {profile} (open it at ui.perfetto.dev)")
+
+
+def _run(
+    plan: Plan, budgets: Budgets, target: Path, reporter: Reporter, *, replace: bool
+) -> tuple[Path, Report]:
+    """Search where a budget or an aim asks for it, else run the plan as it is."""
+    if budgets.asked:
+        from ..budget_search.run_search import search
+
+        result = search(plan, budgets, target, reporter=reporter, replace=replace)
+        return result.path, result.report
+    from ..pipeline import stages
+
+    outcome = stages.optimize(plan, target, reporter=reporter, replace=replace)
+    return outcome.path, outcome.report
 
 
 def default_output(source: str) -> Path:

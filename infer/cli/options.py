@@ -27,24 +27,33 @@ Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold 
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)]
 
 
-def with_options(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command whose first parameter is a `kind`; a second one, `given`, gets the names of options typed.
+def with_options(
+    kind: type[S], groups: Sequence[str], *more: type[msgspec.Struct]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command whose first parameter is a `kind`, followed by one of each of `more`; a parameter `given`
+    after them gets the names of options typed.
 
-    Typer sees one parameter for each field of `kind`, then the command's own. `groups`: the panels of --help, in order.
+    Typer sees one parameter for each field, then the command's own. `groups`: the panels of --help, in order.
     """
-    ordered = sorted(fields(kind), key=lambda field: groups.index(field.option.group) if field.flag else -1)
+    kinds: list[type[msgspec.Struct]] = [kind, *more]
+    offered = [field for each in kinds for field in fields(each)]
+    ordered = sorted(offered, key=lambda field: groups.index(field.option.group) if field.flag else -1)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        wants_given = list(inspect.signature(command).parameters)[1:2] == ["given"]
+        after = len(kinds)
+        wants_given = list(inspect.signature(command).parameters)[after : after + 1] == ["given"]
 
         def run(context: typer.Context, **typed: Any) -> Any:
-            texts = {field.name: _from_typer(field, typed.pop(field.name)) for field in fields(kind)}
-            made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
+            texts = {field.name: _from_typer(field, typed.pop(field.name)) for field in offered}
+            made = [
+                from_values(each, {f.name: texts[f.name] for f in fields(each) if texts[f.name] is not None})
+                for each in kinds
+            ]
             if wants_given:
                 typed["given"] = {name for name in texts if _was_given(context, name)}
-            return command(made, **typed)
+            return command(*made, **typed)
 
-        return _typer_command(run, command, list(map(parameter, ordered)), own_from=1 + wants_given)
+        return _typer_command(run, command, list(map(parameter, ordered)), own_from=after + wants_given)
 
     return decorate
 

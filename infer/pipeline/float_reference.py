@@ -42,6 +42,9 @@ class FloatForms:
         self._runners: dict[str, Any] = {}
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
         self._steps: Graph | None = None
+        self.rivals: frozenset[str] | None = (
+            None  # backends whose float form is worth making; None: all asked for
+        )
 
     def reference(self, plan: Plan) -> Any:
         """Return the form that outputs are compared with."""
@@ -70,7 +73,8 @@ class FloatForms:
         forms, findings = {EAGER: self._plain(plan, shape)}, []
         made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
         changed = plan.quant != "none" or plan.dtype != "float32"
-        for name in dict.fromkeys([*made, *backends]) if changed else ():
+        wanted = [name for name in backends if self.rivals is None or name in self.rivals]
+        for name in dict.fromkeys([*made, *wanted]) if changed else ():
             form = f"{name} float32"
             if self._key(name, shape) not in self._runners:
                 step("lower", f"{name}, a float form to time against")
@@ -96,6 +100,13 @@ class FloatForms:
             runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
             self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]
+
+    def adopt(self, backend: str, lowered: Path, shape: StepShape | None, device: str) -> None:
+        """Open a folder that a trial of the unchanged model lowered, as that backend's float form."""
+        key = self._key(backend, shape)
+        if key not in self._runners:
+            runner = encoder_decoder_graphs.open_runner(plugins.get("backends", backend), lowered, device)
+            self._runners[key] = opened(runner, shape, device)
 
     def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
         """Open the original in plain torch on the plan's device: the user's own module where it runs on the CPU."""

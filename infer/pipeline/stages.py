@@ -9,6 +9,8 @@ travels beside the compressed model, and a gate that fails raises: then nothing 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,8 +75,10 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         run = within_sizes(run, original.graph)
         assignment = make_assignment(run.plan, original, reporter)
         assign.decide(assignment)
-        small, selected = search(run.plan, original, assignment, folder, reporter)
+        floats = float_forms(original, folder / "trials" / "float")
+        small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats)
         best = selected.trial
+        enforce(run.plan, best, original.graph, original.loaded.module, small.module, stuck)
         ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
         return publish(run, original, small, selected, ceiling, folder, output, reporter)
@@ -128,21 +132,32 @@ def make_assignment(plan: Plan, original: Original, reporter: Reporter | None = 
     return assign.Assignment(plan, real, reporter or Reporter())
 
 
-def search(
-    plan: Plan, original: Original, assignment: assign.Assignment, folder: Path, reporter: Reporter
-) -> tuple[Compressed, Selected]:
-    """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
-
-    Raises `GateError` for what is chosen in the end and still fails a gate.
-    """
-    is_torch = original.graph.program is not None
-    floats = FloatForms(
+def float_forms(original: Original, work: Path) -> FloatForms:
+    """Return the float forms of the original, lowered below `work` when they are needed."""
+    return FloatForms(
         original.graph,
-        folder / "trials" / "float",
+        work,
         lambda: original.step,
-        original.loaded.module if is_torch else None,
+        original.loaded.module if original.graph.program is not None else None,
         rewritten=original.is_rewritten,
     )
+
+
+def search(
+    plan: Plan,
+    original: Original,
+    assignment: assign.Assignment,
+    folder: Path,
+    reporter: Reporter,
+    floats: FloatForms,
+    *,
+    timing: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> tuple[Compressed, Selected, str]:
+    """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
+
+    Returns also why no layer rises further, "" where the gate passes; `enforce` judges. Trials are timed inside
+    `timing()`.
+    """
     judged, backend = False, plan.backend
     while True:
         attempt = reporter.attempt()
@@ -154,14 +169,15 @@ def search(
         if original.graph.module is not None:
             original.graph = replace(original.graph, outputs=_outputs(small))
         storage.save(small.graph, folder)
-        tried = try_backends(plan, original.graph, small, folder, floats, attempt, only=backend)
+        tried = try_backends(
+            plan, original.graph, small, folder, floats, attempt, only=backend, timing=timing
+        )
         selected = choose(tried)
         best = selected.trial
         stuck = assign.raise_formats(assignment, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:
             reporter.keep(attempt)
-            enforce(plan, best, original.graph, original.loaded.module, small.module, stuck)
-            return small, selected
+            return small, selected, stuck
         backend = best.backend
         tried.close()
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +49,11 @@ def try_backends(
     reporter: Reporter | None = None,
     *,
     only: str = "auto",
+    timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Trials:
     """Lower, compare and time on every backend that may run the graph. Plain torch is tried too when no other can, or
-    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose.
+    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose. Trials are timed
+    inside `timing()`.
 
     Raises `NotUsableError` when none can run it, `ResourceError` when memory or disk was what stopped one.
     """
@@ -59,10 +62,12 @@ def try_backends(
     for name in names:
         if name != "eager" or not tried.trials:
             tried.run(name)
-    tried.time()
+    with timing():
+        tried.time()
     if "eager" in names and tried.lost_to_plain_torch():
         tried.run("eager")
-        tried.time()
+        with timing():
+            tried.time()
     if not tried.trials and tried.full is not None:
         raise tried.full
     if not tried.trials:

@@ -14,6 +14,7 @@ from ..sanitize import sanitize_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from .memory import Memory
 from .roofline import Ceiling
+from .search_record import SearchRecord
 from .step_breakdown import StepBreakdown
 
 
@@ -103,6 +104,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     steps: tuple[StepBreakdown, ...] = ()  # of a language model: where a decode step goes
     cache: CacheSize | None = None
+    search: SearchRecord | None = None  # the search that this artifact won
     findings: tuple[Finding, ...]
     versions: dict[str, str]
     machine: dict[str, str]

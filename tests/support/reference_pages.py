@@ -14,6 +14,8 @@ import typer
 
 import infer
 import infer.serve
+from infer.budget_search.run_search import SearchResult, SearchTrial
+from infer.budgets import Budgets
 from infer.cli import app
 from infer.llm.completion import Completion, CompletionChunk, Score
 from infer.llm.engine.sampling_options import OPTIONS
@@ -163,8 +165,8 @@ def _json(value: Any) -> str:
 def api_page() -> str:
     """Write the public names of `infer` and `infer.serve`: signatures and docstrings."""
     lines = ["# Python API", "", f"The public names of `infer` and `infer.serve`. {WRITTEN}", ""]
-    lines += ["```python", "from infer import Plan, Predictor, optimize", "```"]
-    order = ["optimize", "Plan", "Predictor", "TensorSpec", "Finding", "InferError"]
+    lines += ["```python", "from infer import Budgets, Plan, Predictor, optimize, search", "```"]
+    order = ["optimize", "Plan", "search", "Budgets", "Predictor", "TensorSpec", "Finding", "InferError"]
     assert sorted([*order, "__version__"]) == sorted(infer.__all__)
     for name in order:
         lines += _section(f"infer.{name}", getattr(infer, name))
@@ -180,7 +182,7 @@ def api_page() -> str:
     for name, kind in get_type_hints(Options).items():
         lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {OPTIONS[name].option.help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
-    for kind in (Outcome, Completion, CompletionChunk, Score):
+    for kind in (Outcome, SearchResult, SearchTrial, Completion, CompletionChunk, Score):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]
         hints = get_type_hints(kind)
         lines += [f"| `{n}` | `{_cell(_kind(hint))}` |" for n, hint in hints.items() if not n.startswith("_")]
@@ -195,7 +197,7 @@ def _section(name: str, thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield from ("```python", _signature(name.rpartition(".")[2], thing), "```", "")
     yield from _doc(thing)
-    if thing in (Plan, ServeOptions, ServeLimits):
+    if thing in (Plan, Budgets, ServeOptions, ServeLimits):
         yield from ("", "| field | type | default | description |", "|---|---|---|---|")
         for field in fields(thing):
             kind = _kind(field.type)

@@ -1,0 +1,1 @@
+"""Search within budgets: backends, formats and dtypes tried in isolated processes, the best one published."""

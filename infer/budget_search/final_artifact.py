@@ -1,0 +1,79 @@
+"""The winner's artifact with the record of the search in its report, at the name that was asked for."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..artifact import store
+from ..artifact.manifest import read_manifest
+from ..budgets import Budgets
+from ..options import command_line
+from ..pipeline.publish import Outcome
+from ..plan import Plan
+from ..report import document, html
+from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
+from .feasibility import Limit, misses
+from .pareto import Costs, front
+
+_REPORT = ("report.json", "report.html")
+_SEALED = (store.MANIFEST, store.SIGNATURE)
+
+
+def publish_best(artifact: Path, record: SearchRecord, folder: Path, output: Path) -> Outcome:
+    """Move the winner into the staged `folder`, write its report anew with `record`, and publish it at `output`."""
+    manifest = read_manifest(artifact)
+    report = document.decode((artifact / "report.json").read_bytes())
+    for path in list(artifact.iterdir()):
+        if path.name not in (*_REPORT, *_SEALED):
+            shutil.move(path, folder / path.name)
+    shutil.rmtree(folder / "search", ignore_errors=True)
+    report = msgspec.structs.replace(report, search=record)
+    (folder / "report.json").write_bytes(document.encode(report))
+    (folder / "report.html").write_text(html.render_html(report))
+    return Outcome(output, store.publish(folder, output, manifest), report)
+
+
+def mark(
+    records: Sequence[TrialRecord],
+    budgets: Budgets,
+    limits: Sequence[Limit] = (),
+    chosen: Candidate | None = None,
+) -> list[TrialRecord]:
+    """Mark the trials of the Pareto front (latency, throughput, memory, size, error), the chosen one, and the budgets
+    that each misses.
+    """
+    sequences, tokens = budgets.cache_tokens
+    complete = [r for r in records if r.outcome == "published" and r.measured is not None]
+    costs = [_costs(r.measured, sequences, tokens) for r in complete if r.measured is not None]
+    best = {complete[index].candidate for index in front(costs)}
+    return [
+        msgspec.structs.replace(
+            record,
+            on_front=record.candidate in best,
+            chosen=record.candidate == chosen,
+            misses=() if record.measured is None else misses(record.measured, limits),
+        )
+        for record in records
+    ]
+
+
+def _costs(found: Measured, sequences: int, tokens: int) -> Costs:
+    """Return what the front minimizes."""
+    rate = found.throughput
+    quality = (
+        -found.score if found.score is not None else found.error if found.error is not None else found.drop
+    )
+    memory = found.memory_with_cache(sequences, tokens)
+    return found.latency, None if rate is None else -rate, memory, found.size, quality
+
+
+def search_command(plan: Plan, budgets: Budgets, output: str) -> str:
+    """Return the command line that repeats the search."""
+    source, *options = command_line(plan)
+    asked = msgspec.structs.replace(budgets, keep_best=False, fresh=False)
+    return shlex.join(["infer", "optimize", source, "--output", output, *options, *command_line(asked)])

@@ -1,0 +1,158 @@
+"""Journal of trials: what was measured before, by source, data, machine, versions and code, in SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from .. import __version__, paths
+from .. import device as hardware
+from ..budgets import Budgets
+from ..plan import Plan
+from ..report.search_record import Candidate, TrialRecord
+
+KEPT = ("published", "refused", "crashed", "failed", "out of memory")  # what a repeated trial would say again
+_TABLE = """CREATE TABLE IF NOT EXISTS trials (
+    trial TEXT NOT NULL, machine TEXT NOT NULL, source TEXT NOT NULL, made REAL NOT NULL, record BLOB NOT NULL,
+    PRIMARY KEY (trial, machine))"""
+
+
+class Journal:
+    """Trials of one source with its data. A file that can't be read or written only costs the resuming."""
+
+    def __init__(self, plan: Plan, budgets: Budgets, path: Path | None = None) -> None:
+        self._path = path or default_path()
+        self._plan, self._shared = plan, _shared(plan, budgets)
+        self._machine = machine(plan.device)
+
+    def find(self, candidate: Candidate) -> TrialRecord | None:
+        """Return a known trial; one of another machine only where it was not faithful enough, which stays so."""
+        with _opened(self._path) as file:
+            rows = file.execute(
+                "SELECT machine, record FROM trials WHERE trial = ? ORDER BY machine = ? DESC, made DESC",
+                (self._key(candidate), self._machine),
+            ).fetchall()
+        for where, data in rows:
+            with contextlib.suppress(msgspec.MsgspecError):
+                record = msgspec.json.decode(data, type=TrialRecord)
+                unfaithful = record.measured is not None and not record.measured.faithful
+                if where == self._machine or unfaithful:
+                    return msgspec.structs.replace(record, from_journal=True)
+        return None
+
+    def add(self, record: TrialRecord) -> None:
+        """Keep a trial whose outcome would be the same again."""
+        if record.outcome not in KEPT or record.from_journal:
+            return
+        row = (self._key(record.candidate), self._machine, os.path.abspath(self._plan.source), time.time())
+        with _opened(self._path) as file:
+            file.execute(
+                "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", (*row, msgspec.json.encode(record))
+            )
+
+    def forget(self) -> None:
+        """Forget every trial of this source."""
+        with _opened(self._path) as file:
+            file.execute("DELETE FROM trials WHERE source = ?", (os.path.abspath(self._plan.source),))
+
+    def _key(self, candidate: Candidate) -> str:
+        asked = msgspec.json.encode(candidate.plan(self._plan)).decode()
+        return _digest(self._shared, asked)
+
+
+def default_path() -> Path:
+    return paths.cache("search") / "trials.sqlite"
+
+
+def listed(path: Path | None = None) -> list[tuple[str, float, TrialRecord]]:
+    """List source, time and record of every trial of the journal, the latest first."""
+    with _opened(path or default_path()) as file:
+        rows = file.execute("SELECT source, made, record FROM trials ORDER BY made DESC").fetchall()
+    found = []
+    for source, made, data in rows:
+        with contextlib.suppress(msgspec.MsgspecError):
+            found.append((source, made, msgspec.json.decode(data, type=TrialRecord)))
+    return found
+
+
+def forget_all(path: Path | None = None) -> int:
+    """Forget every trial; return how many there were."""
+    with _opened(path or default_path()) as file:
+        return file.execute("DELETE FROM trials").rowcount
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the journal; a damaged one is put aside and begun anew."""
+    try:
+        file = _connect(path)
+    except sqlite3.DatabaseError:
+        os.replace(path, path.with_suffix(".damaged"))
+        file = _connect(path)
+    try:
+        with file:
+            yield file
+    finally:
+        file.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    file = sqlite3.connect(path, timeout=30.0)
+    try:
+        file.execute(_TABLE)
+    except sqlite3.DatabaseError:
+        file.close()
+        raise
+    return file
+
+
+def machine(device: str) -> str:
+    """Return what times depend on: processor, instruction sets, number of cores, GPU."""
+    marks = hardware.fingerprint("cpu" if device in ("auto", "cpu") else device)
+    return json.dumps({**marks, "cores": str(os.cpu_count())}, sort_keys=True)
+
+
+def _shared(plan: Plan, budgets: Budgets) -> str:
+    """Digest everything that a trial's result depends on besides its plan and the machine."""
+    named = [plan.source, plan.data, plan.model, plan.weights, plan.chat_template, budgets.metric]
+    contents = [_digest_of(name) if name else "" for name in named]
+    versions = json.dumps(hardware.versions(), sort_keys=True)
+    return _digest(__version__, code_digest(), versions, str(budgets.metric), *contents)
+
+
+def _digest_of(name: str) -> str:
+    """Digest the content of a file, of every file of a folder, or the text of a name like `timm:resnet18`."""
+    path = Path(name)
+    if not path.exists() and ":" in name:
+        path = Path(name.rpartition(":")[0])
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file())
+        return _digest(*(f"{p.relative_to(path)} {_digest_of(str(p))}" for p in files))
+    return name
+
+
+@cache
+def code_digest() -> str:
+    """Digest the source files of infer and of its backends."""
+    root = Path(__file__).resolve().parents[2]
+    files = [p for name in ("infer", "backends") for p in (root / name).rglob("*") if p.suffix in _CODE]
+    return _digest(*(hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(files)))
+
+
+_CODE = {".py", ".cpp", ".cc", ".h", ".hpp", ".cu"}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

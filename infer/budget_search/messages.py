@@ -1,0 +1,67 @@
+"""Messages between a search and the process that runs its trials: JSON lines over two pipes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .. import errors
+from ..errors import InferError
+from ..plan import Plan
+from ..report.search_record import Candidate, Measured, Outcome
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """First message to a worker: what all its trials share."""
+
+    plan: Plan
+    name: str  # of the artifacts, `model.infer`
+    work: str  # folder for them
+    metric: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet."""
+
+    number: int
+    candidate: Candidate
+    rivals: tuple[str, ...] | None = None
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """A step of the trial began, for display."""
+
+    name: str
+    detail: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """Result of a trial; `artifact` is its folder when the outcome is `published`."""
+
+    outcome: Outcome
+    reason: str = ""
+    measured: Measured | None = None
+    artifact: str = ""
+    command: str = ""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """An error of the source or of an option, which every trial would meet: it ends the search."""
+
+    kind: str
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: InferError) -> Failed:
+        return cls(kind=type(error).__name__, message=error.message, where=error.where, hint=error.hint)
+
+    def error(self) -> InferError:
+        """Return the error again; of a class that this version does not know, an `InferError`."""
+        kind = getattr(errors, self.kind, InferError)
+        known = isinstance(kind, type) and issubclass(kind, InferError)
+        return (kind if known else InferError)(self.message, where=self.where, hint=self.hint)
+
+
+Answer = Step | Done | Failed
+Question = Setup | Request

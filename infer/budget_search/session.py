@@ -1,0 +1,252 @@
+"""Trials of one process: the source is loaded, captured and calibrated once, then each trial is one `optimize`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from .. import compress, fidelity, plugins
+from ..artifact import store
+from ..compress import assign
+from ..errors import InferError, NotUsableError, ResourceError, SourceError, UsageError
+from ..latency import WORKLOAD
+from ..library_errors import as_resource_error
+from ..pipeline import stages
+from ..pipeline.float_graph import Original
+from ..pipeline.float_reference import FloatForms
+from ..pipeline.llm_mode import refuse_backend
+from ..pipeline.publish import publish
+from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
+from ..pipeline.trial import Trial
+from ..plan import Plan
+from ..report import document, formatting, roofline
+from ..report.search_record import Measured, Outcome
+from ..reporter import Reporter
+from ..spec import Finding
+from .messages import Done, Request, Setup
+from .timing_lock import TimingLock
+from .user_metric import UserMetric
+
+
+class SourceFailure(Exception):
+    """The source, its data or an option is wrong: no trial can run. `error` says what."""
+
+    def __init__(self, error: InferError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass
+class Prepared:
+    """A source loaded and captured in one way, and what its trials share."""
+
+    key: tuple[object, ...]
+    original: Original
+    floats: FloatForms
+    findings: list[Finding]
+    stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
+
+
+class Session:
+    """Runs trials one after the other; `step` receives the steps of each for display."""
+
+    def __init__(self, setup: Setup, reporter: Reporter) -> None:
+        self._setup, self._reporter = setup, reporter
+        self._work = Path(setup.work)
+        self._prepared: Prepared | None = None
+        self._lock = TimingLock(reporter.step)
+        self._metric = UserMetric(setup.metric) if setup.metric else None
+
+    def run(self, request: Request) -> Done:
+        """Run one trial as `optimize` does and publish its artifact in a folder of its own.
+
+        A refusal of a backend, a format or a gate is an outcome. Raises `SourceFailure` for what no trial can cure.
+        """
+        plan = request.candidate.plan(self._setup.plan)
+        place = self._work / f"trial-{request.number}"
+        shutil.rmtree(place, ignore_errors=True)
+        with self._lock.working():
+            try:
+                return self._run(plan, request, place / self._setup.name)
+            except SourceError as error:
+                raise SourceFailure(error) from error
+            except InferError as error:
+                command = formatting.command(plan, self._setup.name)
+                return Done(outcome=_outcome(error), reason=_sentence(error), command=command)
+            except Exception as error:
+                if (refusal := as_resource_error(error)) is None:
+                    raise
+                return Done(outcome=_outcome(refusal), reason=str(refusal))
+
+    def _run(self, plan: Plan, request: Request, output: Path) -> Done:
+        quiet = _Steps(self._reporter)
+        run = resolve(plan, quiet)
+        refuse_backend(run.plan)
+        stages.prepare_kernels(run.plan, quiet)
+        prepared, run = self._prepare(run, quiet)
+        prepared.floats.rivals = None if request.rivals is None else frozenset(request.rivals)
+        self._open_float_forms(prepared, run.plan)
+        quiet.findings[:0] = prepared.findings
+        run = stages.within_sizes(run, prepared.original.graph)
+        with store.stage(output, replace=False) as folder:
+            assignment = self._assignment(run.plan, prepared, quiet)
+            assign.decide(assignment)
+            small, selected, stuck = stages.search(
+                run.plan,
+                prepared.original,
+                assignment,
+                folder,
+                quiet,
+                prepared.floats,
+                timing=self._lock.timing,
+            )
+            trial = selected.trial
+            measured = _measured(trial)
+            if (reason := trial.unfaithful(run.plan)) is not None:
+                trial.close()
+                measured = msgspec.structs.replace(measured, faithful=False)
+                reason = f"not faithful enough: {reason}" + (f"; {stuck}" if stuck else "")
+                return Done(
+                    outcome="refused", reason=reason, measured=measured, command=_command(run, output)
+                )
+            if trial.slower:
+                run = replace(run, plan=run.plan.with_(allow_slower=True))
+            ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
+            quiet.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
+            if not trial.changed and prepared.original.graph.program is not None:
+                self._keep_float_form(trial, run.plan)
+            made = publish(run, prepared.original, small, selected, ceiling, folder, output, quiet)
+        measured = _published(measured, made.report)
+        if self._metric is not None:
+            quiet.step("score", self._setup.metric or "")
+            measured = msgspec.structs.replace(measured, score=self._metric.score(output))
+        return Done(
+            outcome="published",
+            reason=trial.verdict,
+            measured=measured,
+            artifact=str(output),
+            command=made.report.command,
+        )
+
+    def _prepare(self, run: Resolved, reporter: Reporter) -> tuple[Prepared, Resolved]:
+        """Load and capture the source once for each way that trials need it; only the last one is kept."""
+        if self._prepared is not None:
+            chosen = resolve_cache(run, self._prepared.original.loaded.task)
+            if self._prepared.key == _key(chosen.plan):
+                return self._prepared, chosen
+            self._prepared = None
+        fresh = _Steps(reporter)
+        try:
+            loaded, chosen = stages.load(run, fresh)
+            original = stages.capture_original(chosen.plan, loaded, fresh)
+        except UsageError as error:
+            raise SourceFailure(error) from error
+        except NotUsableError as error:
+            raise SourceFailure(error) from error
+        key = _key(chosen.plan)
+        name = "-".join(map(str, key))
+        shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
+        floats = stages.float_forms(original, self._work / f"float-{name}")
+        self._prepared = Prepared(key, original, floats, fresh.findings)
+        return self._prepared, chosen
+
+    def _keep_float_form(self, trial: Trial, plan: Plan) -> None:
+        """Keep what a trial of the unchanged model lowered, as the form that others are timed against."""
+        place = self._float_form(trial.backend, plan)
+        if not place.exists():
+            shutil.copytree(
+                trial.folder, place, copy_function=lambda old, new: os.link(os.path.realpath(old), new)
+            )
+
+    def _open_float_forms(self, prepared: Prepared, plan: Plan) -> None:
+        """Open the float forms worth timing against that earlier trials lowered, in this process or one that died."""
+        shape, program = prepared.original.mode.shape, prepared.original.graph.program
+        if plan.quant == "none" and plan.dtype == "float32":
+            return
+        for backend in prepared.floats.rivals or ():
+            place = self._float_form(backend, plan)
+            own = shape if plugins.get("backends", backend).STEPS else None
+            if program is not None and place.exists():
+                prepared.floats.adopt(backend, place, own, plan.device)
+
+    def _float_form(self, backend: str, plan: Plan) -> Path:
+        return self._work / "float-forms" / f"{backend}-{plan.kv_dtype}"
+
+    def _assignment(self, plan: Plan, prepared: Prepared, reporter: Reporter) -> assign.Assignment:
+        """Make the assignment of a trial; calibration statistics are those of an earlier trial of the same kind."""
+        made = stages.make_assignment(plan, prepared.original, reporter)
+        kind = (plan.calibrate, "none" if plan.quant == "none" else "any")
+        if kind in prepared.stats:
+            made.__dict__["stats"] = prepared.stats[kind]
+        elif plan.quant != "none" and made.stats is not None:
+            prepared.stats[kind] = made.stats
+        return made
+
+
+class _Steps(Reporter):
+    """Passes steps and progress on, and keeps the findings of its own trial."""
+
+    def __init__(self, parent: Reporter) -> None:
+        super().__init__()
+        self.step, self.progress = parent.step, parent.progress  # type: ignore[method-assign]
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    """Return what decides how a source is loaded and captured: batch norms are folded for formats only."""
+    return plan.kv_dtype, "packed" if plan.quant != "none" else "float"
+
+
+def _command(run: Resolved, output: Path) -> str:
+    return formatting.command(run.plan, output.name)
+
+
+def _outcome(error: InferError) -> Outcome:
+    if not isinstance(error, ResourceError):
+        return "refused"
+    return "disk full" if "disk" in error.message else "out of memory"
+
+
+def _sentence(error: InferError) -> str:
+    """Return the error without the hints of `optimize`, which speak of its own options."""
+    return f"{error.message} - at {error.where}" if error.where else error.message
+
+
+def _measured(trial: Trial) -> Measured:
+    relative = [m.number for m in trial.fidelity if m.name == "relative_error"]
+    known = [float(value) for value in relative if value is not None]
+    drop = fidelity.drop(trial.fidelity, trial.task)
+    return Measured(
+        seconds={t.batch: t.pair.a.p50 for t in trial.latency},
+        p99={t.batch: t.pair.a.p99 for t in trial.latency},
+        ratios={t.batch: t.pair.ratio for t in trial.latency},
+        rivals={t.batch: t.rival for t in trial.latency},
+        rival_seconds=trial.forms,
+        first_token=_first_token(trial),
+        size=trial.size,
+        error=max(known, default=None),
+        drop=drop if drop < float("inf") else None,
+        slower=trial.slower,
+    )
+
+
+def _first_token(trial: Trial) -> float | None:
+    """Return the seconds that a language model takes to read the workload's prompt."""
+    if trial.prompt is None:
+        return None
+    return trial.prompt.a.p50 * WORKLOAD.prompt / WORKLOAD.chunk
+
+
+def _published(measured: Measured, report: document.Report) -> Measured:
+    memory = report.memory
+    return msgspec.structs.replace(
+        measured,
+        memory=None if memory is None else memory.gpu_peak or memory.peak,
+        size=report.size,
+        floor={row.batch: row.floor for row in report.latency if row.floor is not None},
+        kv_bytes_per_token=None if report.cache is None else report.cache.bytes_per_token,
+    )

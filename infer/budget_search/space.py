@@ -1,0 +1,130 @@
+"""Space of a search: the candidates of each stage, cheap and telling ones first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from .. import compress, plugins
+from ..budgets import Budgets
+from ..options.values import parse_calibration, parse_dtype, parse_kv_dtype
+from ..plan import Plan
+from ..report.search_record import Candidate
+
+BACKENDS, FORMATS = "backends", "infer.compress.formats"
+BITS = (6.0, 5.0)  # of mixed precision, where no budget of loss says how many
+
+
+def backends(plan: Plan, budgets: Budgets) -> list[str]:
+    """List the backends to try: plain torch, which needs no lowering, first; those not usable here are left out.
+
+    A backend that was named, by --backend or --space, stays in, so that its trial says why it can't run.
+    """
+    if plan.backend != "auto":
+        return [plan.backend]
+    if named := budgets.space.get("backend"):
+        for name in named:
+            plugins.get(BACKENDS, name)
+        return sorted(named, key=lambda name: name != "eager")
+    usable = [name for name in plugins.names(BACKENDS) if plugins.why_not(BACKENDS, name) is None]
+    return sorted(usable, key=lambda name: name != "eager")
+
+
+def formats(plan: Plan, budgets: Budgets) -> list[str]:
+    """List the formats to try, "none" for float among them: of each format file the variants that it declares."""
+    if plan.quant != "none":
+        return [plan.quant]
+    if named := budgets.space.get("quant"):
+        for name in named:
+            if name != "none":
+                compress.check_option(plugins.get(FORMATS, name.partition(":")[0]), plan.with_(quant=name))
+        return list(named)
+    found = ["none"]
+    for name in plugins.names(FORMATS):
+        found += getattr(plugins.get(FORMATS, name), "SEARCHED", (name,))
+    return found
+
+
+def first_candidates(plan: Plan, budgets: Budgets) -> list[list[Candidate]]:
+    """Return the stages: float on every backend, each format on the first backend, then formats on the others.
+
+    Options that the user pinned are the same in all; values of --space for dtype, calibrate, kv-dtype and threads are
+    tried with each.
+    """
+    names, asked = backends(plan, budgets), formats(plan, budgets)
+    quantized = [name for name in asked if name != "none"]
+    variants = _variants(plan, budgets)
+    stages = [
+        [Candidate(backend=name, **extra) for name in names for extra in variants] if "none" in asked else []
+    ]
+    mixed = _mixed(plan, budgets)
+    for chosen in (names[:1], names[1:]):
+        made = [
+            Candidate(backend=b, quant=q, **extra) for q in quantized for b in chosen for extra in variants
+        ]
+        made += [
+            Candidate(backend=b, **kind, **extra) for kind in mixed for b in chosen for extra in variants
+        ]
+        stages.append(made)
+    return [list(dict.fromkeys(stage)) for stage in stages]
+
+
+def _variants(plan: Plan, budgets: Budgets) -> list[dict[str, Any]]:
+    """Return the products of the values that --space names for the fields besides backend and format."""
+    lists: list[list[tuple[str, Any]]] = []
+    for name, parse in (
+        ("dtype", parse_dtype),
+        ("calibrate", parse_calibration),
+        ("kv_dtype", parse_kv_dtype),
+    ):
+        if values := budgets.space.get(name):
+            lists.append([(name, parse(value)) for value in values])
+    if values := budgets.space.get("threads"):
+        lists.append([("threads", int(value)) for value in values])
+    return [dict(product) for product in itertools.product(*lists)]
+
+
+def _mixed(plan: Plan, budgets: Budgets) -> list[dict[str, Any]]:
+    """Return the mixed precisions: those of --space, of --bits, or within --max-drop."""
+    if plan.bits is not None:
+        return [{"bits": plan.bits}]
+    if values := budgets.space.get("bits"):
+        return [{"bits": float(value)} for value in values]
+    if plan.max_drop is not None and budgets.metric is None and "quant" not in budgets.space:
+        return [{"drop": True}] if plan.quant == "none" else []
+    return []
+
+
+def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: bool) -> list[Candidate]:
+    """Return variants of the best candidate so far: its KV cache in fewer bits, mixed precision, another dtype."""
+    found: list[Candidate] = []
+    free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
+    if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and _memory_matters(budgets):
+        found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != best.kv_dtype]
+    searched = getattr(plugins.get(BACKENDS, best.backend), "searched_dtypes", None)
+    if searched is not None and "dtype" in free and plan.dtype == "auto":
+        found += [_with(best, dtype=kind) for kind in searched() if kind != "float32"]
+    small = budgets.aim in ("size", "memory") or budgets.max_size is not None
+    if small and not best.drop and best.bits is None and {"quant", "bits"}.isdisjoint(budgets.space):
+        found += [_with(best, quant="none", bits=bits) for bits in BITS]
+    return [one for one in dict.fromkeys(found) if one != best]
+
+
+def _memory_matters(budgets: Budgets) -> bool:
+    return bool(budgets.sequences or budgets.max_memory) or budgets.aim == "memory"
+
+
+def _with(candidate: Candidate, **changes: Any) -> Candidate:
+    values = {name: getattr(candidate, name) for name in candidate.__struct_fields__}
+    return Candidate(**{**values, **changes})
+
+
+def eager_twin(candidate: Candidate, first: str) -> Candidate:
+    """Return the candidate on the first backend, where its fidelity is measured."""
+    return _with(candidate, backend=first)
+
+
+def worth(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that are not known yet."""
+    return [one for one in candidates if one not in set(known)]

@@ -1,0 +1,209 @@
+"""The trials of a search: run one after the other in an isolated worker, skipped by bounds, known from the journal."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..budgets import Budgets
+from ..errors import GateError
+from ..plan import Plan
+from ..report.search_record import Candidate, SearchRecord, TrialRecord
+from ..reporter import Reporter
+from . import expectations, feasibility, space
+from .feasibility import said, trial_finding
+from .final_artifact import mark, search_command
+from .journal import Journal
+from .messages import Done, Failed, Request, Setup
+from .worker_process import TrialLimits, WorkerProcess
+
+SHORTEST = 1.0  # seconds: with less time left no trial is begun
+
+Start = Callable[[Setup, Path], WorkerProcess]
+
+
+@dataclass
+class Search:
+    """State of one search: what is known, the running worker, and artifacts of the trials that were published."""
+
+    plan: Plan
+    budgets: Budgets
+    output: Path
+    work: Path
+    reporter: Reporter
+    limits: TrialLimits
+    start: Start = WorkerProcess
+    clock: Callable[[], float] = time.monotonic
+    artifacts: dict[Candidate, Path] = field(default_factory=dict)
+    worker: WorkerProcess | None = None
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self.journal = Journal(self.plan, self.budgets)
+        if self.budgets.fresh:
+            self.journal.forget()
+        first = space.backends(self.plan, self.budgets)[0]
+        bounds = feasibility.limits_of(self.budgets, self.plan)
+        self.known = expectations.Knowledge(self.plan, self.budgets, first, bounds)
+
+    def all_trials(self) -> str:
+        """Run the stages; return what interrupted them, "" for nothing. The worker is gone afterwards."""
+        try:
+            for number, stage in enumerate(space.first_candidates(self.plan, self.budgets)):
+                self.stage(stage)
+                if number == 0:
+                    self.use_float_score()
+            for _ in range(2):  # what refines the best may itself be refined once
+                if (best := self.known.best) is not None:
+                    more = space.refinements(
+                        best.candidate, self.plan, self.budgets, generates=self.known.generates
+                    )
+                    self.stage(space.worth(more, list(self.known.records)))
+        except KeyboardInterrupt:
+            if not self.budgets.keep_best:
+                raise
+            return "Ctrl-C"
+        finally:
+            self.stop_worker()
+        return ""
+
+    def stage(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            if candidate not in self.known.records:
+                self.add(self.trial(candidate))
+
+    def trial(self, candidate: Candidate) -> TrialRecord:
+        """Look a candidate up, skip it with its bound, or run it."""
+        if (known := self.journal.find(candidate)) is not None:
+            return known
+        if why := self.known.why_skip(candidate) or self.out_of_time(candidate):
+            return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
+        return self.run(candidate)
+
+    def out_of_time(self, candidate: Candidate) -> str:
+        left = self.seconds_left()
+        if left is None:
+            return ""
+        if left < SHORTEST:
+            return "the time of the search was over"
+        expected = self.known.expected_seconds(candidate)
+        return f"{left:.0f} s were left, such a trial takes {expected:.0f} s" if expected > left else ""
+
+    def seconds_left(self) -> float | None:
+        if self.budgets.time is None:
+            return None
+        return self.budgets.time - (self.clock() - self.began)
+
+    def run(self, candidate: Candidate) -> TrialRecord:
+        """Run a trial; one that kills a process that ran others before runs once more in a new one, alone."""
+        start = self.clock()
+        self.reporter.step("trial", f"{len(self.known.records) + 1}: {candidate.label}{self.said_so_far()}")
+        used = self.worker is not None and self.worker.alive and self.worker.trials > 0
+        done = self.ask(candidate)
+        if used and done.outcome in ("crashed", "out of memory", "failed"):
+            self.stop_worker()
+            done = self.ask(candidate)
+        if done.artifact:
+            self.artifacts[candidate] = Path(done.artifact)
+        return TrialRecord(
+            candidate=candidate,
+            outcome=done.outcome,
+            reason=done.reason,
+            took=self.clock() - start,
+            measured=done.measured,
+            command=done.command,
+        )
+
+    def ask(self, candidate: Candidate) -> Done:
+        """Send a candidate to the worker, a new one where the last has died or has other threads."""
+        if self.worker is not None and (
+            not self.worker.alive
+            or self.worker.setup.plan.threads != (candidate.threads or self.plan.threads)
+        ):
+            self.stop_worker()
+        if self.worker is None:
+            plan = self.plan.with_(threads=candidate.threads or self.plan.threads)
+            setup = Setup(
+                plan=plan, name=self.output.name, work=str(self.work.absolute()), metric=self.budgets.metric
+            )
+            self.worker = self.start(setup, self.work / f"worker-{len(self.known.records)}.log")
+        left = self.seconds_left()
+        seconds = self.limits.seconds if left is None else max(SHORTEST, min(self.limits.seconds, left))
+        request = Request(number=len(self.known.records), candidate=candidate, rivals=self.known.rivals())
+        limits = TrialLimits(seconds, self.limits.memory, self.limits.disk_free)
+        answer = self.worker.run(request, limits, self.reporter.step)
+        if isinstance(answer, Failed):
+            raise answer.error()
+        return answer
+
+    def add(self, record: TrialRecord) -> None:
+        self.known.add(record)
+        self.journal.add(record)
+        self.reporter.found([trial_finding(record, self.known.limits)])
+        self.reporter.progress(len(self.known.records), 0, "trials")
+        self.drop_dominated()
+
+    def drop_dominated(self) -> None:
+        """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""
+        kept = {r.candidate for r in mark(list(self.known.records.values()), self.budgets) if r.on_front}
+        if (best := self.known.best) is not None:
+            kept.add(best.candidate)
+        for candidate in [one for one in self.artifacts if one not in kept]:
+            shutil.rmtree(self.artifacts.pop(candidate).parent, ignore_errors=True)
+
+    def use_float_score(self) -> None:
+        """With a metric of the user, limit its loss against the first float trial."""
+        scores = [
+            r.measured.score for r in self.known.records.values() if r.candidate.is_float and r.measured
+        ]
+        score = next((score for score in scores if score is not None), None)
+        self.known.limits = feasibility.limits_of(self.budgets, self.plan, score)
+
+    def best_with_artifact(self, *, interrupted: bool = False) -> TrialRecord:
+        """Return the winner; one known from the journal is made once more, and judged by what it measures now."""
+        try:
+            while (best := self.known.best) is not None:
+                if best.candidate in self.artifacts:
+                    return best
+                if interrupted:
+                    raise KeyboardInterrupt
+                self.reporter.step("publish", f"{best.candidate.label} is known, its artifact is made again")
+                self.known.records.pop(best.candidate)
+                self.add(self.run(best.candidate))
+        finally:
+            self.stop_worker()
+        skipped = sum(r.outcome == "skipped" for r in self.known.records.values())
+        if interrupted:
+            raise KeyboardInterrupt
+        raise self.nothing_fits(skipped)
+
+    def nothing_fits(self, skipped: int) -> GateError:
+        records = list(self.known.records.values())
+        return feasibility.nothing_fits(records, self.known.limits, self.budgets, skipped=skipped)
+
+    def said_so_far(self) -> str:
+        best, left = self.known.best, self.seconds_left()
+        parts = [] if best is None else [f"best {best.candidate.label} {said(best, self.budgets)}"]
+        parts += [] if left is None else [f"{left:.0f} s left"]
+        return f" · {' · '.join(parts)}" if parts else ""
+
+    def record(self, best: TrialRecord, interrupted: str) -> SearchRecord:
+        records = mark(list(self.known.records.values()), self.budgets, self.known.limits, best.candidate)
+        return SearchRecord(
+            budgets=self.budgets,
+            max_drop=self.plan.max_drop,
+            max_error=self.plan.max_error,
+            trials=tuple(records),
+            took=self.clock() - self.began,
+            why=f"{best.candidate.label}: {said(best, self.budgets)}, the best of the trials within the budgets",
+            interrupted=interrupted,
+            command=search_command(self.plan, self.budgets, self.output.name),
+        )
+
+    def stop_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None

@@ -1,0 +1,99 @@
+"""The process of trials: `python -m infer.budget_search.worker READ WRITE PARENT`, two pipes and the search's id.
+
+It reads `Setup`, then one `Request` at a time, and answers with steps and a result. Its standard output belongs to
+libraries and goes to a log, whose last lines explain a crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from ..errors import InferError
+from ..reporter import Reporter
+from .messages import Answer, Done, Failed, Question, Request, Setup, Step
+
+if TYPE_CHECKING:
+    from .session import Session
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Serve trials until the search closes the pipe."""
+    reader, writer, parent = (int(text) for text in arguments)
+    tie_to_parent(parent)
+    faulthandler.enable()
+    with os.fdopen(reader, "rb") as questions, os.fdopen(writer, "wb", buffering=0) as answers:
+        serve(questions, answers)
+    return 0
+
+
+def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer each line of `questions` with lines of `answers`."""
+    decode = msgspec.json.Decoder(Question).decode
+    session: Session | None = None
+    for line in questions:
+        asked = decode(line)
+        try:
+            if isinstance(asked, Setup):
+                session = _session(asked, answers)
+            elif session is not None:
+                _send(answers, _trial(session, asked))
+        except InferError as error:  # of the setup: every trial would meet it
+            _send(answers, Failed.of(error))
+
+
+def _session(setup: Setup, answers: IO[bytes]) -> Session:
+    from .session import Session
+
+    return Session(setup, _Pipe(answers))
+
+
+def _trial(session: Session, request: Request) -> Answer:
+    """Run a trial; an exception that nobody expected is its outcome, with the traceback in the log."""
+    from .session import SourceFailure
+
+    try:
+        return session.run(request)
+    except SourceFailure as failure:
+        return Failed.of(failure.error)
+    except Exception as error:  # noqa: BLE001 - of a library: it refuses this trial, not the search
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        return Done(outcome="failed", reason=f"{type(error).__name__}: {first}")
+
+
+class _Pipe(Reporter):
+    """Sends the steps of a trial to the search."""
+
+    def __init__(self, answers: IO[bytes]) -> None:
+        super().__init__()
+        self._answers = answers
+
+    def step(self, name: str, detail: str = "") -> None:
+        _send(self._answers, Step(name, detail))
+
+
+def _send(answers: IO[bytes], message: Answer) -> None:
+    answers.write(msgspec.json.encode(message) + b"\n")
+
+
+def tie_to_parent(parent: int) -> None:
+    """End this process when the search dies, even by SIGKILL; stop signals are the search's own business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
