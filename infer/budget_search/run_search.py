@@ -38,10 +38,12 @@ class SearchTrial:
 
     @property
     def candidate(self) -> Candidate:
+        """The backend, format and dtype that were tried."""
         return self.record.candidate
 
     @property
     def measured(self) -> Measured | None:
+        """Times, memory, size and fidelity; None where nothing could be measured."""
         return self.record.measured
 
     def publish(self, output: Path, *, reporter: Reporter | None = None, replace: bool = False) -> Outcome:
