@@ -15,7 +15,7 @@ import typer
 from infer.cli import app, main
 from infer.errors import InputError, UsageError
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import OPTIONS, SERVED_MAXIMUM, Sampling, bounds
+from infer.llm.engine.sampling.sampling_options import OPTIONS, SERVED_MAXIMUM, Sampling, bounds
 from infer.llm.llm import LanguageModel
 from infer.llm.text.generation_config import GenerationConfig
 from infer.predict import Options, Predictor, isolated_open

@@ -173,8 +173,8 @@ def two_recorded_steps() -> list[bool]:
 @check
 def sampling_microseconds() -> dict[str, int]:
     """Return the time of sampling a vocabulary of 128256 for 1 and 64 sequences."""
-    from infer.llm.engine import sampler, sampler_device
-    from infer.llm.engine.sampling_options import Sampling
+    from infer.llm.engine.sampling import sampler, sampler_device
+    from infer.llm.engine.sampling.sampling_options import Sampling
 
     found = {}
     for rows in (1, 64):

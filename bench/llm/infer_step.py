@@ -27,9 +27,9 @@ from infer.compress import assign
 from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.llm import StepShape
-from infer.llm.engine.block_manager import new_cache
+from infer.llm.engine.cache.block_manager import new_cache
 from infer.llm.step import paged_step
-from infer.llm.step.full_sequence import attention_inputs
+from infer.llm.step.full_sequence_runner import attention_inputs
 from infer.pipeline import stages
 from infer.pipeline.llm_mode import find_mode
 from infer.plan import Plan

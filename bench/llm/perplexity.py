@@ -24,7 +24,7 @@ from infer.compress import assign
 from infer.llm import StepShape
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.pipeline import stages
 from infer.plan import Plan
 

@@ -202,7 +202,7 @@ def leaking_worker(path: str, **options: Any) -> Any:
 
 def leaking_pages(path: str, **options: Any) -> Any:
     """Open a language model that forgets the last page of each 50th sequence."""
-    from infer.llm.engine.block_manager import BlockManager
+    from infer.llm.engine.cache.block_manager import BlockManager
     from infer.predict import Predictor
 
     release_all, calls = BlockManager.release_all, Counter[str]()

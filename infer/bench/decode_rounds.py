@@ -9,11 +9,11 @@ import torch
 
 from ..errors import UsageError
 from ..kernels import cpu
-from ..llm.engine.cache_sizing import STATE_SHARE
+from ..llm.engine.cache.cache_sizing import STATE_SHARE
 from ..llm.engine.engine import Engine
-from ..llm.engine.limits import EngineLimits
 from ..llm.engine.requests import Request
-from ..llm.engine.sampling_options import Sampling
+from ..llm.engine.sampling.sampling_options import Sampling
+from ..llm.engine.scheduling.engine_limits import EngineLimits
 from ..llm.engine.stats import EngineStats
 from ..llm.llm import LanguageModel
 from ..report import step_breakdown

@@ -18,7 +18,7 @@ from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
-from ..llm.engine.limits import EngineLimits
+from ..llm.engine.scheduling.engine_limits import EngineLimits
 from ..predict import Predictor
 from ..report import memory
 from ..report.step_breakdown import StepBreakdown

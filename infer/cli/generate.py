@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from ..errors import UsageError
-from ..llm.engine.sampling_options import CONSTRAINTS, GenerationOptions
+from ..llm.engine.sampling.sampling_options import CONSTRAINTS, GenerationOptions
 from .options import Threads, Trust, with_some_options
 
 LanguageModel = Annotated[

@@ -44,8 +44,8 @@ class Graph:
     task: str = "tensors"
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
-    )  # rows of an ONNX source that judge nothing
-    encoder: Graph | None = None  # of the step of an encoder-decoder, see `llm.step.encoder_decoder`
+    )  # rows of an ONNX source; they judge nothing
+    encoder: Graph | None = None  # of the step of an encoder-decoder: see `llm.step.encoder_decoder`
 
     @property
     def exported(self) -> ExportedProgram:

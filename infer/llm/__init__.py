@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine.engine import Engine
-    from .engine.limits import EngineLimits
     from .engine.requests import Output, Request, TokenLogprob
-    from .engine.sampling_options import Sampling
+    from .engine.sampling.sampling_options import Sampling
+    from .engine.scheduling.engine_limits import EngineLimits
     from .engine.stats import EngineStats
-    from .step.encoder_decoder import capture_language_model
-    from .step.encoder_decoder_probe import probe_encoder_decoder
-    from .step.full_sequence import FullSequenceRunner, full_sequence_outputs, is_step
+    from .step.encoder_decoder.capture_encoder_decoder import capture_language_model
+    from .step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
+    from .step.full_sequence_runner import FullSequenceRunner, full_sequence_outputs, is_step
     from .step.paged_step import capture_step, with_adapters
     from .step.probe import probe
     from .step.step_shape import StepShape
@@ -42,16 +42,16 @@ __all__ = [
 
 _NAMES_OF = {
     "engine.engine": ("Engine",),
-    "engine.limits": ("EngineLimits",),
+    "engine.scheduling.engine_limits": ("EngineLimits",),
     "step.probe": ("probe",),
-    "step.encoder_decoder": ("capture_language_model",),
-    "step.encoder_decoder_probe": ("probe_encoder_decoder",),
+    "step.encoder_decoder.capture_encoder_decoder": ("capture_language_model",),
+    "step.encoder_decoder.encoder_decoder_probe": ("probe_encoder_decoder",),
     "engine.requests": ("Output", "Request", "TokenLogprob"),
-    "engine.sampling_options": ("Sampling",),
+    "engine.sampling.sampling_options": ("Sampling",),
     "engine.stats": ("EngineStats",),
     "step.paged_step": ("capture_step", "with_adapters"),
     "step.step_shape": ("StepShape",),
-    "step.full_sequence": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
+    "step.full_sequence_runner": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -13,9 +13,9 @@ from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
 from .engine.engine import Engine
 from .engine.engine_thread import EngineThread
-from .engine.limits import EngineLimits
 from .engine.prompt_lookup import PromptLookup
-from .engine.sampling_options import Sampling
+from .engine.sampling.sampling_options import Sampling
+from .engine.scheduling.engine_limits import EngineLimits
 from .lora.adapters import Adapters
 from .step.cuda_graphs import decode_buckets
 from .step.step_shape import StepShape

@@ -12,8 +12,8 @@ from .. import compress, load
 from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
-from ..llm.step.encoder_decoder import capture_language_model
-from ..llm.step.whole_sequences import is_rewritten, use_whole_sequences
+from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+from ..llm.step.length_free_layers import is_rewritten, use_whole_sequences
 from ..load.heads.text import Decoder, EncoderDecoder
 from ..plan import Plan
 from ..reporter import Reporter

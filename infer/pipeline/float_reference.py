@@ -14,7 +14,7 @@ from ..errors import NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph, plain_call
 from ..llm.step import cuda_graphs
-from ..llm.step.source_sequences import sequence_runner
+from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding

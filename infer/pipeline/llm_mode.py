@@ -8,9 +8,9 @@ from torch import nn
 
 from .. import load, plugins
 from ..errors import NotUsableError, UsageError
-from ..llm.step.encoder_decoder import capture_language_model
-from ..llm.step.encoder_decoder_probe import probe_encoder_decoder
-from ..llm.step.latent_attention import keep_latents
+from ..llm.step.attention.latent_attention import keep_latents
+from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+from ..llm.step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
 from ..llm.step.paged_step import with_adapters
 from ..llm.step.probe import probe
 from ..llm.step.step_shape import StepShape

@@ -15,8 +15,8 @@ from ..artifact import golden
 from ..fidelity import batch_sizes
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
-from ..llm.step.full_sequence import FullSequenceRunner
-from ..llm.step.schedule_consistency import (
+from ..llm.step.full_sequence_runner import FullSequenceRunner
+from ..llm.step.schedules.schedule_consistency import (
     compare_schedules,
     judged_sources,
     judged_windows,

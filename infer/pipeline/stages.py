@@ -22,10 +22,10 @@ from ..errors import NotUsableError
 from ..graph import capture, storage
 from ..graph.program import Graph
 from ..kernels import cpu
-from ..llm.step.encoder_decoder import capture_language_model
-from ..llm.step.full_sequence import full_sequence_outputs
-from ..llm.step.latent_attention import keep_latents
-from ..llm.step.schedule_consistency import require_float_step
+from ..llm.step.attention.latent_attention import keep_latents
+from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+from ..llm.step.full_sequence_runner import full_sequence_outputs
+from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
 from ..plan import Plan

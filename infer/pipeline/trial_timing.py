@@ -14,7 +14,7 @@ from typing import Any
 from .. import latency, plugins
 from ..graph.program import Graph
 from ..latency import WORKLOAD
-from ..llm.step.full_sequence import FullSequenceRunner
+from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import ExclusiveCalls
 from ..report import formatting, step_breakdown

@@ -18,7 +18,7 @@ from ..fidelity.thresholds import LIMITS, precision
 from ..graph import encoder_decoder_graphs
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
-from ..llm.step.source_sequences import sequence_runner
+from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..spec import Finding, work_of_rows
 from .generation_options import Options
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again

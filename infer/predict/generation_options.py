@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from ..errors import UsageError, unknown
 from ..llm.engine.requests import Request
-from ..llm.engine.sampling_options import GRAMMARS, OPTIONS, Sampling, check_range
+from ..llm.engine.sampling.sampling_options import GRAMMARS, OPTIONS, Sampling, check_range
 from ..llm.llm import LanguageModel
 from ..llm.request_streams import new_id
 

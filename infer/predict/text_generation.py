@@ -16,12 +16,12 @@ from torch import Tensor
 from ..errors import InputError, UsageError
 from ..llm.completion import Completion
 from ..llm.engine.engine_thread import EngineThread
-from ..llm.engine.limits import EngineLimits, default_limits
 from ..llm.engine.requests import Request
+from ..llm.engine.scheduling.engine_limits import EngineLimits, default_limits
 from ..llm.llm import LanguageModel, parse_size
 from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete
 from ..llm.step.cuda_graphs import Bucket, GraphedStep
-from ..llm.step.full_sequence import FullSequenceRunner
+from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
 from ..tasks.answers import Answer
 from .generation_options import Options, build_request

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import InputError
 from ..llm.completion import Score, merge_logprobs, scoring_windows
 from ..llm.engine.requests import Request
-from ..llm.engine.sampling_options import Sampling
+from ..llm.engine.sampling.sampling_options import Sampling
 from ..llm.llm import LanguageModel
 from ..llm.request_streams import complete, new_id
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import device as hardware
 from ..graph import encoder_decoder_graphs
-from ..llm.step.source_sequences import sequence_runner
+from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..spec import Finding
 from .peak_memory import PeakMemory

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import device as hardware
 from ..fidelity.thresholds import precision_class
 from ..graph.program import Graph
-from ..llm.step.full_sequence import CONTEXT
+from ..llm.step.full_sequence_runner import CONTEXT
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding

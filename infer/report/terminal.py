@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..llm.step.full_sequence import CONTEXT
+from ..llm.step.full_sequence_runner import CONTEXT
 from ..spec import Finding
 from . import formatting, layers, step_breakdown
 from .document import FidelityRow, LatencyRow, Report

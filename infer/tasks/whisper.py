@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ArtifactError, InputError
-from ..llm.engine.whisper_timestamp_rules import TranscriptionRules
+from ..llm.engine.sampling.whisper_timestamp_rules import TranscriptionRules
 from ..regular_files import MAX_JSON, read_regular
 
 STEP = 0.02  # seconds between two timestamps

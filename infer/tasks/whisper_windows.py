@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..llm.engine.sampling_options import Sampling
-from ..llm.engine.whisper_timestamp_rules import TranscriptionRules
+from ..llm.engine.sampling.sampling_options import Sampling
+from ..llm.engine.sampling.whisper_timestamp_rules import TranscriptionRules
 from .whisper import WhisperTokens
 
 

@@ -14,8 +14,8 @@ from backends import ort
 from infer import Plan, Predictor, llm
 from infer.graph import encoder_decoder_graphs
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
-from infer.llm.step.source_sequences import SourceSequenceRunner
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.step.encoder_decoder.encoder_decoder_runner import SourceSequenceRunner
 from infer.spec import DECODER_IDS
 from tests.backends.test_ort_steps import LENGTHS, in_steps
 from tests.backends.test_ort_steps import opened as opened_step

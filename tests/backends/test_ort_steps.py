@@ -13,7 +13,7 @@ from backends import ort
 from infer import Plan, Predictor, llm
 from infer.attention import KV_DTYPES
 from infer.llm.step import paged_step
-from infer.llm.step.full_sequence import attention_inputs
+from infer.llm.step.full_sequence_runner import attention_inputs
 from infer.onnx import export
 from infer.onnx.ort import ort_step_runner
 from tests.support.llm_artifacts import tiny

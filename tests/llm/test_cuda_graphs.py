@@ -15,7 +15,7 @@ from torch import Tensor
 
 from infer import llm
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.llm import LanguageModel
 from infer.llm.step.cuda_graphs import (
     Bucket,
@@ -26,7 +26,7 @@ from infer.llm.step.cuda_graphs import (
     decode_buckets,
     wrap,
 )
-from infer.llm.step.full_sequence import attention_inputs
+from infer.llm.step.full_sequence_runner import attention_inputs
 from tests.support.tiny_decoders import VOCABULARY, build
 
 PAGE = 4

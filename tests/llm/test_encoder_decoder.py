@@ -18,10 +18,14 @@ from infer.errors import InputError, NotUsableError
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
-from infer.llm.step.encoder_decoder import HIDDEN, capture_encoder_decoder
-from infer.llm.step.schedule_consistency import compare_schedules, judged_windows, require_float_step
-from infer.llm.step.source_sequences import sequence_runner
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.step.encoder_decoder.capture_encoder_decoder import HIDDEN, capture_encoder_decoder
+from infer.llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+from infer.llm.step.schedules.schedule_consistency import (
+    compare_schedules,
+    judged_windows,
+    require_float_step,
+)
 from tests.support.tiny_encoder_decoders import END, START, artifact, build, folder_of, greedy
 
 LENGTHS = (1, 33, 7, 50)  # of sources: shorter than a page, a page and a token, almost two

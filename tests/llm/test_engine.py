@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from infer.compress import quantize_model
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling_options import Sampling
-from infer.llm.step.paged_attention import use_paged_attention
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
+from infer.llm.step.attention.paged_attention import use_paged_attention
 from infer.llm.step.paged_step import Step
 from infer.llm.step.probe import probe
 from infer.plan import Plan

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from infer.errors import InferError, InputError, OverloadedError, UsageError
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
 
 PAGE = 4

@@ -11,7 +11,7 @@ import pytest
 from infer.errors import InputError, NotReadyError, OverloadedError
 from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
 

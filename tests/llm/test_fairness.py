@@ -11,12 +11,11 @@ import pytest
 
 from infer.errors import InputError, OverloadedError
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.fairness import MAX_TENANTS, FairShares
-from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits, is_beyond_share
+from infer.llm.engine.scheduling.fairness import MAX_TENANTS, FairShares
 from infer.llm.engine.sequence import RequestState, Sequence
-from infer.llm.engine.tenant_share import is_beyond_share
 from tests.support.fake_step import VOCABULARY, FakeStep, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infer.llm.engine import model_runner
-from infer.llm.engine.limits import EngineLimits, default_limits
+from infer.llm.engine.scheduling.engine_limits import EngineLimits, default_limits
 from infer.llm.step.cuda_graphs import LARGEST
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infer import Predictor
-from infer.llm.step.latent_attention import keep_latents
+from infer.llm.step.attention.latent_attention import keep_latents
 from infer.llm.step.probe import probe
 from infer.predict import generation_shape
 from tests.llm.test_paged_step import in_steps

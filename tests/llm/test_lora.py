@@ -18,7 +18,7 @@ from infer.compress.packed_layers import QuantizedLinear
 from infer.errors import BusyError, InferError, SourceError, UsageError
 from infer.llm import Engine, EngineLimits, FullSequenceRunner, Request, Sampling, StepShape
 from infer.llm.lora.adapters import Adapters
-from infer.llm.step.full_sequence import attention_inputs
+from infer.llm.step.full_sequence_runner import attention_inputs
 from infer.options.values import parse_adapters as parse
 from infer.plan import Plan
 from tests.support.tiny_decoders import VOCABULARY, build

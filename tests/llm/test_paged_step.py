@@ -8,8 +8,9 @@ import torch
 from infer import llm
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
-from infer.llm.step import paged_attention, paged_step
-from infer.llm.step.full_sequence import attention_inputs
+from infer.llm.step import paged_step
+from infer.llm.step.attention import paged_attention
+from infer.llm.step.full_sequence_runner import attention_inputs
 from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give

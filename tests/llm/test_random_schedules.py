@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampler import Sampler
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampler import Sampler
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")

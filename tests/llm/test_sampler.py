@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer.kernels import cpu
-from infer.llm.engine import sampler_cpu, sampler_device
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampler import Sampler, SampleRow, uniform
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling import sampler_cpu, sampler_device
+from infer.llm.engine.sampling.sampler import Sampler, SampleRow, uniform
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.sequence import RequestState, Sequence
 
 VOCABULARY = 700  # more than the candidates and no multiple of a block

@@ -13,7 +13,7 @@ from torch import Tensor
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.prompt_lookup import WINDOW, AcceptanceRate, PromptLookup, SequenceLookup, StepCosts
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.step.step_shape import StepShape
 
 VOCAB, PAGE = 32, 4

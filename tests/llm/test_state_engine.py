@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from infer.errors import ResourceError
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.prompt_lookup import PromptLookup
 from infer.llm.engine.requests import Output, Request, Sampling
-from infer.llm.step.paged_attention import use_paged_attention
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
+from infer.llm.step.attention.paged_attention import use_paged_attention
 from infer.llm.step.paged_step import Step
 from infer.llm.step.probe import probe
 from tests.support.tiny_decoders import VOCABULARY, build

@@ -7,8 +7,8 @@ import torch
 
 from infer import llm
 from infer.kernels.ops.causal_conv import causal_conv
-from infer.llm.step.full_sequence import FullSequenceRunner
-from infer.llm.step.schedule_consistency import require_float_step
+from infer.llm.step.full_sequence_runner import FullSequenceRunner
+from infer.llm.step.schedules.schedule_consistency import require_float_step
 from tests.support.tiny_decoders import VOCABULARY, build
 from tests.support.tiny_hybrids import STATEFUL
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer.llm.engine.limits import EngineLimits
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.serve.api import openai_response
 from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.limits import ServeLimits

@@ -10,9 +10,9 @@ import pytest
 
 from infer import device as hardware
 from infer.attention import KV_DTYPES
-from infer.llm.engine import block_manager
-from infer.llm.engine.cache_sizing import CacheRooms
-from infer.llm.engine.limits import EngineLimits
+from infer.llm.engine.cache import block_manager
+from infer.llm.engine.cache.cache_sizing import CacheRooms
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.llm.step.step_shape import StepShape
 from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, STATE_ROWS, cache_bytes
 

@@ -16,7 +16,7 @@ import pytest
 
 from infer.errors import PoisonError
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.serve.workers import remote_engine
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import EngineStatus, ModelSource

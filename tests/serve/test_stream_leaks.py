@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from infer.llm.engine.block_manager import BlockManager
+from infer.llm.engine.cache.block_manager import BlockManager
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.engine_thread import EngineThread
-from infer.llm.engine.limits import EngineLimits
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.serve.batching.queue_items import InferResult, PendingResult, QueueItem
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.llm.llm_engine import LLMEngine

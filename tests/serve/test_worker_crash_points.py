@@ -12,7 +12,7 @@ import pytest
 
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling_options import Sampling
+from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
 from infer.serve.workers.process import ClosedError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampler import Sampler, SampleRow
+from infer.llm.engine.sampling.sampler import Sampler, SampleRow
 from infer.llm.engine.sequence import RequestState
 from infer.llm.engine.sequence import Sequence as Completion
 from infer.llm.step.step_shape import StepShape

@@ -18,7 +18,7 @@ from infer.budget_search.run_search import SearchResult, SearchTrial
 from infer.budgets import Budgets
 from infer.cli import app
 from infer.llm.completion import Completion, CompletionChunk, Score
-from infer.llm.engine.sampling_options import OPTIONS
+from infer.llm.engine.sampling.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
 from infer.pipeline.publish import Outcome
 from infer.plan import Plan

@@ -109,8 +109,8 @@ def test_the_sampler_applies_the_rules_after_output_and_drafts(
     tokens: WhisperTokens, drafts: list[int]
 ) -> None:
     from infer.llm.engine.requests import Request
-    from infer.llm.engine.sampler import Sampler, SampleRow
-    from infer.llm.engine.sampling_options import Sampling
+    from infer.llm.engine.sampling.sampler import Sampler, SampleRow
+    from infer.llm.engine.sampling.sampling_options import Sampling
     from infer.llm.engine.sequence import RequestState, Sequence
 
     rules = tokens.rules(timestamps=True)

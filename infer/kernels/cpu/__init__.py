@@ -115,8 +115,8 @@ def watch_fused_programs(*, on: bool) -> FusedProgramTimes:
 def sample(logits: Tensor, asked: np.ndarray) -> list[int]:
     """Sample a token of each row of float32 [rows, vocab]; -1 for rows that are not numbers.
 
-    `llm.engine.sampler_cpu` is the reference. asked float64 [rows, 5]: temperature (0: the most likely token), top_k,
-    top_p, min_p, place in [0, 1).
+    `llm.engine.sampling.sampler_cpu` is the reference. asked float64 [rows, 5]: temperature (0: the most likely token),
+    top_k, top_p, min_p, place in [0, 1).
     """
     rows, vocab = logits.shape
     logits, asked = logits.contiguous(), np.ascontiguousarray(asked, np.float64)

@@ -18,18 +18,18 @@ from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
-from .admission import Admission
-from .block_manager import BlockManager, new_cache
-from .cache_sizing import CacheRooms
+from .cache.block_manager import BlockManager, new_cache
+from .cache.cache_sizing import CacheRooms
+from .cache.state_rows import StateRows
 from .interfaces import GrammarBackend, Speculation
-from .limits import EngineLimits, default_limits
 from .model_runner import FAILURES, ModelRunner, StepRunner
 from .request_manager import RequestManager
 from .requests import Output, Request
-from .sampler import Sampler
-from .scheduler import Scheduler
+from .sampling.sampler import Sampler
+from .scheduling.admission import Admission
+from .scheduling.engine_limits import EngineLimits, default_limits
+from .scheduling.scheduler import Scheduler
 from .source_encoder import SourceEncoder
-from .state_rows import StateRows
 from .stats import EngineStats
 from .step_inputs import StepInputs
 

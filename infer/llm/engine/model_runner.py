@@ -11,11 +11,11 @@ from torch import Tensor
 from ...errors import InferError
 from ..lora.adapters import Adapters
 from .interfaces import Speculation
-from .prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
 from .request_manager import RequestManager
 from .requests import TokenLogprob
-from .sampler import SampledTokens, Sampler, SampleRow
-from .scheduler import ScheduledSequence, Scheduler
+from .sampling.prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
+from .sampling.sampler import SampledTokens, Sampler, SampleRow
+from .scheduling.scheduler import ScheduledSequence, Scheduler
 from .sequence import Sequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats

@@ -8,10 +8,10 @@ from ..lora.adapters import Adapters
 from ..step.step_shape import SourceShape
 from ..text.detokenize import DetokenizerFactory
 from ..text.stop_strings import StopStrings, TextStream
-from .admission import decoder_start, source_rows
 from .interfaces import GrammarBackend, Speculation
 from .requests import FinishReason, Output, Request
-from .scheduler import Scheduler
+from .scheduling.admission import decoder_start, source_rows
+from .scheduling.scheduler import Scheduler
 from .sequence import RequestState, Sequence
 from .stats import EngineStats
 from .stop_conditions import error_fields, final_output

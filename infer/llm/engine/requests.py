@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from .sampling_options import Sampling
-from .whisper_timestamp_rules import TranscriptionRules
+from .sampling.sampling_options import Sampling
+from .sampling.whisper_timestamp_rules import TranscriptionRules
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

@@ -14,7 +14,7 @@ from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
     from ..text.stop_strings import TextStream
-    from .penalties import TokenCounts
+    from .sampling.penalties import TokenCounts
 
 Rank = tuple[float, int, int]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ..step.source_pages import encode, source_inputs
+from ..step.encoder_decoder.source_pages import encode, source_inputs
 
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
     from .requests import Request
-    from .scheduler import ScheduledSequence
+    from .scheduling.scheduler import ScheduledSequence
 
 
 class EncoderRunner(Protocol):

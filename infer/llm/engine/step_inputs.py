@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .scheduler import ScheduledSequence
+from .scheduling.scheduler import ScheduledSequence
 from .sequence import Sequence
 
 

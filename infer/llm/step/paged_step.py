@@ -22,9 +22,9 @@ from ...attention import KV_DTYPES
 from ...graph import capture
 from ...graph.program import Graph
 from ...spec import TensorSpec
-from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
+from ..engine.scheduling.engine_limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
-from .paged_attention import CALL, StepCall, use_paged_attention
+from .attention.paged_attention import CALL, StepCall, use_paged_attention
 from .step_shape import StepShape
 
 MAX_BLOCKS, MAX_PAGES = 65536, 1 << 24

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError
-from .attention_masks import recorded_masks, wrong_mask
-from .full_sequence import attention_inputs, state_inputs
-from .paged_attention import INTERFACE, AttentionCall, use_paged_attention
+from .attention.mask_check import recorded_masks, wrong_mask
+from .attention.paged_attention import INTERFACE, AttentionCall, use_paged_attention
+from .full_sequence_runner import attention_inputs, state_inputs
 from .paged_step import Step, example
 from .state_layers import state_layers
 from .step_shape import PAGE, StepShape

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...errors import ArtifactError, InputError
-from ..engine.sampling_options import Sampling
+from ..engine.sampling.sampling_options import Sampling
 from .chat_template import read_json, special_tokens
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

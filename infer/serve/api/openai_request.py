@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
-from ...llm.engine.sampling_options import OPTIONS, Sampling, check_range
+from ...llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
 from ..http import json_parse
 from ..http.request_context import RequestContext, tenant_of
 from ..llm.llm_engine import LLMEngine

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...llm.engine.sampling_options import bounds
+from ...llm.engine.sampling.sampling_options import bounds
 from .openai_logprobs import ChatLogprobs, CompletionLogprobs
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Stop = Annotated[str, Meta(max_length=1024)]
 Finish = Literal["stop", "length", "tool_calls"]
-# Options of `infer.llm.engine.sampling_options` that have another name here.
+# Options of `infer.llm.engine.sampling.sampling_options` that have another name here.
 OPTION_NAMES = {
     "include_stop_str_in_output": "include_stop",
     "max_completion_tokens": "max_tokens",

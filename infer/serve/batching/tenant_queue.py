@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Hashable
 from typing import Protocol
 
-from ...llm.engine.tenant_share import is_beyond_share
+from ...llm.engine.scheduling.engine_limits import is_beyond_share
 from .admission import AdmissionController
 from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
 from .waiting_items import QueueState, WaitingItems

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...errors import OverloadedError
-from ...llm.engine.limits import EngineLimits
-from ...llm.engine.tenant_share import is_beyond_share
+from ...llm.engine.scheduling.engine_limits import EngineLimits, is_beyond_share
 from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..limits import ServeLimits
 

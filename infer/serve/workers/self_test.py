@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ArtifactError, InferError
 from ...llm.engine.requests import Output, Request
-from ...llm.engine.sampling_options import Sampling
+from ...llm.engine.sampling.sampling_options import Sampling
 from ..batching.collate import Arrays, run_arrays
 
 PROMPT = 64  # tokens

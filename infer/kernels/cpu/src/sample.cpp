@@ -1,4 +1,4 @@
-// A token for each row of logits: `infer/llm/engine/sampler_cpu.py` says what is computed, and is the slow twin.
+// A token for each row of logits: `infer/llm/engine/sampling/sampler_cpu.py` says what is computed, and is the slow twin.
 #include <omp.h>
 
 #include <algorithm>

@@ -1,0 +1,1 @@
+"""Caches of the engine: pages of keys and values, rows of state, and their sizes."""

@@ -1,0 +1,1 @@
+"""Sampling of tokens: options, penalties, rules on logits, samplers, log probabilities."""

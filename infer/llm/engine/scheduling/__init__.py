@@ -1,0 +1,1 @@
+"""Scheduling: admission, limits, fair shares, and the tokens of each step."""

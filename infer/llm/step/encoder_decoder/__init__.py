@@ -1,0 +1,1 @@
+"""Encoder-decoder models as two graphs over one paged KV cache."""

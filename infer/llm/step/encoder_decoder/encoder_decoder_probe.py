@@ -1,0 +1,93 @@
+"""Probe of an encoder-decoder: can it run step by step over pages of tokens and of a source, and of which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ....errors import NotUsableError
+from ....spec import DECODER_IDS
+from ...engine.scheduling.engine_limits import MAX_TOKENS
+from ..schedules.schedule_consistency import Uncaptured
+from ..step_shape import PAGE, SourceShape, StepShape
+from ..token_mixing import sample_tokens
+from .capture_encoder_decoder import hidden_size, source_of
+from .cross_attention import cross_attentions
+from .encoder_decoder_runner import SourceSequenceRunner
+
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
+_MAX_ERROR = 1e-3  # relative, of float32 over a float32 cache; right ones are below 1e-5
+_LENGTHS = (7, 5)  # of the source and of the decoder's tokens in the trial run: two pages, and no whole ones
+
+
+def probe_encoder_decoder(
+    model: nn.Module, start_ids: Sequence[int], *, kv_dtype: str, page: int = PAGE, run: bool = True
+) -> StepShape:
+    """Return the sizes of an encoder-decoder; with `run`, after a trial run against its own forward.
+
+    `start_ids`: the tokens with which its decoder begins. Raises `NotUsableError` with the reason.
+    """
+    try:
+        shape = _shape(model, start_ids, page, kv_dtype)
+        if run and not any(parameter.is_meta for parameter in model.parameters()):
+            _compare(model, shape)
+    except NotUsableError:
+        raise
+    except _FAILURES as error:
+        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
+    return shape
+
+
+def _shape(model: Any, start_ids: Sequence[int], page: int, kv_dtype: str) -> StepShape:
+    if not start_ids:
+        raise NotUsableError("neither generation_config.json nor config.json has a decoder_start_token_id")
+    cross, config = cross_attentions(model), model.config
+    heads, width = cross[0].heads, cross[0].width
+    positions = getattr(config, "max_position_embeddings", None)
+    most = getattr(config, "max_target_positions", None) or positions
+    if hidden_size(model) < 1:
+        raise NotUsableError("its configuration has no d_model")
+    return StepShape(
+        layers=len(cross),
+        query_heads=heads,
+        kv_heads=heads,
+        head_dim=width,
+        vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+        max_positions=int(most or 1 << 20),
+        page=page,
+        kv_dtype=kv_dtype,
+        source=_source(model, tuple(start_ids), positions),
+    )
+
+
+def _source(model: Any, start_ids: tuple[int, ...], positions: int | None) -> SourceShape:
+    config = model.config
+    if model.main_input_name == "input_features":
+        most = int(config.max_source_positions)
+        return SourceShape("input_features", most, start_ids, features=(int(config.num_mel_bins), 2 * most))
+    words = int(model.get_encoder().get_input_embeddings().weight.shape[0])
+    return SourceShape("input_ids", int(positions or MAX_TOKENS), start_ids, words)
+
+
+def _compare(model: Any, shape: StepShape) -> None:
+    """Raise unless two sources over small pages give the logits of the model's own forward."""
+    small = msgspec.structs.replace(shape, page=4, kv_dtype="float32")
+    source = source_of(small)
+    rows = [tokens[: _LENGTHS[0]] for tokens in sample_tokens(source.vocab_size or shape.vocab_size)]
+    given: Tensor = torch.stack([rows[0], rows[1].flip(0)])
+    if source.features:
+        given = torch.randn((2, *source.features), generator=torch.Generator().manual_seed(0))
+    ids = torch.stack([tokens[: _LENGTHS[1]] for tokens in sample_tokens(shape.vocab_size)])
+    named = {source.name: given, DECODER_IDS: ids}
+    with torch.no_grad():
+        expected = model(**named, use_cache=False).logits.float()
+    got = SourceSequenceRunner(Uncaptured(model, small, "cpu"), small).run(named)["logits"]
+    error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
+    if not error <= _MAX_ERROR:
+        raise NotUsableError(
+            f"step by step over a paged cache its logits differ from those of one run by {error:.2g} (relative)"
+        )

@@ -1,0 +1,215 @@
+"""Comparison of a step's logits on every schedule with its own single prefill and the float model's forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ....errors import GateError
+from ....fidelity import judge
+from ....fidelity.thresholds import Limits
+from ....fidelity.token_errors import token_errors
+from ....graph.program import Graph
+from ....results import Metric
+from ....spec import DECODER_IDS, Finding
+from ..attention.paged_attention import use_paged_attention
+from ..encoder_decoder.capture_encoder_decoder import HIDDEN, DecoderStep, EncoderStep, use_paged_decoder
+from ..encoder_decoder.encoder_decoder_runner import sequence_runner
+from ..paged_step import Step
+from ..step_shape import SourceShape, StepShape
+from .schedule_cases import SCHEDULES, SHORTER, TOKENS, Schedule, prefill
+from .schedule_run import ScheduleRun, StepCaller, WrongShape
+
+ROUTED = 2
+DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
+FLOAT_LIMITS = Limits(relative_error=1e-3, worst_token=1e-3, schedule=1e-3)  # 1e-6 is usual
+ALONE = Schedule("prefill", "one prefill", (0,), prefill)
+
+
+def spared_tokens(graph: Graph) -> int:
+    """Return how many tokens of a schedule are not judged: two in models with a router, else none.
+
+    A router sends a token that is near a tie to another expert for the rounding of a lower format. Models with `topk`
+    in their graph count as such.
+    """
+    nodes = graph.program.graph.nodes if graph.program is not None else ()
+    return ROUTED if any("topk" in str(node.target) for node in nodes) else 0
+
+
+class WorstToken(NamedTuple):
+    """Token with the largest error, and its schedule."""
+
+    error: float
+    position: int
+    words: str
+
+
+def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
+    """Return two sequences of different lengths, at most `longest` tokens, from rows of token ids.
+
+    The rows are joined in order, and repeated where they are too short; random ids are used where they hold too few
+    different ones. Random ids may be padding, which some models (M2M100) do not count as a position.
+    """
+    flat = ids.flatten().cpu()
+    if len(flat.unique()) < DISTINCT:
+        generator = torch.Generator().manual_seed(0)
+        flat = torch.randint(0, vocab_size, (TOKENS + SHORTER,), generator=generator)
+    elif len(flat) < TOKENS + SHORTER:
+        flat = flat.repeat(-(-(TOKENS + SHORTER) // len(flat)))
+    return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
+
+
+def compare_schedules(
+    stepping: StepCaller,
+    windows: Sequence[Tensor],
+    reference: Callable[..., Tensor],
+    *,
+    spared: int = 0,
+    sources: Sequence[Tensor] = (),
+) -> list[Metric]:
+    """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
+
+    Of an encoder-decoder it is called with the window and its source, one of `sources` for each window.
+
+    One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
+    float model: the worst token, and the largest relative error of a schedule. `spared`: tokens of a schedule that may
+    be worse than its worst.
+    """
+    try:
+        alone = [
+            _rows(_run_schedule(stepping, [ids], ALONE, sources[i : i + 1]).logits[0])[1]
+            for i, ids in enumerate(windows)
+        ]
+    except WrongShape as error:
+        return [Metric("prefill", "shape", False, detail=str(error))]
+    floats = [reference(ids, *sources[i : i + 1]).detach().cpu() for i, ids in enumerate(windows)]
+    found: list[Metric] = []
+    worst, largest = WorstToken(-1.0, 0, ""), WorstToken(-1.0, 0, "")
+    for schedule in SCHEDULES:
+        try:
+            given = [sources[i] for i in schedule.sequences] if sources else ()
+            play = _run_schedule(stepping, [windows[i] for i in schedule.sequences], schedule, given)
+        except WrongShape as error:
+            found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
+            continue
+        own = _worst(alone, play, schedule, spared)
+        found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
+        worst = max(worst, _worst(floats, play, schedule, spared))
+        largest = max(largest, WorstToken(_relative(floats, play, schedule), 0, schedule.words))
+    found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    why = (
+        f"against the float model, {len(SCHEDULES)} schedules of {tokens} tokens, the worst: {largest.words}"
+    )
+    return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
+
+
+def judged_sources(source: SourceShape, rows: Tensor) -> list[Tensor]:
+    """Return two sources from rows of token ids, of different lengths, or the first and last one of sound."""
+    if source.features:
+        return [rows[0], rows[-1]]
+    first, second = judged_windows(rows, source.vocab_size, source.max_length)
+    return [second, first]
+
+
+def require_float_step(
+    model: nn.Module, shape: StepShape, ids: Tensor, rows: Tensor | None = None
+) -> list[Finding]:
+    """Judge the float model's own code as a step, over a float32 cache, before anything is lowered.
+
+    `rows`: sources of an encoder-decoder, batch first.
+
+    Raises `GateError` when a schedule gives other logits than the model's forward.
+    """
+    windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
+    place = str(next(model.parameters()).device)
+
+    def reference(ids: Tensor, given: Tensor | None = None) -> Tensor:
+        named = {"input_ids": ids[None].to(place)}
+        if shape.source is not None and given is not None:
+            named = {DECODER_IDS: named["input_ids"], shape.source.name: given[None].to(place)}
+        with torch.no_grad():
+            return model(**named, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+
+    layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
+    stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
+    sources = () if shape.source is None or rows is None else judged_sources(shape.source, rows)
+    found = compare_schedules(stepping, windows, reference, sources=sources)
+    if reason := judge(found, FLOAT_LIMITS, None):
+        raise GateError(
+            f"refused, the float model can't be run in steps over a paged cache: {reason}",
+            hint="Nothing was published. A layer of the model keeps state between calls, mixes sequences or "
+            "counts places instead of positions; use a model whose only state is the KV cache",
+        )
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    worst = max(float(metric.value) for metric in found if isinstance(metric.value, float))
+    why = f"float32, {len(SCHEDULES)} schedules of {tokens} tokens: worst error of a token's logits"
+    return [Finding("capture", "float step", worst, why=why)]
+
+
+class Uncaptured:
+    """Step of a model, and its encoder, as its own code runs them, not captured."""
+
+    def __init__(self, model: nn.Module, shape: StepShape, device: str) -> None:
+        kind, self._paged = (
+            (Step, use_paged_attention) if shape.source is None else (DecoderStep, use_paged_decoder)
+        )
+        self._model, self._device, self._step = model, device, kind(model, shape.page, shape.kv_dtype)
+        self._encoder = None if shape.source is None else EncoderStep(model, shape.page, shape.kv_dtype)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given: Any = {name: value.to(self._device) for name, value in inputs.items()}
+        with torch.no_grad():
+            if self._encoder is not None and "token_ids" not in given:
+                return {HIDDEN: self._encoder(**given)}
+            with self._paged(self._model):
+                return {"logits": self._step(**given)}
+
+
+def _why(worst: WorstToken, other: str) -> str:
+    if worst.error == 0:
+        return f"{worst.words} equals {other} at every position"
+    return f"{worst.words} differs most from {other} at position {worst.position}"
+
+
+def _run_schedule(
+    stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule, sources: Sequence[Tensor] = ()
+) -> ScheduleRun:
+    play = ScheduleRun(stepping, sequences, sources)
+    schedule.play(play)
+    return play
+
+
+def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
+    """Positions in order, and their logits [positions, vocab]."""
+    positions = sorted(logits)
+    return positions, torch.stack([logits[position] for position in positions])
+
+
+def _worst(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
+    tokens: list[WorstToken] = []
+    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+        positions, rows = _rows(logits)
+        errors = token_errors(expected[window][positions], rows).tolist()
+        tokens += [
+            WorstToken(e, position, schedule.words) for e, position in zip(errors, positions, strict=True)
+        ]
+    tokens.sort(reverse=True)
+    return tokens[0 if math.isinf(tokens[0].error) else min(spared, len(tokens) - 1)]
+
+
+def _relative(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule) -> float:
+    """Return the Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
+    difference = norm = 0.0
+    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+        positions, rows = _rows(logits)
+        wanted = expected[window][positions].double()
+        finite = wanted.isfinite() & rows.isfinite()
+        difference += float((rows.double() - wanted).where(finite, 0.0).square().sum())
+        norm += float(wanted.where(finite, 0.0).square().sum())
+    return (difference / norm) ** 0.5 if norm else 0.0
