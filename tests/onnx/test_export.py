@@ -137,3 +137,23 @@ def test_an_output_that_has_the_name_of_an_input_gets_another_in_the_file() -> N
     specs = {name: TensorSpec(name, "float32", (1,)) for name in ("x", "x_output", "y")}
     outputs = (specs["x"], specs["y"], specs["x_output"])
     assert exporter.output_names((specs["x"],), outputs) == ["x_output_output", "y", "x_output"]
+
+
+def test_attention_with_a_learned_bias_is_exported_as_captured(tmp_path: Path) -> None:
+    """With gradients torch would take another kernel for it, of whose output the captured view can't be taken."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.bias = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 2, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            mask = heads @ heads.mT * self.bias
+            found = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+            return found.transpose(1, 2).contiguous().view(*x.shape[:2], -1)
+
+    model, x = Attention(), torch.randn(3, 5, 8)
+    written = exporter.export(graph(model, "x=float32[batch,time,8]", x), "ort-u8u8", tmp_path / "m.onnx")
+    found = ort_session.open_session(written.path, "cpu").run(None, {"x": x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
