@@ -187,8 +187,9 @@ def test_random_numbers_are_below_one_and_differ_between_completions(
 def test_the_largest_random_number_takes_a_token_that_has_weight() -> None:
     values = torch.full((1, VOCABULARY), -torch.inf)
     values[0, 3] = 0.0
-    for choose in (by_rows, sampler_device.sample_full, sampler_device.sample_truncated):
-        assert choose(values, [Sampling()], [1 - 2.0**-53]) == [3]
+    for choose in (by_rows, sampler_device.choose):
+        for cut in ({}, {"top_p": 0.9}):
+            assert choose(values, [Sampling(**cut)], [1 - 2.0**-53]) == [3]
 
 
 def shaped(row: Tensor, one: Sequence, end_ids: tuple[int, ...] = ()) -> Tensor:
@@ -219,7 +220,7 @@ def test_penalties_are_those_of_the_formulas() -> None:
 
 def test_drafts_count_for_penalties_only_in_the_rows_behind_them() -> None:
     row = torch.zeros(8)
-    one = sequence((1,), (2,), temperature=0, presence_penalty=1.0)
+    one = sequence((1,), temperature=0, presence_penalty=1.0)
     one.draft_tokens = [3, 4]
     logits = row.repeat(3, 1)
     for _ in range(2):  # nothing is left behind by the first time
@@ -277,5 +278,5 @@ def test_a_device_is_waited_for_once_in_a_greedy_or_truncated_draw(monkeypatch: 
     assert values[0] == logits[0, tokens[0]]
     assert math.isnan(values[1])
     assert len(copies) == 1
-    sampler_device.sample_truncated(logits[:1], [Sampling(temperature=1.0, top_k=5)], [0.5])
+    sampler_device.choose(logits[:1], [Sampling(temperature=1.0, top_k=5)], [0.5])
     assert len(copies) == 2

@@ -128,6 +128,8 @@ class Sampler:
             if state.has_penalties:
                 if sequence.token_counts is None:
                     sequence.token_counts = TokenCounts(state.prompt)
+                    for token in sequence.tokens[state.prompt_length :]:  # sampled on a device
+                        sequence.token_counts.add(token)
                 if row_spec.num_drafts:
                     sequence.token_counts.add(sequence.draft_tokens[row_spec.num_drafts - 1])
                 sequence.token_counts.apply(row, sampling)
