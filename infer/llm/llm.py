@@ -17,7 +17,6 @@ from .engine.prompt_lookup import PromptLookup
 from .engine.sampling.sampling_options import Sampling
 from .engine.scheduling.engine_limits import EngineLimits
 from .lora.adapters import Adapters
-from .step.cuda_graphs import decode_buckets
 from .step.step_shape import StepShape
 from .text.chat_template import ChatTemplate, no_template
 from .text.generation_config import GenerationConfig
@@ -136,9 +135,7 @@ class LanguageModel:
                 raise UsageError(f"{self.name} is closed", hint="Open the artifact again")
             if self._made is None:
                 engine = self.new_engine()
-                if (prepare := getattr(self.step, "prepare", None)) is not None:
-                    blocks = -(-engine.context // self.shape.page)
-                    prepare(engine.cache, decode_buckets(engine.limits.max_running, blocks))
+                engine.prepare()
                 self._made = engine, EngineThread(engine, name=self.name)
             return self._made
 

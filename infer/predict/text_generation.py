@@ -6,7 +6,7 @@ Every call goes to one engine on a thread of its own, which batches all requests
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
@@ -20,7 +20,7 @@ from ..llm.engine.requests import Request
 from ..llm.engine.scheduling.engine_limits import EngineLimits, default_limits
 from ..llm.llm import LanguageModel, parse_size
 from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete
-from ..llm.step.cuda_graphs import Bucket, GraphedStep
+from ..llm.step.cuda_graphs import GraphedStep
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
 from ..tasks.answers import Answer
@@ -180,17 +180,16 @@ class _LockedStep:
     """Step that shares the Predictor's lock, so that one call runs at a time."""
 
     def __init__(self, step: Any, lock: threading.Lock) -> None:
-        self._step, self._lock = step, lock
+        self._step, self.lock = step, lock
+
+    @property
+    def graphs(self) -> GraphedStep | None:
+        """CUDA graphs of the step, if it has some."""
+        return self._step if isinstance(self._step, GraphedStep) else None
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with self._lock:
+        with self.lock:
             return self._step.run(inputs)
-
-    def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
-        """Record the CUDA graphs of a step that uses them."""
-        if isinstance(self._step, GraphedStep):
-            with self._lock:
-                self._step.prepare(kv_cache, buckets)
 
 
 def _limits(device: str, step_tokens: int | None, batch_invariant: bool) -> EngineLimits:

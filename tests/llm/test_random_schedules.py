@@ -13,6 +13,7 @@ from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling.sampler import Sampler
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
+from tests.support.fake_graphs import recorded
 from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,6 +24,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "tiny pool": {"pages": 40, "limits": {"step_tokens": 48, "max_running": 24, "mixed_tokens": 16}},
     "drafts": {"pages": 60, "limits": {"step_tokens": 96, "max_running": 16, "max_draft": 5}, "drafts": True},
     "no prefix cache": {"pages": 60, "limits": {"step_tokens": 16, "max_running": 16, "prefix_cache": False}},
+    "recorded": {"pages": 60, "limits": {"step_tokens": 48, "max_running": 16}, "recorded": True},
     "batch-invariant": {
         "pages": 60,
         "limits": {"step_tokens": 16, "max_running": 8, "batch_invariant": True},
@@ -63,8 +65,9 @@ class RandomClients:
 def test_ten_thousand_requests_get_their_own_tokens_and_leak_nothing(name: str) -> None:
     setting, count = SCHEDULES[name], COUNT
     shape, now = fake_shape(PAGE), [0.0]
+    step = recorded(FakeStep(PAGE))[0] if "recorded" in setting else FakeStep(PAGE)
     engine = Engine(
-        FakeStep(PAGE), shape, tokenizer=None, eos_ids=[EOS], limits=EngineLimits(**setting["limits"]),
+        step, shape, tokenizer=None, eos_ids=[EOS], limits=EngineLimits(**setting["limits"]),
         kv_bytes=setting["pages"] * shape.layers * shape.page_bytes, clock=lambda: now[0],
         speculation=FallibleDrafts(5) if setting.get("drafts") else None,
     )  # fmt: skip

@@ -61,7 +61,8 @@ class FakeStep:
             raise RuntimeError("a poisonous token")
         cells = named["kv_cache"].view(np.int64)  # [layers, pages, page]
         places = named["slot_mapping"]
-        cells[:, places // page, places % page] = ids
+        kept = places >= 0  # the others are padding
+        cells[:, places[kept] // page, places[kept] % page] = ids[kept]
         starts, lengths, table = named["query_start"], named["seq_lens"], named["block_table"]
         self.calls.append((len(ids), len(lengths)))
         logits = np.empty((len(rows), VOCABULARY), dtype=np.float32)

@@ -6,6 +6,7 @@ One thread owns an engine. `step()` schedules (scheduler), builds inputs (step_i
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -16,6 +17,7 @@ import torch
 
 from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
+from ..step.cuda_graphs import decode_buckets
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
@@ -23,6 +25,7 @@ from .cache.cache_sizing import CacheRooms
 from .cache.state_rows import StateRows
 from .interfaces import GrammarBackend, Speculation
 from .model_runner import FAILURES, ModelRunner, StepRunner
+from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
 from .sampling.sampler import Sampler
@@ -98,6 +101,17 @@ class Engine:
     def _new_model_runner(self, step: StepRunner) -> ModelRunner:
         shape, limits = self.shape, self.limits
         blocks = -(-self.context // shape.page)
+        self._decoder = None
+        graphs = getattr(step, "graphs", None)
+        if graphs is not None and not limits.batch_invariant:
+            self._decoder = RecordedDecoder(
+                graphs,
+                self.cache,
+                running=limits.max_running,
+                vocab_size=shape.vocab_size,
+                end_ids=sorted(self.eos_ids),
+                lock=getattr(step, "lock", contextlib.nullcontext()),
+            )
         return ModelRunner(
             step,
             self.cache,
@@ -112,7 +126,14 @@ class Engine:
             adapters=self.adapters,
             speculation=self._speculation,
             sources=None if shape.source is None else SourceEncoder(step, shape, shape.source, self.cache),
+            decoder=self._decoder,
         )
+
+    def prepare(self) -> None:
+        """Record the graphs of every decode step, on a GPU; the log tells how far it is."""
+        if self._decoder is not None:
+            blocks = -(-self.context // self.shape.page)
+            self._decoder.prepare(decode_buckets(self.limits.max_running, blocks))
 
     @property
     def idle(self) -> bool:
@@ -156,6 +177,10 @@ class Engine:
     def step(self) -> list[Output]:
         """Run one step and return its outputs; [] when there is nothing to run."""
         start = self._clock()
+        if self._model_runner.is_pending:
+            self._model_runner.collect()
+            if self._model_runner.is_pending or self._request_manager.outputs:
+                return self._take_outputs()
         self._draft_tokens()
         work = self.scheduler.schedule()
         if work:
@@ -164,6 +189,9 @@ class Engine:
             for group in groups:
                 self._model_runner(group)
             self.statistics.steps += 1
+        return self._take_outputs()
+
+    def _take_outputs(self) -> list[Output]:
         outputs, self._request_manager.outputs = self._request_manager.outputs, []
         return outputs
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from ...errors import InferError
 from ..lora.adapters import Adapters
 from .interfaces import Speculation
+from .recorded.async_decode import AsyncDecode
+from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import TokenLogprob
 from .sampling.prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
@@ -35,7 +37,10 @@ class StepRunner(Protocol):
 
 
 class ModelRunner:
-    """Runner of a step over the KV cache; a failed call is retried for each sequence alone."""
+    """Runner of a step over the KV cache; a failed call is retried for each sequence alone.
+
+    With a `decoder` a decode step is launched, and `collect` reads its tokens.
+    """
 
     def __init__(
         self,
@@ -53,23 +58,46 @@ class ModelRunner:
         adapters: Adapters | None,
         speculation: Speculation | None,
         sources: SourceEncoder | None = None,
+        decoder: RecordedDecoder | None = None,
     ) -> None:
         self._step, self._cache, self._step_inputs, self._sampler = step, cache, batch, sampler
         self._scheduler, self._request_manager, self._statistics = scheduler, request_manager, statistics
         self._eos_ids, self._context, self._clock = eos_ids, context, clock
         self._adapters, self._speculation = adapters, speculation
         self._states, self._sources = scheduler.state_rows, sources
+        self._async = None
+        if decoder is not None:
+            self._async = AsyncDecode(
+                *(decoder, batch, scheduler, statistics),
+                append=self._append,
+                failures=FAILURES,
+                limits=scheduler.limits,
+                context=context,
+                clock=clock,
+                speculation=speculation,
+            )
 
     def __call__(self, work: list[ScheduledSequence]) -> None:
-        usual = all(
-            s.fast_decode
-            and s.num_output_tokens
+        decode = all(
+            s.num_output_tokens
             and size == 1
             and s.num_computed_tokens + 1 == len(s.tokens)
             and s.source_ready
             for s, size in work
         )
-        (self._decode if usual else self._run)(work)
+        if decode and self._async is not None and self._async.launch(work):
+            return
+        (self._decode if decode and all(s.fast_decode for s, _ in work) else self._run)(work)
+
+    @property
+    def is_pending(self) -> bool:
+        """True when a step was launched whose tokens are not read."""
+        return self._async is not None and self._async.pending is not None
+
+    def collect(self) -> None:
+        """Apply the tokens of the pending step, after the launch of the next one where that can be."""
+        if self._async is not None:
+            self._async.collect()
 
     def _decode(self, work: list[ScheduledSequence]) -> None:
         """Run a pure decode step, one token of each sequence: the fast path of `_run`."""
@@ -87,26 +115,31 @@ class ModelRunner:
             self._failed(work, error)
             return
         sampled = self._clock()
-        page, advance, eos_ids = self._step_inputs.page, self._scheduler.advance, self._eos_ids
         for sequence, token in zip(sequences, tokens, strict=True):
-            if sequence.finished:  # with another completion of its request, just now
-                continue
-            try:
-                if self._states is None and (sequence.num_computed_tokens + 1) % page:
-                    sequence.num_computed_tokens += 1
-                else:
-                    advance(sequence, 1)
-                output = append_token(sequence, token, eos_ids, self._context)
-            except FAILURES as error:
-                self._request_manager.blame(sequence, error)
-                continue
-            self._request_manager.outputs.append(output)
-            if output.finish is not None:
-                self._request_manager.finish(sequence)
+            if not sequence.finished:  # with another completion of its request, just now
+                self._append(sequence, token)
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self._statistics.count(0, len(work), times)
         if self._speculation is not None:
             self._speculation.measured(len(work), len(work), _step_seconds(logits, built, ran, sampled))
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        """Apply the token of a decode step to its sequence."""
+        try:
+            if self._states is None and (sequence.num_computed_tokens + 1) % self._step_inputs.page:
+                sequence.num_computed_tokens += 1
+            else:
+                self._scheduler.advance(sequence, 1)
+            if sequence.fast_decode:
+                output = append_token(sequence, token, self._eos_ids, self._context)
+            else:
+                output = append_tokens(sequence, [token], {}, self._eos_ids, self._context)
+        except FAILURES as error:
+            self._request_manager.blame(sequence, error)
+            return
+        self._request_manager.outputs.append(output)
+        if output.finish is not None:
+            self._request_manager.finish(sequence)
 
     def _run(self, work: list[ScheduledSequence]) -> None:
         """Run any step; when the model fails, run each sequence once more alone, so that only a bad one fails."""

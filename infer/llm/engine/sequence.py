@@ -133,7 +133,8 @@ class Sequence:
 
     __slots__ = (
         "draft_tokens", "fast_decode", "finished", "grammar", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "snapshot", "source_pages",
+        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "sampled_on_host", "snapshot",
+        "source_pages",
         "source_ready", "speculator", "state", "state_row", "table_row", "tenant", "text", "token_counts", "tokens",
         "written_rows",
     )  # fmt: skip
@@ -160,6 +161,8 @@ class Sequence:
         self.snapshot = b""  # hash of its last page of output whose state was kept
         self.draft_tokens: list[int] = []
         self.finished = False
+        # A recorded step can't sample its tokens: logprobs, rules of a transcript, or a flat distribution.
+        self.sampled_on_host = state.sampling.logprobs is not None or state.request.transcription is not None
         self.grammar: Grammar | None = None
         self.speculator: Speculator | None = None
         self.text: TextStream | None = None

@@ -29,15 +29,20 @@ class StepInputs:
         self._range = np.arange(max(tokens, blocks * page), dtype=np.int64)
         self._each, self._all = torch.arange(sequences + 1, dtype=torch.int32), torch.arange(sequences)
 
-    def decode(self, sequences: Many[Sequence]) -> dict[str, Tensor]:
-        """Build the inputs of a step of one next token for each sequence, with its logits."""
+    def decode(self, sequences: Many[Sequence], ahead: int = 0) -> dict[str, Tensor]:
+        """Build the inputs of a step of one next token for each sequence, with its logits.
+
+        `ahead` 1: of the token after the next, which a launched step samples; its id is then -1 - row of the sequence.
+        """
         page, count = self.page, len(sequences)
         for sequence in sequences:
             if sequence.num_synced_pages < len(sequence.pages):
                 self._sync(sequence)
         positions = self._positions[:count]
-        positions[:] = [s.num_computed_tokens for s in sequences]
-        self._ids[:count] = [s.tokens[s.num_computed_tokens] for s in sequences]
+        positions[:] = [s.num_computed_tokens + ahead for s in sequences]
+        self._ids[:count] = [
+            -1 - s.table_row if ahead else s.tokens[s.num_computed_tokens] for s in sequences
+        ]
         table = self.tables[[s.table_row for s in sequences], : max([len(s.pages) for s in sequences])]
         blocks, places = np.divmod(positions, page)
         self._slots[:count] = table[self._range[:count], blocks] * np.int64(page) + places

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...spec import Finding
 from ..lora.layers import INDEX
+from .cuda_recorder import CudaRecorder, Recorder
 
 log = logging.getLogger("infer.llm")
 LARGEST = 256  # sequences; beyond, a launch costs little beside the work
 NARROWEST = 8  # blocks
-WARM = 2  # plain calls before recording: kernels are compiled, libraries set up
 _ALIGNMENT = 256  # bytes
 
 
@@ -110,66 +110,24 @@ class Buffers:
         staged["block_table"][count:, :1] = 0
 
     def copy_to_device(self) -> None:
+        """Enqueue the copy of what is staged, which may not change until it is done."""
         self._device.copy_(self._host, non_blocking=True)
-
-
-class Recorder(Protocol):
-    """Records and replays calls on a device."""
-
-    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Warm `call` up and record it: a function that replays it, and its result. Raises RuntimeError."""
-
-    def clear(self) -> None:
-        """Forget the memory of what was recorded; its replays are not called again."""
-
-    def mark_copy(self) -> None:
-        """Note that the staged bytes are being copied."""
-
-    def wait_for_copy(self) -> None:
-        """Wait until the staged bytes are copied."""
-
-
-class CudaRecorder:
-    """CUDA graphs of one device in one memory pool: they run one after the other and keep only their results.
-
-    The stream is its own, because torch keeps a workspace of cuBLAS for each stream and frees it with a graph's pool;
-    a pool is never used again once its graphs are gone.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(self.device)
-        self._copied = torch.cuda.Event()
-
-    def clear(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        with torch.cuda.device(self.device):
-            side, current = self._stream, torch.cuda.current_stream()
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                for _ in range(WARM):
-                    call()
-            current.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # Only this thread is watched: others may allocate meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
-                result = call()
-            return graph.replay, result
-
-    def mark_copy(self) -> None:
-        self._copied.record(torch.cuda.current_stream(self.device))
-
-    def wait_for_copy(self) -> None:
-        self._copied.synchronize()
 
 
 class _RecordedGraph(NamedTuple):
     buffers: Buffers
     replay: Callable[[], object]
     logits: Tensor  # [batch, vocab], overwritten by each replay
+
+
+class SharedTensors(NamedTuple):
+    """Tensors on the device that graphs of every bucket use, where sampling is recorded too.
+
+    A token id of -1 - row in the inputs of a step stands for `last_tokens[row]`.
+    """
+
+    logits: Tensor  # float32 [sequences, vocab]
+    last_tokens: Tensor  # int64 [rows]
 
 
 class GraphedStep:
@@ -183,21 +141,45 @@ class GraphedStep:
         self.inputs, self.outputs = getattr(step, "inputs", ()), getattr(step, "outputs", ())
         self.findings: list[Finding] = []
         self.refused: dict[Bucket, str] = {}  # bucket → reason
+        self.shared: SharedTensors | None = None
+        self._copied = recorder.new_event()  # what was staged last is on the device
         self._cache: Tensor | None = None
         self._recorded: dict[Bucket, _RecordedGraph] = {}
 
+    @property
+    def graphs(self) -> GraphedStep:
+        return self
+
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        bucket = bucket_of(inputs)
         with torch.inference_mode():
-            found = None if bucket is None else self._graph_for(bucket, inputs["kv_cache"])
-            if found is None:
+            logits = self.launch(inputs)
+            if logits is None:
                 return self.step.run(inputs)
-            self.recorder.wait_for_copy()
-            found.buffers.fill(inputs)
-            found.buffers.copy_to_device()
-            self.recorder.mark_copy()
-            found.replay()
-            return {"logits": found.logits[: len(inputs["logit_rows"])].clone()}
+            return {"logits": logits[: len(inputs["logit_rows"])].clone()}
+
+    def launch(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """Replay the graph of a decode step; returns logits [batch of the bucket, vocab], or None without a graph."""
+        bucket = bucket_of(inputs)
+        found = None if bucket is None else self._graph_for(bucket, inputs["kv_cache"])
+        if found is None:
+            return None
+        self._copied.synchronize()
+        found.buffers.fill(inputs)
+        self.recorder.enqueue(found.buffers.copy_to_device)
+        self._copied.record()
+        found.replay()
+        return found.logits
+
+    def share(self, shared: SharedTensors) -> None:
+        """Let all graphs use these tensors from now on; those that were recorded with others are discarded."""
+        if self.shared is not shared:
+            self.shared = shared
+            self._clear()
+
+    def is_recorded(self, bucket: Bucket, cache: Tensor) -> bool:
+        """Return True if a bucket is recorded, or could be recorded now."""
+        with torch.inference_mode():
+            return self._graph_for(bucket, cache) is not None
 
     def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
         """Record buckets before the first request, which compiles their kernels too; the log tells how far it is."""
@@ -214,14 +196,17 @@ class GraphedStep:
 
     def _graph_for(self, bucket: Bucket, cache: Tensor) -> _RecordedGraph | None:
         if self._cache is None or self._cache.data_ptr() != cache.data_ptr():
-            if self._recorded:
-                self._recorded.clear()
-                self.recorder.clear()
-            self.refused.clear()
+            self._clear()
             self._cache = cache  # held, so that its address is not given to another
         if bucket not in self._recorded and bucket not in self.refused:
             self._record(bucket, cache)
         return self._recorded.get(bucket)
+
+    def _clear(self) -> None:
+        if self._recorded:
+            self._recorded.clear()
+            self.recorder.clear()
+        self.refused.clear()
 
     def _record(self, bucket: Bucket, cache: Tensor) -> None:
         what = f"CUDA graph of {bucket.batch} sequences, {bucket.blocks} pages each"
@@ -229,7 +214,7 @@ class GraphedStep:
             buffers = Buffers(bucket, self.device)
             named = {**buffers.inputs, "kv_cache": cache}
             self._recorded[bucket] = _RecordedGraph(
-                buffers, *self.recorder.record(lambda: self.step.run(named)["logits"])
+                buffers, *self.recorder.record(lambda: self._logits_of(named))
             )
         except RuntimeError as error:  # of CUDA, and out of memory
             why = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -238,6 +223,17 @@ class GraphedStep:
             self.findings.append(Finding("open", what, "refused", why=why))
         else:
             self.findings.append(Finding("open", what, "recorded"))
+
+    def _logits_of(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Run the step on the inputs of a bucket; the call that is recorded."""
+        if self.shared is None:
+            logits: Tensor = self.step.run(inputs)["logits"]
+            return logits
+        ids = inputs["token_ids"]
+        sampled = self.shared.last_tokens[(-1 - ids).clamp_min(0)]
+        named = {**inputs, "token_ids": torch.where(ids < 0, sampled, ids)}
+        into = self.shared.logits[: len(ids)]
+        return into.copy_(self.step.run(named)["logits"])
 
 
 def wrap(step: Any, device: str) -> Any:

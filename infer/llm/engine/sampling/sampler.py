@@ -198,6 +198,11 @@ def _native_params(sequences: Many[Sequence], nums_drafts: Many[int] | None) -> 
     return asked
 
 
+def number_of(sequence: Sequence, num_unread: int) -> float:
+    """Return the random number of a sequence's next token but `num_unread`; 0 where it takes the most likely one."""
+    return _place(sequence, num_unread) if sequence.state.sampling.temperature > 0 else 0.0
+
+
 def _place(sequence: Sequence, num_drafts: int) -> float:
     return uniform(sequence.state.seed, sequence.index, sequence.num_output_tokens + num_drafts)
 

@@ -15,7 +15,9 @@ from .sampling_options import Sampling
 
 BLOCK = 256
 CANDIDATES = 256  # enough for most cuts; where they are not, the whole row is sorted
-COLUMNS = 5  # of the parameters: temperature (0: the most likely token), top_k, top_p, min_p, number in [0, 1)
+COLUMNS = (
+    5  # of the parameters: temperature (0: the most likely token), top_k, top_p, min_p, number in [0, 1)
+)
 NOT_FINITE, UNDECIDED = -1, -2  # in place of a token
 
 
