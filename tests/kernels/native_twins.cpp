@@ -70,7 +70,8 @@ bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std:
 
 int main() {
   const int64_t cases[][3] = {{1, 64, 4},   {16, 64, 1},    {17, 128, 3},  {5, 3, 11},
-                              {33, 130, 7}, {100, 512, 13}, {40, 192, 9}, {64, 1536, 40}};
+                              {33, 130, 7}, {100, 512, 13}, {40, 192, 9}, {64, 1536, 40},
+                              {90, 1030, 33}, {17, 2176, 50}, {20, 1088, 300}};
   int64_t differing = 0;
   for (const auto& [rows, columns, m] : cases) {
     const Case given(rows, columns, m);
@@ -90,5 +91,6 @@ int main() {
         }
     }
   }
+  std::printf("checked %s\n", infer_isas());
   return differing != 0 || std::string(infer_isas()) == "scalar";
 }

@@ -16,6 +16,19 @@
 namespace infer_native {
 namespace {
 
+#if defined(__x86_64__)
+const Isa& amx(const char* name) {
+  static const Isa isa = [&] {
+    Isa made = AVX512_VNNI;
+    made.name = name, made.like = &AVX512_VNNI;
+    made.linear_lut4 = AMX_LINEAR.linear_lut4, made.linear_int8 = AMX_LINEAR.linear_int8;
+    made.staged_lut4 = AMX_LINEAR.staged_lut4, made.staged_int8 = AMX_LINEAR.staged_int8;
+    return made;
+  }();
+  return isa;
+}
+#endif
+
 // Best first; the files of other architectures are not compiled.
 const std::vector<const Isa*>& usable() {
   static const std::vector<const Isa*> isas = [] {
@@ -23,7 +36,13 @@ const std::vector<const Isa*>& usable() {
 #if defined(__x86_64__)
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&AVX512_VNNI);
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) {
+      const char* name = amx_name();
+      const bool real = name != nullptr && std::strcmp(name, "amx") == 0;
+      if (real) found.push_back(&amx(name));
+      found.push_back(&AVX512_VNNI);
+      if (name != nullptr && !real) found.push_back(&amx(name));
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&AVX2);
 #elif defined(__aarch64__) && defined(__linux__)
     if ((getauxval(AT_HWCAP) & (1UL << 20)) != 0) found.push_back(&NEON_DOTPROD);  // HWCAP_ASIMDDP
@@ -48,6 +67,11 @@ struct Free {
 }  // namespace
 
 const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
+
+const Isa& vector_isa() {
+  const Isa& isa = active_isa();
+  return isa.like != nullptr ? *isa.like : isa;
+}
 
 void* scratch(int64_t bytes) {
   thread_local std::unique_ptr<void, Free> buffer;

@@ -69,6 +69,7 @@ struct Isa {
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
   Staged staged_lut4, staged_lut4_fine, staged_int8, staged_int8_weight;
   RowKernels rows;
+  const Isa* like = nullptr;  // whose other kernels serve an instruction set that has only linear layers of its own
 };
 
 // Each is defined where its architecture is.
@@ -77,7 +78,22 @@ extern const Isa AVX2;
 extern const Isa NEON_DOTPROD;
 extern const Isa SCALAR;
 
+// The linear layers that AMX has of its own; packed weights are those of AVX512_VNNI.
+struct AmxLinear {
+  void (*linear_lut4)(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
+  void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
+  Staged staged_lut4, staged_int8;
+};
+extern const AmxLinear AMX_LINEAR;
+
+// "amx" where this process may use the tile registers (it asks the kernel once), "amx_emulated" in a build whose tiles are
+// plain C++, else null. Only for CPUs that have AVX512_VNNI.
+const char* amx_name();
+
 const Isa& active_isa();
+
+// The active instruction set, or the one that it is like.
+const Isa& vector_isa();
 
 // At least `bytes` bytes at a multiple of 64, the same for every call of a thread: contents do not survive.
 void* scratch(int64_t bytes);

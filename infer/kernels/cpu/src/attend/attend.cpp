@@ -22,7 +22,7 @@ constexpr int64_t PIECES_PER_PART = 2;
 constexpr int64_t ALL_ROWS = 192;  // queries of an encoder that share one reading of the keys
 
 const AttendKernel& kernel() {
-  [[maybe_unused]] const Isa* isa = &active_isa();
+  [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
   if (isa == &AVX512_VNNI) return ATTEND_AVX512_VNNI;
   if (isa == &AVX2) return ATTEND_AVX2;

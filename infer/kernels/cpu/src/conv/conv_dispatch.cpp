@@ -110,7 +110,7 @@ struct Walk {
 }  // namespace
 
 const ConvKernels& conv_kernels() {
-  [[maybe_unused]] const Isa* isa = &active_isa();
+  [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
   if (isa == &AVX512_VNNI) return CONV_AVX512_VNNI;
   if (isa == &AVX2) return CONV_AVX2;

@@ -143,27 +143,16 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, I
                    int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   const Int8Activations to = int8_activations(memory, m);
-  const auto one = [&](auto values, auto x, RowGrid grid, int64_t row, int64_t start, int64_t height, Range mine) {
-    int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
-    const int32_t offset = quantize_row<values>(x, columns, grid, height * Vector::QUAD_BYTES, mine, q);
-    if (mine.begin == 0) to.grid[row] = grid, to.offset[row] = offset;
-  };
   // Who has some columns of a row looks at all of them: the range and the sum of a row are of all.
   each_slice(int8_tiles(m), quads > 4 ? (quads + 3) / 4 : 1, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
-    for (int64_t row = start + rows.begin; row < start + rows.end; ++row) {
-      const float* values = x + row * stride;
-      const auto by_its_range = [&](auto x) {
-        one(std::integral_constant<Values, Values::WITHIN>(), x, row_grid(x, columns), row, start, height, mine);
-      };
-      if (given.multiplier != nullptr) {
-        by_its_range(BalancedRow{values, given.multiplier});
-      } else if (given.step == nullptr) {
-        by_its_range(PlainRow{values});
-      } else {
-        one(std::integral_constant<Values, Values::ANY>(), PlainRow{values}, static_grid(values, columns, *given.step), row, start,
-            height, mine);
-      }
-    }
+    const int64_t apart = height * Vector::QUAD_BYTES;
+    for (int64_t row = start + rows.begin; row < start + rows.end; ++row)
+      with_grid(x + row * stride, columns, given, [&](auto values, auto x, RowGrid grid) {
+        int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
+        const int32_t offset =
+            quantize_row<values>(x, columns, grid, apart, mine, [=](int64_t i) { return q + 4 * i * apart; });
+        if (mine.begin == 0) to.grid[row] = grid, to.offset[row] = offset;
+      });
   });
 }
 

@@ -78,7 +78,7 @@ void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, I
   each_slice(lut4_tiles<SCALES>(m), groups, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
     const int64_t place = start * groups + mine.begin * height, count = mine.end - mine.begin;
     for (int64_t row = rows.begin; row < rows.end; ++row)
-      quantize_groups<SCALES>(x + (start + row) * stride + mine.begin * GROUP, count, height,
+      quantize_groups<SCALES>(x + (start + row) * stride + mine.begin * GROUP, count, height, height * Vector::QUAD_BYTES,
                               to.q + (place * 16 + row) * Vector::QUAD_BYTES, to.step + place + row,
                               to.offset + place * SCALES + row);
   });

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "isa.h"
 
@@ -165,10 +166,10 @@ inline RowGrid row_grid(Row x, int64_t columns) {
   return {step, static_cast<int32_t>(zero < LEVELS ? (zero > -LEVELS ? zero : -LEVELS) : LEVELS)};
 }
 
-// One row, of which 16 columns at a time are stored where `mine` has them; quads go `stride` bytes apart. The result is
-// what an accumulator starts with: -128 * sum(q) where weights are stored as code + 128.
-template <Values VALUES, class Row>
-inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, Range mine, int8_t* q) {
+// One row, of which 16 columns at a time are stored where `mine` has them, columns 16 i on at place(i); quads go `stride`
+// bytes apart. The result is what an accumulator starts with: -128 * sum(q) where weights are stored as code + 128.
+template <Values VALUES, class Row, class Place>
+inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, Range mine, Place place) {
   const Grid<VALUES> grid(row.step, row.zero);
   Vector::Sums total = Vector::broadcast(int32_t{0});
   const int64_t whole = columns / 16, begin = mine.begin < whole ? mine.begin : whole, end = mine.end < whole ? mine.end : whole;
@@ -177,7 +178,7 @@ inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride,
   for (int64_t i = begin; i < end; ++i) {
     const Vector::Sums codes = grid(x.at(16 * i));
     total = Vector::add(total, codes);
-    Vector::store_quads(q + 4 * i * stride, stride, codes);
+    Vector::store_quads(place(i), stride, codes);
   }
   if (Vector::UNSIGNED)
     for (int64_t i = end; i < whole; ++i) total = Vector::add(total, grid(x.at(16 * i)));
@@ -186,19 +187,33 @@ inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride,
     alignas(64) int8_t tail[4 * Vector::QUAD_BYTES];
     Vector::store_quads(tail, Vector::QUAD_BYTES, grid(x.tail(16 * whole, columns - 16 * whole)));
     for (int64_t quad = 0; 16 * whole + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
-      if (mine.end > whole) std::memcpy(q + (4 * whole + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
+      if (mine.end > whole) std::memcpy(place(whole) + quad * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
       for (int i = 0; i < 4; ++i) sum += tail[quad * Vector::QUAD_BYTES + i];
     }
   }
   return Vector::UNSIGNED ? -128 * sum : 0;
 }
 
+// take(kind of values, row, its grid) for a row of `columns` floats under the grid that was given.
+template <class Take>
+inline void with_grid(const float* values, int64_t columns, InputGrid given, Take take) {
+  if (given.multiplier != nullptr) {
+    const BalancedRow row{values, given.multiplier};
+    take(std::integral_constant<Values, Values::WITHIN>(), row, row_grid(row, columns));
+  } else if (given.step == nullptr) {
+    const PlainRow row{values};
+    take(std::integral_constant<Values, Values::WITHIN>(), row, row_grid(row, columns));
+  } else {
+    take(std::integral_constant<Values, Values::ANY>(), PlainRow{values}, static_grid(values, columns, *given.step));
+  }
+}
+
 // One row in groups of 64 columns, each with its own step; `step` advances by `height` per group, `offset` for each of its
-// `SCALES` parts.
+// `SCALES` parts where it is not null. Of a group, quads go `stride` bytes apart.
 template <int SCALES>
-inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset) {
-  const int64_t stride = height * Vector::QUAD_BYTES;
-  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
+inline void quantize_groups(const float* x, int64_t groups, int64_t height, int64_t stride, int8_t* q, float* step,
+                            int32_t* offset) {
+  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * height * Vector::QUAD_BYTES, step += height) {
     Vector::Floats part[4];
     Vector::Sums most = Vector::broadcast(int32_t{0}), total = most;
     for (int i = 0; i < 4; ++i) {
@@ -212,7 +227,7 @@ inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8
       const Vector::Sums codes = grid(part[i]);
       total = SCALES > 1 ? codes : Vector::add(total, codes);
       Vector::store_quads(q + 4 * i * stride, stride, codes);
-      if (SCALES == 1 && i < 3) continue;
+      if (offset == nullptr || (SCALES == 1 && i < 3)) continue;
       *offset = Vector::UNSIGNED ? -128 * Vector::reduce_add(total) : 0;
       offset += height;
     }

@@ -12,8 +12,8 @@ extern "C" INFER_API void infer_fit(const float* weight, const float* table, con
   const FitTask task = {weight, table,   bounds, importance, inverses, rows,     columns,
                         tables, entries, group,  codes,      scale,    row_scale};
 #if defined(__x86_64__)
-  if (std::strcmp(active_isa().name, "avx512_vnni") == 0) return fit_avx512(task);
-  if (std::strcmp(active_isa().name, "avx2") == 0) return fit_avx2(task);
+  if (std::strcmp(vector_isa().name, "avx512_vnni") == 0) return fit_avx512(task);
+  if (std::strcmp(vector_isa().name, "avx2") == 0) return fit_avx2(task);
 #endif
   fit_any(task);
 }

@@ -12,7 +12,7 @@ constexpr int64_t SERIAL_WORK = 1 << 16;  // products below which waking a team 
 
 const StateKernel& kernel() {
 #if defined(__x86_64__)
-  const Isa* isa = &active_isa();
+  const Isa* isa = &vector_isa();
   if (isa == &AVX512_VNNI) return STATE_AVX512_VNNI;
   if (isa == &AVX2) return STATE_AVX2;
 #endif

@@ -1,0 +1,8 @@
+// Linear layers on the tile registers of AMX, and with AVX-512 VNNI where few rows wait for memory.
+#include "vector_avx512.h"
+
+#include "lut4_amx.h"
+
+namespace infer_native {
+const AmxLinear AMX_LINEAR = {amx_lut4, amx_int8, AMX_STAGED_LUT4, AMX_STAGED_INT8};
+}
