@@ -5,8 +5,10 @@ Nothing is asked at import; what was measured once in a process is kept.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
+import os
 import platform
 import re
 from pathlib import Path
@@ -135,6 +137,17 @@ def has_bfloat16() -> bool:
 
 
 @functools.cache
+def no_amx() -> str | None:
+    """Return why the tile registers of AMX can't be used, or None; asks Linux for them, once in a process."""
+    if "amx_int8" not in isa() or platform.system() != "Linux":
+        return "this CPU has no AMX"
+    arch_prctl, ask_for_state, tile_data = 158, 0x1023, 18
+    if ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, ask_for_state, tile_data) == 0:
+        return None
+    return f"Linux does not grant the tile registers: {os.strerror(ctypes.get_errno())}"
+
+
+@functools.cache
 def cpu_name() -> str:
     match = re.search(r"^(?:model name|Hardware|cpu model)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
     if match:
@@ -220,6 +233,7 @@ __all__ = [
     "isa",
     "last_level_cache",
     "memory_available",
+    "no_amx",
     "peak_flops",
     "peak_rss",
     "cpu_quota",

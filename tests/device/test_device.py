@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,13 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         path = tmp_path / "cpuinfo"
         path.write_text(text)
         monkeypatch.setattr(device, "_CPUINFO", path)
-        device.isa.cache_clear()
-        device.cpu_name.cache_clear()
+        for asked in (device.isa, device.cpu_name, device.no_amx):
+            asked.cache_clear()
 
     yield write
     monkeypatch.undo()
-    device.isa.cache_clear()
-    device.cpu_name.cache_clear()
+    for asked in (device.isa, device.cpu_name, device.no_amx):
+        asked.cache_clear()
 
 
 @pytest.fixture
@@ -84,6 +85,18 @@ def test_x86_instruction_sets_come_in_our_order(cpuinfo) -> None:
     assert device.isa() == ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8")
     assert device.has_vnni()
     assert device.cpu_name() == "Some Xeon"
+
+
+def test_amx_needs_the_cpu_and_a_grant_of_linux(cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo("flags : avx2 avx512f avx512_vnni\n")
+    assert device.no_amx() == "this CPU has no AMX"
+    for answer, reason in ((0, None), (-1, "Linux does not grant the tile registers: Success")):
+        cpuinfo("flags : avx2 avx512f avx512_vnni amx_int8 amx_bf16 amx_tile\n")
+        monkeypatch.setattr(device.platform, "system", lambda: "Linux")
+        libc = types.SimpleNamespace(syscall=lambda *numbers, answer=answer: answer)
+        monkeypatch.setattr(device.ctypes, "CDLL", lambda *_args, libc=libc, **_kwargs: libc)
+        monkeypatch.setattr(device.ctypes, "get_errno", lambda: 0)
+        assert device.no_amx() == reason
 
 
 def test_avx_vnni_alone_is_vnni(cpuinfo) -> None:

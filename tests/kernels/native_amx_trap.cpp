@@ -3,7 +3,7 @@
 #include <cstring>
 #include <ucontext.h>
 
-#include "amx_twin.h"
+#include "amx/tile_twin.h"
 #include "isa.h"
 
 namespace infer_native {

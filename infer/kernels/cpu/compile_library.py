@@ -25,16 +25,14 @@ COMMON = (
     "-ffp-contract=off",  # the same roundings on every machine; fused only where the source says so
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # the oldest torch that is served: 2.11
 )
+X86 = ("x86_64", "AMD64")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512_VNNI = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 # The end of a file's name → architecture and flags of the instruction set it is written for.
 SUFFIXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "_avx512_vnni": (
-        ("x86_64", "AMD64"),
-        (
-            *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw"),
-            *("-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-        ),
-    ),
-    "_avx2": (("x86_64", "AMD64"), ("-mavx2", "-mfma", "-mf16c")),
+    "_avx512_vnni": (X86, AVX512_VNNI),
+    "_amx": (X86, AVX512_VNNI),  # the tile instructions are written as assembly, which needs no flags
+    "_avx2": (X86, AVX2),
     "_neon_dotprod": (("aarch64", "arm64"), ("-march=armv8.2-a+dotprod",)),
 }
 TORCH_LIBRARY = "libtorch_cpu.so"

@@ -1,6 +1,5 @@
 // Linear layers with AVX-512 VNNI.
-#include "vector_avx512.h"
-
+#include "linear/vector_avx512.h"  // first: the others are written for its Vector
 #include "linear/linear_int8.h"
 #include "linear/linear_lut4.h"
 #include "linear/linear_w8a32.h"

@@ -1,7 +1,8 @@
 // Whether this process may use the tile registers of AMX. Linux grants them to a process that asks; it asks once.
+#include "amx/tile_config.h"
 #include "isa.h"
 
-#if !defined(INFER_AMX_EMULATED) && defined(__linux__)
+#if defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,7 +13,7 @@ namespace {
 
 #if defined(INFER_AMX_EMULATED)
 const char* found() { return "amx_emulated"; }
-#elif defined(__linux__)
+#elif defined(__linux__) && !defined(INFER_AMX_ABSENT)
 bool has_instructions() {
   constexpr unsigned BFLOAT16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILE | INT8;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

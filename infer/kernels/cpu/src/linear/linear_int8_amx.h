@@ -1,12 +1,12 @@
-// y = x @ weight.T where both are int8, on tile registers, with the bits of int8.h: the same codes, exact sums, and the same
+// y = x @ weight.T where both are int8, on tile registers, with the bits of linear_int8.h: the same codes, exact sums, and the same
 // steps from a sum to a result.
 //
 // 16 quads of a packed block are one tile of weights. Activations lie in tiles too: of `height` rows, for each 64 columns,
 // row by row. Four tiles of sums hide the latency of a product: two tiles of rows by two blocks, or one by four.
 #pragma once
 
-#include "amx_tiles.h"
-#include "parallel.h"
+#include "amx/tiles.h"
+#include "linear/parallel_linear.h"
 
 namespace infer_native {
 namespace {

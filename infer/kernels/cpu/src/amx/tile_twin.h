@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "amx_config.h"
+#include "amx/tile_config.h"
 
 namespace infer_native {
 namespace {

@@ -3,6 +3,11 @@
 
 #include <cstdint>
 
+// A compiler from before AMX also has an assembler from before AMX.
+#if !defined(INFER_AMX_EMULATED) && !__has_include(<amxtileintrin.h>)
+#define INFER_AMX_ABSENT
+#endif
+
 namespace infer_native {
 namespace {
 

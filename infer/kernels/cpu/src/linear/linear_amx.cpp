@@ -1,7 +1,6 @@
 // Linear layers on the tile registers of AMX, and with AVX-512 VNNI where few rows wait for memory.
-#include "vector_avx512.h"
-
-#include "lut4_amx.h"
+#include "linear/vector_avx512.h"  // first: the others are written for its Vector
+#include "linear/linear_lut4_amx.h"
 
 namespace infer_native {
 const AmxLinear AMX_LINEAR = {amx_lut4, amx_int8, AMX_STAGED_LUT4, AMX_STAGED_INT8};

@@ -1,11 +1,11 @@
-// y = x @ weight.T with 4-bit weights on tile registers, with the bits of lut4.h: a group's exact sum is one product of tiles,
+// y = x @ weight.T with 4-bit weights on tile registers, with the bits of linear_lut4.h: a group's exact sum is one product of tiles,
 // scaled and added in float in the order of the groups.
 //
 // Groups of two blocks are decoded into the first-level cache, as signed bytes, and tiles of rows go over them.
 #pragma once
 
-#include "int8_amx.h"
-#include "lut4_direct.h"
+#include "linear/linear_int8_amx.h"
+#include "linear/lut4_direct.h"
 
 namespace infer_native {
 namespace {

@@ -4,16 +4,17 @@
 // As inline assembly: the intrinsics of gcc 12 do not say that they read or write memory, and need flags of their own.
 #pragma once
 
-#include "amx_config.h"
+#include "amx/tile_config.h"
 
-#if defined(INFER_AMX_EMULATED)
-#include "amx_twin.h"
+#if defined(INFER_AMX_EMULATED) || defined(INFER_AMX_ABSENT)
+#define INFER_AMX_TWIN
+#include "amx/tile_twin.h"
 #endif
 
 namespace infer_native {
 namespace {
 
-#if !defined(INFER_AMX_EMULATED)
+#if !defined(INFER_AMX_TWIN)
 
 // Template arguments are numbers of registers. A is [rows][k quads], B [k quads][columns], a quad 4 bytes.
 struct AmxTiles {
