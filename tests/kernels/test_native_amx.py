@@ -1,11 +1,12 @@
-"""Layers on the tile registers of AMX, on any CPU with AVX-512: by a plain C++ twin of the tile instructions, and by the
-instructions themselves, each of which is trapped, decoded and handed to the twin.
+"""Layers on the tile registers of AMX, on any CPU with AVX-512.
+
+By a plain C++ twin of the tile instructions, and by the instructions themselves: each is trapped, decoded and done by
+the twin.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from infer.kernels.cpu import compile_library
 from infer.kernels.cpu.build import TORCH
 
 pytestmark = pytest.mark.skipif(
-    platform.machine() not in compile_library.X86 or "avx512_vnni" not in device.isa() or compile_library.compiler() is None,
+    "avx512_vnni" not in device.isa() or compile_library.compiler() is None,
     reason="no AVX-512 VNNI or no C++ compiler",
 )
 HERE, EMULATED = Path(__file__).parent, "-DINFER_AMX_EMULATED"
