@@ -170,7 +170,7 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
     import torch
 
     from infer import compress as formats
-    from infer.load.weight_files import open_weights
+    from infer.load.checkpoint.weight_files import open_weights
     from infer.load.weights.safetensors_reader import SafetensorsReader
     from infer.plan import Plan
 

@@ -33,7 +33,7 @@ from infer import load, plugins
 from infer.errors import InferError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.load import data_split
+from infer.load.samples import sample_split
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
 from infer.pipeline.trial import Trial
@@ -105,7 +105,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
         loaded, run = stages.load(stages.resolve(plan.with_(allow_slower=True)))
         if model in CALIBRATION:
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
-            loaded.calibration = data_split.exclude_rows(rows, loaded.samples)
+            loaded.calibration = sample_split.exclude_rows(rows, loaded.samples)
         original = stages.capture_original(run.plan, loaded, Reporter())
         floats = FloatForms(original.graph, Path(work) / "float", lambda: original.step)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):

@@ -31,7 +31,7 @@ def make_checkpoint(
     """Write a Hugging Face folder with shards of at most 1 GiB, the embedding tied; return the number of weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from infer.load.meta_model import build_on_meta
+    from infer.load.weight_loading.meta_model import build_on_meta
 
     config = LlamaConfig(**shape, max_position_embeddings=positions, tie_word_embeddings=True)
     model, _ = build_on_meta(lambda: LlamaForCausalLM(config), "llama")

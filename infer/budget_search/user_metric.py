@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, unknown
-from ..load.user_module import import_file, user_code_errors
+from ..load.sources.user_module import import_file, user_code_errors
 from ..predict import Predictor
 
 WHERE = "--metric"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..load.moe_layers import ExpertLinear
+from ..load.model_patches.moe_layers import ExpertLinear
 
 
 class Matrix(nn.Module):

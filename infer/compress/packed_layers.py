@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import kernels  # noqa: F401  registers the operators
-from ..load.moe_layers import ExpertLinear
+from ..load.model_patches.moe_layers import ExpertLinear
 from . import Quantizer
 from .conv_layers import QuantizedConv, QuantizedConvTranspose
 from .layer_kinds import (

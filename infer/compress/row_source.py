@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError, UsageError
-from ..load.moe_layers import ExpertLinear
+from ..load.model_patches.moe_layers import ExpertLinear
 from ..load.weights import WeightReader, check_finite
 from .layer_kinds import by_rows, is_stored_by_columns
 from .quantizable_layers import Weight

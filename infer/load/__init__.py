@@ -9,12 +9,12 @@ read_data(spec, …)  what `--data` names, as samples
 
 from __future__ import annotations
 
-from .data import read_data
-from .fill_weights import STRATEGIES, fill, resolve_strategy
-from .identify import Identified, identify
+from .identification.identify import Identified, identify
 from .loaded_model import LoadedModel
 from .module_copies import unfilled_copy
 from .open_model import load
+from .samples.read_samples import read_data
+from .weight_loading.fill_weights import STRATEGIES, fill, resolve_strategy
 
 __all__ = [
     "STRATEGIES",

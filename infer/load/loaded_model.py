@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..spec import Finding, TensorSpec
-from .processors import Preprocessor
+from .hf_preprocessor import Preprocessor
 from .weights import WeightReader
 
 

@@ -12,8 +12,8 @@ import msgspec
 from ..errors import SourceError
 from ..regular_files import MAX_JSON, read_regular
 from . import heads
-from .processors import Preprocessor
-from .sentence_transformers import SentenceFolder, score_activation
+from .hf_preprocessor import Preprocessor
+from .sentence_transformers.sentence_transformers import SentenceFolder, score_activation
 
 # Of generation_config.json, and of config.json in older checkpoints.
 UNUSED_SETTINGS = (

@@ -8,22 +8,29 @@ from pathlib import Path
 from ..errors import UnsafeSourceError, UsageError
 from ..plan import Plan
 from ..spec import DECODER_IDS, Finding
-from . import data
-from .code_sources import load_pickled, load_user_module
 from .diffusers_models import load_diffusers_part
-from .exported_program import load_exported
-from .fill_weights import resolve_strategy
 from .gguf import open_gguf
-from .huggingface import load_huggingface
-from .identify import STATE_DICTS, Identified, identify, is_library_name, is_user_module, whole_source
+from .identification.identify import (
+    STATE_DICTS,
+    Identified,
+    identify,
+    is_library_name,
+    is_user_module,
+    whole_source,
+)
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
-from .onnx_file import load_onnx
-from .state_dict import load_state_dict
-from .torchscript import load_torchscript
-from .transcript_samples import decode_greedily
-from .user_module import UserModule
+from .samples import read_samples
+from .samples.transcript_samples import decode_greedily
+from .sources.exported_program import load_exported
+from .sources.huggingface import load_huggingface
+from .sources.onnx_file import load_onnx
+from .sources.python_sources import load_pickled, load_user_module
+from .sources.state_dict_source import load_state_dict
+from .sources.torchscript import load_torchscript
+from .sources.user_module import UserModule
+from .weight_loading.fill_weights import resolve_strategy
 
 HINTS = {
     "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
@@ -57,7 +64,7 @@ def load(plan: Plan) -> LoadedModel:
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
     if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
         loaded.decode_greedily = partial(decode_greedily, loaded)
-    data.attach_samples(plan, loaded, user_module)
+    read_samples.attach_samples(plan, loaded, user_module)
     return loaded
 
 

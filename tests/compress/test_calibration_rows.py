@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infer import fidelity
-from infer.load import data_split
+from infer.load.samples import sample_split
 from infer.spec import TensorSpec
 
 SPECS = (TensorSpec("x", "float32", ("batch", 2)), TensorSpec("ids", "int64", ("batch", "seq")))
@@ -18,14 +18,14 @@ def rows(values: list[int]) -> dict[str, torch.Tensor]:
 
 
 def test_the_two_parts_are_every_second_row_and_share_none() -> None:
-    held, calibration = data_split.split(rows(list(range(7))), SPECS)
+    held, calibration = sample_split.split(rows(list(range(7))), SPECS)
     assert held["ids"][:, 0].tolist() == [0, 2, 4, 6]
     assert calibration["ids"][:, 0].tolist() == [1, 3, 5]
     assert calibration["x"][:, 0].tolist() == [1.0, 3.0, 5.0]
 
 
 def test_a_row_that_occurs_twice_only_judges() -> None:
-    held, calibration = data_split.split(rows([5, 5, 6, 7, 8, 6]), SPECS)
+    held, calibration = sample_split.split(rows([5, 5, 6, 7, 8, 6]), SPECS)
     assert held["ids"][:, 0].tolist() == [5, 6, 8]
     assert calibration["ids"][:, 0].tolist() == [7]
 
@@ -33,17 +33,17 @@ def test_a_row_that_occurs_twice_only_judges() -> None:
 def test_rows_equal_in_one_input_only_are_different() -> None:
     samples = rows([1, 1])
     samples["ids"][1, 2] = 9
-    assert len(data_split.split(samples, SPECS)[1]["x"]) == 1
+    assert len(sample_split.split(samples, SPECS)[1]["x"]) == 1
 
 
 @pytest.mark.parametrize("values", [[3], [3, 3, 3, 3]])
 def test_without_other_rows_nothing_calibrates(values: list[int]) -> None:
-    assert data_split.split(rows(values), SPECS)[1] == {}
+    assert sample_split.split(rows(values), SPECS)[1] == {}
 
 
 def test_a_fixed_batch_is_not_split() -> None:
     specs = (TensorSpec("x", "float32", (4, 2)),)
-    held, calibration = data_split.split({"x": torch.arange(8.0).reshape(4, 2)}, specs)
+    held, calibration = sample_split.split({"x": torch.arange(8.0).reshape(4, 2)}, specs)
     assert len(held["x"]) == 4
     assert calibration == {}
 

@@ -12,7 +12,7 @@ from torch import nn
 from infer import compress
 from infer.compress.calibration.expert_statistics import FEWEST, ExpertStats
 from infer.compress.packed_layers import QuantizedExperts
-from infer.load.moe_layers import ExpertLinear, checkpoint_names, split_experts
+from infer.load.model_patches.moe_layers import ExpertLinear, checkpoint_names, split_experts
 from infer.load.weights import DictReader
 from infer.plan import Plan
 from tests.support.tiny_decoders import GROUPED, WIDE, build

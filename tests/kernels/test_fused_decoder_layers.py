@@ -19,7 +19,7 @@ from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.kernels.passes.fused_program import match
 from infer.llm.step.full_sequence_runner import attention_inputs
-from infer.load.moe_layers import split_experts
+from infer.load.model_patches.moe_layers import split_experts
 from infer.plan import Plan
 from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 

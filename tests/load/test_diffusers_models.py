@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infer import Plan, load
 from infer.errors import SourceError, UsageError
-from infer.load.identify import identify
+from infer.load.identification.identify import identify
 from infer.pipeline.float_graph import float_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # diffusers and transformers have many to give

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from infer.errors import SourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, resolve_strategy
-from infer.load.meta_model import build_on_meta, match_checkpoint
-from infer.load.offload import StreamedLayer
+from infer.load.weight_loading.meta_model import build_on_meta, match_checkpoint
+from infer.load.weight_loading.offload import StreamedLayer
 from infer.load.weights import DictReader, WeightReader
 from infer.load.weights.safetensors_reader import SafetensorsReader
 from infer.load.weights.torch_reader import TorchReader
@@ -111,7 +111,7 @@ def test_filling_again_changes_nothing(tmp_path: Path, original: nn.Module) -> N
 
 
 def test_a_split_checkpoint_is_used_again_until_the_file_changes(tmp_path: Path, original: nn.Module) -> None:
-    from infer.load.tensor_cache import SplitReader
+    from infer.load.weight_loading.per_tensor_cache import SplitReader
 
     reader = as_safetensors(original.state_dict(), tmp_path)
     dtypes = dict.fromkeys(reader.names(), torch.float32)
@@ -125,7 +125,7 @@ def test_a_split_checkpoint_is_used_again_until_the_file_changes(tmp_path: Path,
 
 
 def test_a_tensor_in_memory_can_be_split_by_its_values(tmp_path: Path) -> None:
-    from infer.load.tensor_cache import SplitReader
+    from infer.load.weight_loading.per_tensor_cache import SplitReader
 
     folders = {
         SplitReader(DictReader({"a": torch.full((3,), value)}), {"a": torch.float32}, tmp_path).folder
@@ -157,7 +157,7 @@ def test_an_unknown_way_is_hinted(original: nn.Module) -> None:
 def test_auto_streams_only_what_does_not_fit(original: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
-    import infer.load.fill_weights as filling
+    import infer.load.weight_loading.fill_weights as filling
 
     loaded = loaded_from(DictReader(original.state_dict()))
     assert resolve_strategy(Plan(source="a"), loaded).value == "meta"
@@ -173,7 +173,7 @@ def test_auto_streams_only_what_does_not_fit(original: nn.Module, monkeypatch: p
 def test_streamed_layers_agree_at_any_block_size(
     original: nn.Module, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    import infer.load.offload as offload
+    import infer.load.weight_loading.offload as offload
 
     monkeypatch.setattr(offload, "BLOCK_BYTES", block)
     loaded = loaded_from(DictReader(original.state_dict()))
@@ -201,7 +201,7 @@ def test_a_streamed_model_can_be_captured(original: nn.Module) -> None:
 
 
 def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    import infer.load.offload as offload
+    import infer.load.weight_loading.offload as offload
 
     monkeypatch.setattr(offload, "BLOCK_BYTES", 64)
     for groups, stride, padding in ((1, 1, 0), (2, 2, 1), (4, 1, 2)):
@@ -219,7 +219,7 @@ def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.Monke
 def test_a_row_larger_than_the_block_is_checked_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import infer.load.mapped_weights as mapped
+    import infer.load.weight_loading.mapped_weights as mapped
 
     monkeypatch.setattr(mapped, "BLOCK_BYTES", 8)
     weight = torch.randn(3, 40)

@@ -266,7 +266,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict, err
 
 
 def test_without_transformers_the_pip_line_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import infer.load.huggingface as huggingface
+    import infer.load.sources.huggingface as huggingface
 
     save(llama(), tmp_path)
     monkeypatch.setattr(huggingface, "find_spec", lambda name: None)

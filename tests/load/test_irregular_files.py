@@ -34,7 +34,7 @@ from infer.serve.model_repository import ModelRepository, name_and_version
 from infer.serve.observability.memory import cache_bytes
 from infer.serve.workers.model_loading import is_language_model
 from tests.artifact.test_artifact import make, manifest
-from tests.load.test_data import ONE
+from tests.load.test_read_samples import ONE
 
 NET = """
 import torch

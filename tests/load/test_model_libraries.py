@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infer import Plan, Predictor, load, optimize
 from infer.cli.optimize import default_output
 from infer.errors import NotUsableError, SourceError, UsageError
-from infer.load.identify import identify
+from infer.load.identification.identify import identify
 from infer.load.model_libraries import library_model
 from infer.preprocess.image import ImagePreprocessor
 from tests.support.stub_model_libraries import Segmenter, Tiny, Transform, stub_timm, stub_torchvision

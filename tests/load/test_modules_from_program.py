@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from infer import compress
-from infer.load.modules_from_program import restore_layers
+from infer.load.sources.modules_from_program import restore_layers
 from infer.plan import Plan
 
 

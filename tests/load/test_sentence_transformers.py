@@ -35,8 +35,8 @@ from infer.errors import SourceError, UnsafeSourceError
 from infer.llm.text.embedding_prompts import with_prompt
 from infer.llm.text.tokenizer import Tokenizer as TextTokenizer
 from infer.load import LoadedModel, fill, load
-from infer.load.identify import identify
-from infer.load.sentence_layers import MODES
+from infer.load.identification.identify import identify
+from infer.load.sentence_transformers.sentence_layers import MODES
 from infer.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and sentence-transformers have many to give

@@ -84,7 +84,7 @@ def test_a_cross_encoder_scores_pairs_as_transformers_does(folder: Path, tmp_pat
 
 
 def test_samples_of_a_pair_classifier_hold_pairs_and_single_texts(folder: Path, tmp_path: Path) -> None:
-    from infer.load.text_data import tokenize
+    from infer.load.samples.text_samples import tokenize
 
     rows = tokenize(
         ["\n\n".join(part for pair in PAIRS for part in pair)], load(Plan(source=str(folder), data="random"))

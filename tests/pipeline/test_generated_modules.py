@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from infer.errors import SourceError
-from infer.load.meta_model import build_on_meta
+from infer.load.weight_loading.meta_model import build_on_meta
 from tests.fuzz import modules
 from tests.fuzz.modules import Case, CaseOutcome
 from tests.support import generated_modules as generated

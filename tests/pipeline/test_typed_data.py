@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from infer import Plan
-from infer.load import code_sources, data, data_files, huggingface, open_model, state_dict, user_module
+from infer.load import open_model
+from infer.load.samples import read_samples, sample_files
+from infer.load.sources import huggingface, python_sources, state_dict_source, user_module
 from infer.pipeline import stages
 from infer.reporter import Reporter
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -110,9 +112,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RaisedArtifact:
         calls = counted(
             patch,
             (open_model, "identify"),
-            (state_dict, "open_checkpoint"),
+            (state_dict_source, "open_checkpoint"),
             (user_module, "import_file"),
-            (data, "attach_samples"),
+            (read_samples, "attach_samples"),
         )
         plan = Plan(
             source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(),
@@ -148,7 +150,7 @@ def test_the_text_of_a_language_model_is_tokenized_once(
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "samples.txt").write_text(" ".join(f"w{i % VOCABULARY}" for i in range(1024)))
     calls = counted(
-        monkeypatch, (data_files, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
+        monkeypatch, (sample_files, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
     )
     loaded, run = stages.load(
         stages.resolve(Plan(source=str(tmp_path), quant="nf4", device="cpu", task="score"))
@@ -166,12 +168,12 @@ def test_a_copy_of_a_pickled_model_shares_weights_and_nothing_else() -> None:
     model = torch.nn.Sequential(
         torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), torch.nn.BatchNorm1d(4)
     )
-    first = code_sources.copy_structure(model)
+    first = python_sources.copy_structure(model)
     first.to(torch.bfloat16)
     first[1].running_mean.fill_(7.0)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not model[1].running_mean.any()
-    again = code_sources.copy_structure(model)
+    again = python_sources.copy_structure(model)
     for mine, theirs in zip(again.parameters(), model.parameters(), strict=True):
         assert mine.data_ptr() == theirs.data_ptr()
         assert mine is not theirs

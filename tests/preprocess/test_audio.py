@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from infer.errors import InputError, NotUsableError, SourceError
-from infer.load.processors import read_preprocessor
+from infer.load.hf_preprocessor import read_preprocessor
 from infer.preprocess.audio import AudioPreprocessor, open_sound
 from infer.preprocess.transformers_processor import TransformersProcessor
 from infer.sanitize import sanitize_values

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from infer.errors import ArtifactError, InputError, SourceError
-from infer.load.processors import read_preprocessor
+from infer.load.hf_preprocessor import read_preprocessor
 from infer.preprocess.image import ImagePreprocessor, open_image
 from infer.preprocess.transformers_processor import TransformersProcessor
 from infer.sanitize import sanitize_values

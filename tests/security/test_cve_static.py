@@ -21,12 +21,14 @@ ALLOWED = {
         ("import pickle", "for the name of the exception that torch raises"),
         ("except pickle.UnpicklingError", "torch's weights-only reader refuses with it"),
     ],
-    "infer/load/processors.py": [("trust_remote_code=False", "said, so that no default can change it")],
-    "infer/load/huggingface.py": [("trust_remote_code=False", "said, so that no default can change it")],
+    "infer/load/hf_preprocessor.py": [("trust_remote_code=False", "said, so that no default can change it")],
+    "infer/load/sources/huggingface.py": [
+        ("trust_remote_code=False", "said, so that no default can change it")
+    ],
     "infer/load/diffusers_models/text_encoder.py": [
         ("trust_remote_code=False", "said, so that no default can change it")
     ],
-    "infer/load/code_sources.py": [("weights_only=False", "behind --trust-code alone")],
+    "infer/load/sources/python_sources.py": [("weights_only=False", "behind --trust-code alone")],
 }
 
 

@@ -13,7 +13,7 @@ import torch
 
 from infer import Plan, Predictor, optimize
 from infer.load import load
-from infer.load.transcript_samples import MAX_TOKENS
+from infer.load.samples.transcript_samples import MAX_TOKENS
 from tests.support.fake_media import wav
 from tests.support.fake_predictors import Live, live
 from tests.support.llm_artifacts import bytes_as_tokens

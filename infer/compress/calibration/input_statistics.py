@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ... import library_errors
 from ...errors import SourceError, UsageError
-from ...load.moe_layers import ExpertLinear
+from ...load.model_patches.moe_layers import ExpertLinear
 from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, pair, product_input, rows_of
 from .expert_statistics import record_experts
 from .layer_statistics import LayerStats

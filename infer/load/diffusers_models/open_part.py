@@ -15,13 +15,13 @@ from ...plan import Plan
 from ...regular_files import MAX_JSON, read_regular
 from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
-from ..converted_names import convert_names
-from ..diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
-from ..exported_program import KeywordModule
-from ..identify import STATE_DICTS, identify
+from ..checkpoint.transformers_key_mapping import convert_names
+from ..identification.identify import STATE_DICTS, identify
 from ..loaded_model import LoadedModel
-from ..meta_model import build_on_meta, match_checkpoint
-from ..state_dict import open_checkpoint
+from ..sources.diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
+from ..sources.exported_program import KeywordModule
+from ..sources.state_dict_source import open_checkpoint
+from ..weight_loading.meta_model import build_on_meta, match_checkpoint
 from ..weights import FiniteReader, WeightReader, num_bytes
 from .part_inputs import Part, part_of
 from .text_encoder import build_text_encoder, wrap_text_encoder

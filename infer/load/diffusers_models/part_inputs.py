@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...spec import TensorSpec
-from ..diffusers_pipeline import AUTOENCODER
+from ..sources.diffusers_pipeline import AUTOENCODER
 
 Config = Mapping[str, Any]
 Inputs = Mapping[str, Tensor]

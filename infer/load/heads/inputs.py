@@ -12,8 +12,8 @@ from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
 from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
-from ..processors import Preprocessor
-from ..sentence_transformers import SentenceFolder
+from ..hf_preprocessor import Preprocessor
+from ..sentence_transformers.sentence_transformers import SentenceFolder
 from .table import PADDED_TEXT, PIXELS, SOUND, Head
 from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
 from .wrappers import (

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from ..language_tower import has_tower
+from ..model_patches.vlm_language_model import has_tower
 
 if TYPE_CHECKING:
-    from ..sentence_transformers import SentenceFolder
+    from ..sentence_transformers.sentence_transformers import SentenceFolder
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from torch import nn
 from ...errors import SourceError, UnsafeSourceError, UsageError
 from ...plan import Plan
 from ...spec import Finding
-from ..checkpoint_names import fit_names
-from ..identify import LIBRARY_NAME, STATE_DICTS, identify
+from ..checkpoint.checkpoint_names import fit_names
+from ..checkpoint.weight_files import open_weights
+from ..hf_preprocessor import preprocessing_finding
+from ..identification.identify import LIBRARY_NAME, STATE_DICTS, identify
 from ..loaded_model import LoadedModel
-from ..meta_model import build_on_meta
-from ..processors import preprocessing_finding
-from ..state_dict import describe, open_checkpoint
-from ..weight_files import open_weights
+from ..sources.state_dict_source import describe, open_checkpoint
+from ..weight_loading.meta_model import build_on_meta
 from ..weights import FiniteReader, WeightReader, num_bytes
 from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
 from .timm_models import timm_folder, timm_model

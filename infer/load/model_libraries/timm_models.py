@@ -17,7 +17,7 @@ from ...errors import SourceError, UsageError
 from ...preprocess.image import ImagePreprocessor
 from ...silence_logs import quiet
 from .library_model import FILTERS, LibraryModel, Size, import_library, unknown_model
-from .same_pixels import same_pixels
+from .transform_equivalence import same_pixels
 
 
 def timm_model(name: str) -> LibraryModel:

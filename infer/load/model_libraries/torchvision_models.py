@@ -14,7 +14,7 @@ from torch import nn
 from ...errors import UsageError
 from ...preprocess.image import ImagePreprocessor
 from .library_model import FILTERS, LibraryModel, Size, import_library, unknown_model
-from .same_pixels import same_pixels
+from .transform_equivalence import same_pixels
 
 # Families that are not one tensor of images in and one tensor out.
 OTHER_FAMILIES = {

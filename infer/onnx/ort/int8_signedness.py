@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import paths
-from ...load.onnx_file import check_external
+from ...load.sources.onnx_file import check_external
 from ..export import save
 from ..graph_builder import drop_unused
 from ..layers.int8_operands import FORM_KEY, Target, flipped

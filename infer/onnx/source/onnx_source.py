@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...compress import Coverage
 from ...errors import NotUsableError, SourceError
-from ...load.onnx_outputs import quantized_nodes
+from ...load.sources.onnx_outputs import quantized_nodes
 from ..decompositions import DOMAIN
 from ..export import IR_VERSION_CAP, save
 from ..graph_builder import GraphBuilder, drop_unused

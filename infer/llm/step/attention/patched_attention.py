@@ -131,7 +131,7 @@ def _doge(
     """Replace the forward of DogeAttention, whose dynamic mask adds a number made of its value to each key's logits.
 
     That number is one more column of the keys, which the queries meet with the inverse of the scale. The context ends
-    where transformers would drop the keys with the smallest numbers, see `infer.load.dynamic_rope`.
+    where transformers would drop the keys with the smallest numbers, see `infer.load.model_patches.dynamic_rope`.
     """
     query, key, value = (
         projection(hidden_states).unflatten(-1, (-1, module.head_dim))

@@ -1,0 +1,1 @@
+"""Files of a checkpoint, and the match of its tensor names with a model's."""

@@ -1,0 +1,88 @@
+"""Weight files of a Hugging Face folder: safetensors, or else `pytorch_model.bin`, whole or in shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ...errors import SourceError, UnsafeSourceError
+from ...regular_files import MAX_JSON, read_regular
+from ..identification.identify import STATE_DICTS, identify
+from ..sources.state_dict_source import open_checkpoint
+from ..weights import WeightReader
+from ..weights.prefixed_reader import PrefixedReader
+from ..weights.safetensors_reader import SafetensorsReader
+
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def open_weights(folder: Path) -> tuple[WeightReader, str]:
+    """Open the weights of a folder; also return a note on files that hold pickles, which are read as weights only.
+
+    Raises `SourceError` for missing or damaged shards, `UnsafeSourceError` for a pickle that names code.
+    """
+    if any(folder.glob("*.safetensors")):
+        return SafetensorsReader(_safetensors(folder)), ""
+    paths = _pickles(folder)
+    readers = [("", _weights_only(path)) for path in paths]
+    reader = readers[0][1] if len(readers) == 1 else PrefixedReader(readers)
+    if (folder / PICKLE_INDEX).is_file():
+        held = set(reader.names())
+        if lost := [name for name in _weight_map(folder / PICKLE_INDEX) if name not in held]:
+            raise SourceError(
+                f"the index promises {lost[0]!r}, which is in no shard", where=str(folder / PICKLE_INDEX)
+            )
+    names = paths[0].name if len(paths) == 1 else f"{len(paths)} shards"
+    return reader, f"{names}: a pickle, read as weights only"
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    index = folder / SAFETENSORS_INDEX
+    if index.is_file():
+        return [index]
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors") in files:
+        return [folder / "model.safetensors"]
+    return files
+
+
+def _pickles(folder: Path) -> list[Path]:
+    index = folder / PICKLE_INDEX
+    if not index.is_file():
+        if (folder / PICKLE).is_file():
+            return [folder / PICKLE]
+        raise SourceError(f"expected {PICKLE} or {PICKLE_INDEX}", where=str(folder))
+    names = sorted(set(_weight_map(index).values()))
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise SourceError(
+                f"the index names a shard {name!r} that is not beside it",
+                where=str(index),
+                hint="Download the folder again, whole",
+            )
+    return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(read_regular(index, MAX_JSON))["weight_map"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(index)) from error
+    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
+        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(index))
+    return found
+
+
+def _weights_only(path: Path) -> WeightReader:
+    found = identify(path)
+    if found.code:
+        named = f": {', '.join(found.globals[:8])}" if found.globals else ""
+        raise UnsafeSourceError(
+            f"{found.says}; it is code{named}",
+            where=str(path),
+            hint="Take the safetensors of this model, or save it once with model.save_pretrained(folder)",
+        )
+    if found.kind not in STATE_DICTS:
+        raise SourceError(f"expected weights, got {found.says}", where=str(path))
+    return open_checkpoint(path, found.kind)[0]

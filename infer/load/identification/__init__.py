@@ -1,0 +1,1 @@
+"""Identification of a source by its content; nothing in it is run."""

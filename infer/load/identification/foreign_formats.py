@@ -1,0 +1,257 @@
+"""Recognition of files that are no source: other tools' models, data, pictures, archives.
+
+Each has a name and a hint what to give instead. Content decides first, the suffix only where the bytes say
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..sources.diffusers_pipeline import describe_pipeline
+from .identify_protobuf import foreign_protobuf
+
+ForeignKind = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
+ORIGINAL = "Give the original model (PyTorch, safetensors or ONNX)"
+UNPACK = "Unpack it first"
+DATA = "Did you mean --data?"
+OPENVINO: ForeignKind = (
+    "an OpenVINO model (IR XML)",
+    "Give the original model it was converted from (PyTorch, safetensors or ONNX)",
+)
+OPENVINO_WEIGHTS: ForeignKind = ("the weights of an OpenVINO model (.bin beside its .xml)", OPENVINO[1])
+ADAPTER: ForeignKind = (
+    "a LoRA adapter (PEFT), not a model",
+    "Give its base model (--adapters makes room in the artifact), and the adapter to infer serve --lora, or merge it "
+    "with merge_and_unload() of PEFT and save the model",
+)
+ORBAX: ForeignKind = (
+    "a JAX checkpoint (Orbax)",
+    "Convert its weights to PyTorch and save them as safetensors, or export the model to ONNX",
+)
+FLAX: ForeignKind = (
+    "Flax weights (.msgpack)",
+    "Save them as safetensors with transformers 4: from_pretrained(…, from_flax=True), then save_pretrained",
+)
+AOTI: ForeignKind = (
+    "an AOTInductor package (.pt2), which is compiled for one kind of machine",
+    "Give the model it was compiled from, or its program saved with torch.export.save",
+)
+TENSORRT: ForeignKind = (
+    "a TensorRT engine",
+    "An engine holds no weights to read: give the model it was built from",
+)
+# Offset, first bytes, name, hint.
+MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
+    (
+        0,
+        b"version https://git-lfs",
+        "a git-LFS pointer, not the file it points to",
+        "Run 'git lfs pull' in its repository",
+    ),
+    (0, b"BZh", "a bzip2 file", UNPACK),
+    (0, b"\xfd7zXZ\x00", "an xz file", UNPACK),
+    (0, b"(\xb5/\xfd", "a zstd file", UNPACK),
+    (0, b"7z\xbc\xaf'\x1c", "a 7z archive", UNPACK),
+    (0, b"Rar!", "a RAR archive", UNPACK),
+    (0, b"\x93NUMPY", "one NumPy array (.npy), which is data, not a model", DATA),
+    (0, b"PAR1", "a Parquet file, which is data, not a model", DATA),
+    (0, b"ARROW1", "an Arrow file, which is data, not a model", DATA),
+    (0, b"SQLite format 3", "an SQLite database", "Is it the right file?"),
+    (0, b"\x89PNG", "a picture (PNG)", DATA),
+    (0, b"\xff\xd8\xff", "a picture (JPEG)", DATA),
+    (0, b"%PDF", "a PDF document", "Is it the right file?"),
+    (0, b"\x89HDF", "an HDF5 file (Keras)", "Save the model from PyTorch, or export it to ONNX"),
+    *(
+        (0, magic, "a GGML file, of llama.cpp before GGUF", "Give the Hugging Face folder it was made from")
+        for magic in (b"lmgg", b"fmgg", b"tjgg")
+    ),
+    (4, b"TFL3", "a TensorFlow Lite model (.tflite)", ORIGINAL),
+    (4, b"ORTM", "an ONNX Runtime model (.ort)", "Give the .onnx file it was made from"),
+    (4, b"ET12", "an ExecuTorch program (.pte)", "Give the PyTorch model it was exported from"),
+    (0, b"ftrt", *TENSORRT),
+    (0, b"ptrt", *TENSORRT),
+    (0, b"\x12\x01\0\0\0\0\0\0", "MXNet parameters (.params)", "Export the model to ONNX from MXNet"),
+    (
+        0,
+        b"{L\0\0\0\0\0\0\0\x07learner",
+        "an XGBoost model (UBJSON)",
+        "infer takes neural networks: PyTorch or ONNX",
+    ),
+    (0, b"CBM1", "a CatBoost model", "infer takes neural networks: PyTorch or ONNX"),
+    (0, b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
+    (0, b"MZ", "a Windows program or library", "Give the model it was compiled from"),
+    *(
+        (0, magic, "a zlib-compressed file (joblib writes such pickles)", "It was not opened. " + ORIGINAL)
+        for magic in (b"x\x01", b"x^", b"x\x9c", b"x\xda")
+    ),
+)
+# Endings of files without magic bytes.
+SUFFIXES: dict[str, ForeignKind] = {
+    ".engine": TENSORRT,
+    ".plan": TENSORRT,
+    ".trt": TENSORRT,
+    ".pdmodel": ("a Paddle model (.pdmodel)", "Convert it to ONNX with paddle2onnx"),
+    ".pdiparams": ("Paddle parameters (.pdiparams)", "Convert the model to ONNX with paddle2onnx"),
+    ".msgpack": FLAX,
+    ".ckpt": ("a checkpoint of TensorFlow, by its suffix", "Convert the model to ONNX with tf2onnx"),
+    ".index": (
+        "the index of a TensorFlow checkpoint, by its suffix",
+        "Convert the model to ONNX with tf2onnx",
+    ),
+    ".dlc": ("a Qualcomm SNPE model, by its suffix", ORIGINAL),
+    ".rknn": ("a Rockchip RKNN model", ORIGINAL),
+    ".tflite": ("a damaged TensorFlow Lite model: it lacks its TFL3 mark", ORIGINAL),
+    ".mlmodel": ("a damaged Core ML model", "Give the PyTorch model it was converted from"),
+}
+# Text: a pattern at its beginning, after XML declaration and comments; name, hint.
+TEXTS: tuple[tuple[str, str, str], ...] = (
+    (r"<net\b[^>]*\bversion=", *OPENVINO),
+    (r"<PMML", "a PMML model (XML)", "infer takes neural networks: PyTorch or ONNX"),
+    (
+        r"(<!DOCTYPE svg[^>]*>\s*)?<svg",
+        "a picture (SVG)",
+        "Is it the right file?",
+    ),
+    (
+        r"<(!doctype html|html)",
+        "a web page (HTML)",
+        "The download saved an error or login page: fetch the raw file",
+    ),
+    (
+        r"<Error>",
+        "the error message of a file store (XML)",
+        "The download was refused: check its address and the access rights",
+    ),
+    (r"\{.{0,4000}\"weight_map\"", "the index of a sharded checkpoint (JSON)", "Give the folder it lies in"),
+    (
+        r"\{.{0,4000}\"(architectures|model_type|transformers_version)\"",
+        "the configuration of a model (JSON)",
+        "Give the folder it lies in",
+    ),
+    (r"\{\s*\"nodes\"\s*:", "an MXNet symbol (JSON)", "Export the model to ONNX from MXNet"),
+    (r"\{\s*\"learner\"", "an XGBoost model (JSON)", "infer takes neural networks: PyTorch or ONNX"),
+    (
+        r"\{.{0,4000}\"(modelTopology|weightsManifest)\"",
+        "a TensorFlow.js model (JSON)",
+        "Give the model it was converted from",
+    ),
+    (r"[{\[]\s*(\"|\{|\[|\}|\]|-?\d)", "a JSON file", "Is it the right file?"),
+    (
+        r"model_checkpoint_path\s*:",
+        "the state of a TensorFlow checkpoint",
+        "Convert the model to ONNX with tf2onnx",
+    ),
+    (r"tree\s+version=", "a LightGBM model", "infer takes neural networks: PyTorch or ONNX"),
+    (r"7767517\s", "an ncnn model (.param)", ORIGINAL),
+    (
+        r"(\s*#[^\n]*\n)*\s*(name\s*:\s*\"|layer\s*\{|input\s*:\s*\")",
+        "a Caffe network (prototxt)",
+        "Convert it to ONNX, or give a PyTorch model",
+    ),
+)
+# What a zip holds, name, hint.
+ZIPS: tuple[tuple[str, str, str], ...] = (
+    ("MAR-INF/MANIFEST.json", "a TorchServe archive (.mar)", "Unpack it and give the model file in it"),
+    ("model.weights.h5", "a Keras model (.keras)", "Export it to ONNX, or save the model from PyTorch"),
+    ("model.params", "a Qualcomm SNPE model (.dlc)", ORIGINAL),
+    ("word/document.xml", "a text document (.docx)", "Is it the right file?"),
+    ("META-INF/MANIFEST.MF", "a Java archive (.jar)", "Is it the right file?"),
+)
+# What a folder holds, name, hint.
+FOLDERS: tuple[tuple[str, str, str], ...] = (
+    ("saved_model.pb", "a TensorFlow SavedModel", "Convert it to ONNX with tf2onnx"),
+    ("adapter_config.json", *ADAPTER),
+    ("Data/com.apple.CoreML", "a Core ML package (.mlpackage)", "Give the PyTorch model it was converted from"),
+    ("coremldata.bin", "a compiled Core ML model (.mlmodelc)", "Give the PyTorch model it was converted from"),
+    ("openvino_model.xml", "an OpenVINO model (IR XML)", "Give the original model it was converted from"),
+    ("*.distcp", "a distributed checkpoint (torch.distributed.checkpoint)",
+     "Make one file of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"),
+    ("*_optim_states.pt", "a DeepSpeed checkpoint", "Make one file of it with the zero_to_fp32.py that lies beside it"),
+    ("_CHECKPOINT_METADATA", *ORBAX),
+    ("manifest.ocdbt", *ORBAX),
+    ("*.data-00000-of-*", "a TensorFlow checkpoint", "Convert the model to ONNX with tf2onnx"),
+    ("*.engine", "a folder with a TensorRT engine", "Give the model it was built from"),
+    ("*.pdmodel", "a Paddle model", "Convert it to ONNX with paddle2onnx"),
+    ("MLmodel", "an MLflow model", "Give the model file in its data folder"),
+    ("*.onnx", "a folder with an ONNX file", "Give the .onnx file itself"),
+    ("*.gguf", "a folder with a GGUF file", "Give the .gguf file itself"),
+    ("tf_model.h5", "a Hugging Face folder with TensorFlow weights", "Save it as safetensors from transformers"),
+    ("flax_model.msgpack", "a Hugging Face folder with Flax weights", "Save it as safetensors from transformers"),
+)  # fmt: skip
+
+
+def foreign_binary(head: bytes) -> ForeignKind | None:
+    """Recognise another tool's file by its magic bytes."""
+    return next(((what, hint) for at, magic, what, hint in MAGIC if head.startswith(magic, at)), None)
+
+
+def foreign_text(text: str) -> ForeignKind | None:
+    """Recognise a text file of a known kind by its beginning."""
+    flags, begin = re.IGNORECASE | re.DOTALL, _without_prolog(text)
+    found = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
+    return found or (("an XML file", "Is it the right file?") if text.startswith("<?xml") else None)
+
+
+def _without_prolog(text: str) -> str:
+    """Strip the XML declaration and the comments that follow it."""
+    for opens, closes in (("<?xml", "?>"), *[("<!--", "-->")] * 20):
+        if text.startswith(opens):
+            text = text.partition(closes)[2].lstrip()
+    return text
+
+
+def foreign_zip(names: Iterable[str]) -> ForeignKind | None:
+    """Recognise a zip archive by its member names."""
+    held = set(names)
+    inside = [name.partition("/")[2] for name in held]
+    if any(n.startswith("data/aotinductor/") for n in inside) and not any(
+        n.startswith("models/") for n in inside
+    ):
+        return AOTI
+    return next(((what, hint) for name, what, hint in ZIPS if name in held), None)
+
+
+def foreign_folder(path: Path) -> ForeignKind | None:
+    """Recognise another tool's model folder by the files in it."""
+    if (path / "model_index.json").is_file():
+        return describe_pipeline(path)
+    return next(((what, hint) for name, what, hint in FOLDERS if any(path.glob(name))), None)
+
+
+def foreign_weights(folder: Path) -> ForeignKind | None:
+    """Recognise safetensors of a folder that are no model: an adapter's alone."""
+    names = {path.name for path in folder.glob("*.safetensors")}
+    if (folder / "adapter_config.json").is_file() and names <= {"adapter_model.safetensors"}:
+        return ADAPTER
+    return None
+
+
+def foreign_pickle(head: bytes) -> ForeignKind | None:
+    """Recognise a pickle by the library whose classes it names first."""
+    for library in (b"sklearn", b"xgboost", b"lightgbm", b"catboost"):
+        if library in head:
+            hint = "It was not opened. skl2onnx and onnxmltools convert such models to ONNX"
+            return f"a pickled {library.decode()} model", hint
+    if b"joblib" in head:
+        return "a pickle written by joblib", "It was not opened. " + ORIGINAL
+    return ("a pickled pandas table, which is data", DATA) if b"pandas" in head else None
+
+
+def foreign_by_name(path: Path) -> ForeignKind | None:
+    """Recognise files whose bytes are ambiguous: other protobufs, OpenVINO weights, known suffixes."""
+    if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
+        return OPENVINO_WEIGHTS
+    return foreign_protobuf(path) or SUFFIXES.get(path.suffix.lower()) or _msgpack(path)
+
+
+def _msgpack(path: Path) -> ForeignKind | None:
+    """Recognise a msgpack map whose first key is a short text, as Flax writes its parameters."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    found = re.match(rb"[\x81-\x8f](?P<length>[\xa1-\xbf])(?P<key>[A-Za-z_][\w.]*)", head)
+    whole = found is not None and len(found["key"]) >= found["length"][0] - 0xA0
+    binary = any(byte > 126 for byte in head[1:])
+    return FLAX if whole and binary else None

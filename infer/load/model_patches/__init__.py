@@ -1,0 +1,1 @@
+"""Changes to a loaded model before it is quantized or captured: MoE layers, computed positions, parts of a VLM."""

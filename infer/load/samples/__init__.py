@@ -1,0 +1,1 @@
+"""Sample inputs: arrays, text, images and sounds, split into held-out and calibration rows."""

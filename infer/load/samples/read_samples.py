@@ -1,0 +1,197 @@
+"""Sample inputs for fidelity checks and calibration, from `--data` or shipped beside the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError, UsageError
+from ...plan import Plan
+from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
+from ..loaded_model import LoadedModel
+from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
+from ..weights import raw_bytes
+from . import sample_split
+from .sample_files import Samples, digest_of_files, example_option, list_files, read_files
+from .text_samples import tokenize
+
+RANDOM_ROWS = 8
+TOKENS = ("input_ids", DECODER_IDS)
+RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
+
+
+def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> None:
+    """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
+
+    When the model is quantized, calibration rows are split off: no row both calibrates and judges.
+    """
+    if plan.data is not None:
+        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
+        rows = len(next(iter(samples.values())))
+        why = RANDOM_NOTE if plan.data == "random" else loaded.samples_from
+        loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
+    else:
+        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, user_module)
+    loaded.samples, source = samples, loaded.samples_from
+    more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
+    if more and user_module:
+        source = f"{user_module.path}:calibration_inputs"
+        loaded.calibration = sample_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
+    elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
+        loaded.samples, loaded.calibration = sample_split.split(
+            samples, loaded.inputs, together=_together(loaded)
+        )
+    digest = digest_of(loaded.calibration)
+    loaded.findings += sample_split.describe_split(loaded.samples, loaded.calibration, source, digest)
+
+
+def _shipped_or_asked(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> tuple[Samples, str]:
+    shipped = _shipped(loaded, plan, user_module)
+    if shipped is None:
+        takes = ", ".join(spec.format() for spec in loaded.inputs)
+        raise UsageError(
+            f"no real inputs to check the result with; the model takes {takes}",
+            where="--data",
+            hint=f"Give some: {example_option(loaded)}. '--data random' checks the numbers only, not the fidelity",
+        )
+    found, source = shipped
+    samples = select_inputs(found, loaded.inputs, source)
+    why = f"{source}; sha256 {digest_of(samples)}"
+    loaded.findings.append(Finding("load", "data", len(next(iter(samples.values()))), "rows", why))
+    return samples, source
+
+
+def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
+    """Read `--data`: .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
+
+    Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
+    tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
+    """
+    if spec == "random":
+        vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
+        rows = RANDOM_ROWS * _together(loaded)
+        samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id, rows=rows)
+        return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
+    file, _, name = spec.rpartition(":")
+    if file.endswith(".py") and name.isidentifier():
+        return _from_function(Path(file), name, loaded)
+    path = Path(spec)
+    if not path.exists():
+        raise UsageError(
+            f"there is no file or folder {spec}", where="--data", hint=f"Give {example_option(loaded)}"
+        )
+    files = list_files(path) if path.is_dir() else [path]
+    samples, used = read_files(files, loaded, spec)
+    return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", digest_of_files(used)
+
+
+def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
+    """Select and order the samples by `specs`, cast to their dtypes; raise `InputError` for a missing input."""
+    sizes: dict[str, int] = {}
+    found: Samples = {}
+    for spec in specs:
+        if spec.name not in samples:
+            held = ", ".join(samples) or "nothing"
+            raise InputError(
+                f"expected input {spec}, got {held}", where=where, hint="Name the arrays as the inputs"
+            )
+        value = _fit(samples[spec.name], spec)
+        spec.check(value, where, sizes)
+        found[spec.name] = value
+    rows = {name: value.shape[0] for name, value in found.items() if value.ndim}
+    if not rows or min(rows.values()) == 0:
+        shown = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+        raise InputError(f"expected at least one row of each input, got {shown or 'no array'}", where=where)
+    return found
+
+
+def random_inputs(
+    specs: tuple[TensorSpec, ...],
+    seed: int,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    vocabulary: int | None = None,
+    pad_id: int | None = None,
+    *,
+    rows: int = RANDOM_ROWS,
+) -> Samples:
+    """Draw normal floats, ones for masks, tokens of the whole vocabulary, and 0 or 1 for other integers.
+
+    The batch is `rows`; another symbolic size is 8, or twice its smallest if larger. The padding token is not drawn:
+    some models number the positions of the other tokens only.
+    """
+    known = {
+        name: max(RANDOM_ROWS, 2 * low) if low > 1 else RANDOM_ROWS
+        for name, (low, _) in (sizes or {}).items()
+    }
+    known["batch"] = max(rows, known.get("batch", 0))
+    generator = torch.Generator().manual_seed(seed)
+    samples: Samples = {}
+    for spec in specs:
+        shape = [known.get(size, RANDOM_ROWS) if isinstance(size, str) else size for size in spec.shape]
+        if spec.torch_dtype.is_floating_point:
+            samples[spec.name] = torch.randn(shape, generator=generator).to(spec.torch_dtype)
+        elif spec.dtype == "bool" or "mask" in spec.name:
+            samples[spec.name] = torch.ones(shape, dtype=spec.torch_dtype)
+        else:
+            tokens = vocabulary if vocabulary and spec.name in TOKENS else None
+            drawn = torch.randint(0, tokens or 2, shape, generator=generator)
+            if tokens and pad_id is not None:
+                drawn[drawn == pad_id] = (pad_id + 1) % tokens
+            samples[spec.name] = drawn.to(spec.torch_dtype)
+    return samples
+
+
+def _together(loaded: LoadedModel) -> int:
+    """Return the rows of the samples that are one decision: the choices of a question."""
+    return CHOICES if loaded.task == "multiple-choice" else 1
+
+
+def _fit(value: Tensor, spec: TensorSpec) -> Tensor:
+    want, have = spec.torch_dtype, value.dtype
+    if have != want and (have.is_floating_point and want.is_floating_point or _whole(have) and _whole(want)):
+        value = value.to(want)
+    fixed = spec.shape[0] if spec.shape else None
+    if isinstance(fixed, int) and value.ndim and value.shape[0] > fixed:
+        value = value[:fixed]
+    return value.contiguous()
+
+
+def _whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) -> tuple[Samples, str] | None:
+    if user_module is not None:
+        found = user_module.tensors("example_inputs")
+        return None if found is None else (found, f"{user_module.path}:example_inputs")
+    folder = Path(plan.source)
+    for name in ("samples.npz", "samples.txt"):
+        if loaded.kind == "huggingface" and (folder / name).is_file():
+            samples, _ = read_files([folder / name], loaded, name)
+            return samples, str(folder / name)
+    return None
+
+
+def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples, str, str]:
+    call = getattr(import_file(path), name, None)
+    where = f"{path}:{name}"
+    if not callable(call):
+        raise UsageError(f"{path} has no function {name!r}", where="--data")
+    with importable(path.parent):
+        found = call()
+        if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
+            found = tokenize(found, loaded)
+        samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where)
+    return samples, f"--data {where}", digest_of(samples)
+
+
+def digest_of(samples: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in samples.items():
+        digest.update(f"{name} {DTYPE_NAMES[value.dtype]} {list(value.shape)}".encode())
+        digest.update(raw_bytes(value))
+    return digest.hexdigest()

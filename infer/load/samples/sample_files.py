@@ -1,0 +1,159 @@
+"""Sample inputs read from files: arrays, tensors, text, images and sounds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import InputError, SourceError
+from ...preprocess.audio import SUFFIXES as SOUNDS
+from ...preprocess.audio import AudioPreprocessor
+from ...preprocess.image import SUFFIXES as IMAGES
+from ...regular_files import require_regular
+from ...spec import DTYPE_NAMES, TensorSpec
+from ..loaded_model import LoadedModel
+from ..weights.nested_state_dict import refuse_expanded
+from ..weights.torch_reader import load_safely
+from . import audio_samples, image_samples
+from .text_samples import TEXT_INPUTS, tokenize
+
+ARRAYS = (".npy", ".npz")
+Samples = dict[str, Tensor]
+
+
+def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+    """Read samples from files of one kind, by input name, and return the files that were used.
+
+    Arrays of several files are concatenated. Raises `SourceError` for unknown kinds, `InputError` for arrays that do
+    not fit together.
+    """
+    for path in files:
+        require_regular(path)
+    texts = [path for path in files if _is_text(path)]
+    arrays = [path for path in files if path.suffix in ARRAYS]
+    if arrays:
+        parts = [_arrays(path, loaded.inputs) for path in arrays]
+        try:
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"the files don't fit together: {error}", where=where) from error
+    if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
+        return _torch_tensors(files[0], loaded.inputs), files
+    if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
+        return _from_images(pictures, loaded, where)
+    if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
+        return audio_samples.read_sounds(recordings, loaded, where)
+    if texts:
+        return tokenize([_text(path) for path in texts], loaded), texts
+    held = ", ".join(path.name for path in files[:5]) or "nothing"
+    raise SourceError(
+        f"expected .npz, .npy, .pt, .txt, images or sounds, got {held}",
+        where=where,
+        hint=f"Give {example_option(loaded)}",
+    )
+
+
+def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+    steps = loaded.preprocessor
+    if steps is not None and not isinstance(steps, AudioPreprocessor):
+        return image_samples.preprocess_images(files, steps)
+    pixels, used = image_samples.read_images(files, loaded.inputs, where)
+    return {loaded.inputs[0].name: pixels}, used
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the files of a folder, or of its subfolders when it holds no file (one folder per class)."""
+    files = sorted(item for item in folder.iterdir() if item.is_file())
+    return files or sorted(item for item in folder.rglob("*") if item.is_file())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"expected UTF-8 text: {error}", where=str(path)) from error
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix in (".txt", ".md")
+
+
+def _arrays(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
+    try:
+        found = np.load(path, allow_pickle=False)
+        arrays = {name: found[name] for name in found.files} if hasattr(found, "files") else {"": found}
+    except (ValueError, OSError, EOFError) as error:
+        raise SourceError(f"NumPy can't read it without pickle: {error}", where=str(path)) from error
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
+    if odd:
+        raise InputError(
+            f"expected numbers, got {arrays[odd[0]].dtype} in {odd[0] or path.name!r}", where=str(path)
+        )
+    return _one_for_one({name: torch.from_numpy(array) for name, array in arrays.items()}, specs)
+
+
+def specs_of(data: str | None, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+    """Return specs for these inputs from the arrays of a `--data` file; empty where it does not hold each of them.
+
+    The first size is the batch. Floats are float32, as weights are.
+    """
+    path = Path(data or "")
+    if path.suffix not in (*ARRAYS, ".pt", ".pth") or not path.is_file():
+        return ()
+    require_regular(path)
+    blank = tuple(TensorSpec(name, "float32", ()) for name in names)
+    found = _arrays(path, blank) if path.suffix in ARRAYS else _torch_tensors(path, blank)
+    if set(names) - set(found) or any(found[name].ndim == 0 for name in names):
+        return ()
+    return tuple(
+        TensorSpec(
+            name,
+            "float32" if found[name].is_floating_point() else DTYPE_NAMES[found[name].dtype],
+            ("batch", *found[name].shape[1:]),
+        )
+        for name in names
+    )
+
+
+def _torch_tensors(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
+    found = load_safely(path)
+    tensors = {"": found} if isinstance(found, Tensor) else found
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise SourceError(f"expected a dict of tensors, got {type(found).__name__}", where=str(path))
+    refuse_expanded(tensors, str(path))
+    return _one_for_one(dict(tensors), specs)
+
+
+def _one_for_one(tensors: Samples, specs: tuple[TensorSpec, ...]) -> Samples:
+    """Name a single unnamed array after the model's single input."""
+    if len(tensors) == 1 and len(specs) == 1:
+        return {specs[0].name: next(iter(tensors.values()))}
+    return tensors
+
+
+def digest_of_files(paths: list[Path]) -> str:
+    """Return the SHA-256 of the files' bytes, with their names where there are several."""
+    digest = hashlib.sha256()
+    for path in paths:
+        if len(paths) > 1:
+            digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def example_option(loaded: LoadedModel) -> str:
+    """Return an example of --data for the inputs of a model, for messages."""
+    if {spec.name for spec in loaded.inputs} <= set(TEXT_INPUTS) and "tokenizer.json" in loaded.files:
+        return "--data texts.txt"
+    if loaded.preprocessor is not None:
+        kind = "sounds" if getattr(loaded.preprocessor, "sampling_rate", 0) else "images"
+        return f"--data FOLDER of {kind}"
+    names = ", ".join(spec.name for spec in loaded.inputs)
+    return f"--data inputs.npz with {names}, or --data file.py:function"

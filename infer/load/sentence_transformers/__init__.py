@@ -1,0 +1,1 @@
+"""Folders of sentence-transformers: their modules after the Transformer."""

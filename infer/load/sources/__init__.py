@@ -1,0 +1,1 @@
+"""Kinds of sources: folders of Hugging Face, state dicts, exported programs, TorchScript, ONNX, Python code."""

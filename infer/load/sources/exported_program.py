@@ -1,0 +1,125 @@
+"""Exported programs (.pt2) as modules whose layers can be quantized; read under --trust-code only."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import NotUsableError, SourceError
+from ...plan import Plan
+from ...silence_logs import quiet
+from ...spec import DTYPE_NAMES, TensorSpec
+from ..loaded_model import LoadedModel
+from ..module_copies import own_parameters
+from .modules_from_program import restore_layers
+from .python_sources import module_in_memory
+
+
+class KeywordModule(nn.Module):
+    """Adapter that calls a program with positional or keyword arguments by keyword only."""
+
+    def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.model = model
+
+        def forward(**inputs: Tensor) -> Any:
+            given = [inputs[name] for name in positional]
+            return self.model(*given, **{name: inputs[name] for name in keyword})
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        self.forward = forward
+
+    def train(self, mode: bool = True) -> KeywordModule:
+        """Keep the mode in which the program was captured; only the flag changes."""
+        self.training = mode
+        return self
+
+
+def load_exported(plan: Plan) -> LoadedModel:
+    """Load a `.pt2` program; called under `plan.trust_code` only.
+
+    Names, dtypes and sizes of the inputs come from the program's own signature.
+    """
+    try:
+        with quiet():
+            program = torch.export.load(plan.source)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise SourceError(f"torch.export can't read it: {text}", where=plan.source) from error
+    inputs, sizes = _signature(program, plan)
+    loaded = module_in_memory(
+        "exported", as_module(program, inputs), lambda: as_module(program, inputs), None
+    )
+    loaded.inputs, loaded.sizes = inputs, sizes
+    return loaded
+
+
+def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> nn.Module:
+    """Wrap a program as a module that is called by keyword; raise `NotUsableError` for nested inputs."""
+    args, kwargs = program.call_spec.in_spec.children() if program.call_spec.in_spec else ([], [])
+    flat = args.num_leaves == args.num_children and kwargs.num_leaves == kwargs.num_children
+    if not flat:
+        raise NotUsableError(
+            "the program takes nested inputs (lists or dicts of tensors)",
+            hint="Export it with one tensor an argument",
+        )
+    names = tuple(spec.name for spec in inputs)
+    return KeywordModule(without_guards(program), names[: args.num_leaves], tuple(kwargs.context))
+
+
+def without_guards(program: torch.export.ExportedProgram) -> nn.Module:
+    """Return the program as a module whose layers can be quantized."""
+    # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
+    known = "check_guards" in inspect.signature(program.module).parameters
+    module = program.module(check_guards=False) if known else program.module()
+    own_parameters(module)
+    restore_layers(module)
+    return module
+
+
+def _signature(
+    program: torch.export.ExportedProgram, plan: Plan
+) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[int, int]]]:
+    """Return specs of the user's inputs; symbols are named batch (first dimension) or dim1, dim2, … in order."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    symbols: dict[str, str] = {}
+    specs = []
+    for name in program.graph_signature.user_inputs:
+        value = nodes[str(name)].meta["val"] if str(name) in nodes else None
+        if not isinstance(value, Tensor):
+            raise NotUsableError(f"the program takes {name!r}, which is not a tensor", where=plan.source)
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"input {str(name)!r} of the program is of dtype {str(value.dtype).removeprefix('torch.')}",
+                where=plan.source,
+                hint=f"Known: {', '.join(DTYPE_NAMES.values())}",
+            )
+        shape = tuple(_size(size, axis, symbols) for axis, size in enumerate(value.shape))
+        specs.append(TensorSpec(str(name), DTYPE_NAMES[value.dtype], shape))
+    ranges = {str(symbol): value for symbol, value in program.range_constraints.items()}
+    sizes = {}
+    for symbol, name in symbols.items():
+        low, high = (int(ranges[symbol].lower), ranges[symbol].upper) if symbol in ranges else (1, None)
+        cap = plan.max_batch if name == "batch" else plan.max_length
+        sizes[name] = (max(low, 1), min(int(high), cap) if high is not None and _finite(high) else cap)
+    return tuple(specs), sizes
+
+
+def _size(size: int | torch.SymInt, axis: int, symbols: dict[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    symbol = str(size)
+    if symbol not in symbols:
+        symbols[symbol] = (
+            "batch" if axis == 0 and "batch" not in symbols.values() else f"dim{len(symbols) + 1}"
+        )
+    return symbols[symbol]
+
+
+def _finite(bound: Any) -> bool:
+    return str(bound).lstrip("-").isdigit()

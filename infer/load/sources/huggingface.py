@@ -1,0 +1,179 @@
+"""Hugging Face folders: the model from transformers, weights from safetensors, no code from the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...errors import NotUsableError, UnsafeSourceError
+from ...plan import Plan
+from ...spec import Finding
+from .. import heads
+from ..checkpoint.transformers_key_mapping import convert_names
+from ..checkpoint.weight_files import open_weights
+from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preprocessor
+from ..loaded_model import LoadedModel
+from ..model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
+from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
+from ..model_patches.moe_layers import checkpoint_names, split_experts
+from ..model_patches.sinusoidal_positions import compute_position_tables
+from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
+from ..quantized_weights import open_quantized
+from ..sentence_transformers.sentence_transformers import read_sentence_folder
+from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
+from ..weights import FiniteReader, WeightReader, num_bytes
+
+CARRIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "merges.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+    "preprocessor_config.json",
+)
+
+
+def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str = "") -> LoadedModel:
+    """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors.
+
+    `weights`: reader of the weights where the folder holds none, and `where` they lie, for messages.
+    """
+    sentence = read_sentence_folder(Path(plan.source))
+    folder = sentence.transformer
+    config = read_json(folder / "config.json")
+    _refuse_code(config, folder)
+    possible = heads.candidates(config, folder, sentence)
+    if find_spec("transformers") is None:
+        raise NotUsableError(
+            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
+        )
+    reader, pickled = (weights, "") if weights is not None else open_weights(folder)
+    quantized = config.get("quantization_config")
+    stored_bytes = num_bytes(reader)
+    if quantized:
+        reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
+    settings, name, tower = _settings(folder), heads.architecture(config), None
+    name, settings = heads.choose_tower(plan.key, name, settings, folder)
+    if plan.key is not None:
+        config = {**settings.to_dict(), "architectures": [name]}
+        possible = heads.candidates(config, folder, sentence)
+    elif possible[0].task == "text-generation" and has_tower(config, name):
+        reader = tower = TowerReader(reader)
+        settings, config = tower_settings(settings, tower, str(folder)), tower_config(config)
+    head, model_class = heads.choose(possible, name, settings, folder)
+    preprocessor, steps = _preprocessing(folder, head, settings)
+
+    def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
+        made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
+        return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
+
+    def wrap(model: nn.Module) -> nn.Module:
+        return heads.wrap(model, head, sentence, preprocessor)
+
+    model, findings, fixed = build()
+    if fixed is not None:
+        config = {**config, "max_position_embeddings": fixed.longest}
+        findings.append(fixed.finding())
+    wrapped = wrap(model)
+    joined = sentence.reader(convert_names(reader, model, str(folder)))
+    split_experts(wrapped)
+    stored = checkpoint_names(wrapped)
+    fit = match_checkpoint(
+        wrapped, joined, lambda name: _other_names(stored.get(name, name), model, plan.key)
+    )
+    fit.check(where or str(folder), strict=False)
+    findings += [*heads.attention_findings(model), *steps, *_left(fit)]
+    findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
+    findings += [Finding("load", "checkpoint", pickled)] if pickled else []
+    findings += [tower.finding(name)] if tower is not None else []
+    inputs = heads.input_specs(wrapped, preprocessor)
+    sizes = heads.size_bounds(plan, config, model, inputs)
+    return LoadedModel(
+        kind="huggingface",
+        module=wrapped,
+        reader=FiniteReader(joined, where or str(folder)),
+        inputs=inputs,
+        samples={},
+        samples_from="",
+        outputs=head.outputs,
+        task=head.task,
+        sizes=sizes,
+        renames=fit.renames,
+        files={name: folder / name for name in CARRIED if (folder / name).is_file()},
+        meta=metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings),
+        preprocessor=preprocessor,
+        weight_bytes=stored_bytes if quantized else num_bytes(reader),
+        findings=findings,
+        limitations=unused_generation_settings(config, folder),
+        rebuild=lambda: split_experts(wrap(build()[0])),
+    )
+
+
+def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
+    remote = config.get("auto_map")
+    if remote:
+        named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
+        raise UnsafeSourceError(
+            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
+            where=str(folder / "config.json"),
+            hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
+        )
+
+
+def _settings(folder: Path) -> Any:
+    """Load the configuration object of transformers."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _other_names(name: str, model: nn.Module, tower: str | None) -> list[str]:
+    """List checkpoint names of a wrapped parameter: with and without the base model's prefix, old LayerNorm names.
+
+    `tower`: the prefix of its names in the folder of a model of several.
+    """
+    inner = name.removeprefix("model.")
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]
+    names += [f"{tower}.{inner}"] if tower is not None else []
+    old = [
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for n in names
+    ]
+    return names + old
+
+
+def _stored_as(reader: WeightReader) -> list[Finding]:
+    stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
+    findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
+    if {"float16", "bfloat16"} & set(stored):
+        why = "the float original is the checkpoint in float32, which holds its values exactly"
+        findings.append(Finding("load", "upcast", "float32", why=why))
+    return findings
+
+
+def _left(fit: CheckpointMatch) -> list[Finding]:
+    if not fit.unexpected:
+        return []
+    left = f"the model does not use {', '.join(fit.unexpected[:8])}"
+    return [Finding("load", "tensors left", len(fit.unexpected), why=left)]
+
+
+def _preprocessing(
+    folder: Path, head: heads.Head, settings: Any
+) -> tuple[Preprocessor | None, list[Finding]]:
+    """Read the preprocessing of images or sound; text has its tokenizer."""
+    if head.reads not in (heads.PIXELS, heads.SOUND, heads.FEATURES):
+        return None, []
+    found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
+    return found, [preprocessing_finding(found, why)]

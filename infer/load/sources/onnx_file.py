@@ -1,0 +1,216 @@
+"""ONNX models: checked, external data confined to the folder, inputs and outputs read from the graph."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import weakref
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
+from ...plan import Plan
+from ...spec import DTYPES, Finding, TensorSpec
+from ..loaded_model import LoadedModel
+from . import onnx_outputs
+
+MAX_DEPTH = 16
+_UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
+Specs = tuple[TensorSpec, ...]
+
+
+def load_onnx(plan: Plan) -> LoadedModel:
+    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
+
+    Where outputs are no tensors, `onnx` is a changed copy that lives as long as the loaded model.
+    """
+    if find_spec("onnx") is None:
+        raise NotUsableError("an ONNX source needs the package onnx", hint="pip install 'infer[ort]'")
+    import onnx
+
+    path = Path(plan.source)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise SourceError(f"the ONNX model can't be parsed: {_line(error)}", where=str(path)) from error
+    num_external = check_external(model, path)
+    try:
+        onnx.checker.check_model(path)
+    except onnx.checker.ValidationError as error:
+        raise SourceError(f"the ONNX model is not valid: {_line(error)}", where=str(path)) from error
+    said = onnx_outputs.keep_tensors(model, str(path))
+    changed = onnx_outputs.write(model, path) if said else None
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
+    findings = [Finding("load", "opset", opset, why=why)]
+    findings += [Finding("load", "outputs", "tensors only", why=text) for text in said]
+    if nodes := onnx_outputs.quantized_nodes(model):
+        named = ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
+        findings.append(
+            Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
+        )
+    outputs = tuple(_spec(value, path) for value in model.graph.output)
+    inputs, outputs = _with_batch(inputs, outputs)
+    loaded = LoadedModel(
+        kind="onnx",
+        module=None,
+        reader=None,
+        inputs=_overridden(plan, inputs),
+        samples={},
+        samples_from="",
+        outputs=tuple(spec.name for spec in outputs),
+        onnx=changed or path,
+        meta={"outputs": outputs, "opset": opset},
+        findings=findings,
+    )
+    if changed is not None:
+        weakref.finalize(loaded, shutil.rmtree, changed.parent, ignore_errors=True)
+    return loaded
+
+
+def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
+    """Check that every external tensor lies in a plain file in the model's folder, linked once; return their number.
+
+    `hard_links` allows files that are linked elsewhere too, for those whose content is known. ONNX's own path checks
+    were got around five times, and a hard link passes ONNX Runtime's.
+    """
+    count, sizes = 0, dict[str, int]()
+    for tensor in _tensors(model.graph):
+        if tensor.data_location != 1:
+            continue
+        count += 1
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        location = fields.get("location", "")
+        if location not in sizes:
+            sizes[location] = _file_size(tensor.name, location, path, hard_links)
+        _check_span(tensor.name, fields, sizes[location], path)
+    return count
+
+
+def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
+    """Return the bytes of a tensor's external file; raise `SourceError` unless it is a plain one in the folder."""
+    target = path.parent / location
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
+        raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {location!r}")
+    try:
+        info = os.lstat(target)
+    except OSError as error:
+        raise SourceError(f"the data of {name!r} is missing: {location!r}", where=str(path)) from error
+    if not stat.S_ISREG(info.st_mode) or target.parent.resolve() not in (
+        path.parent.resolve(),
+        *_below(target, path),
+    ):
+        raise _unsafe(path, f"the data of {name!r} is not a plain file: {location!r}")
+    if info.st_nlink != 1 and not hard_links:
+        raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {location!r}")
+    return info.st_size
+
+
+def _check_span(name: str, fields: dict[str, str], size: int, path: Path) -> None:
+    offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
+    if offset < 0 or length < 0 or offset + length > size:
+        raise SourceError(
+            f"{name!r} needs bytes {offset} to {offset + length}, {fields['location']!r} has {size}",
+            where=str(path),
+        )
+
+
+def _below(target: Path, path: Path) -> list[Path]:
+    """List the folders between the model and its data; empty when one of them is a link."""
+    root, parents = path.parent.resolve(), []
+    folder = target.parent
+    while folder != path.parent and not folder.is_symlink():
+        parents.append(folder.resolve())
+        folder = folder.parent
+    return [p for p in parents if root in p.parents] if folder == path.parent else []
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
+def _tensors(graph: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield every tensor of a graph: initializers, sparse ones, attributes, subgraphs."""
+    if depth > MAX_DEPTH:
+        raise SourceError(
+            f"expected at most {MAX_DEPTH} subgraphs within each other, the ONNX model has more"
+        )
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner, depth + 1) if inner.ByteSize() else ()
+
+
+def _spec(value: Any, path: Path) -> TensorSpec:
+    """Return the spec of a graph value; symbolic sizes keep their names, unknown ones are named by position."""
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise NotUsableError(
+            f"expected tensors as inputs, {value.name!r} is a sequence, a map or an optional",
+            where=str(path),
+            hint="Export the model again with tensors only",
+        )
+    dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if dtype not in DTYPES:
+        raise NotUsableError(
+            f"{value.name!r} is of dtype {'string' if dtype == 'object' else dtype}",
+            where=str(path),
+            hint=f"Known: {', '.join(DTYPES)}",
+        )
+    shape: list[int | str] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
+        named = "" if _UNNAMED.fullmatch(dim.dim_param) else dim.dim_param
+        shape.append(fixed or named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
+    return TensorSpec(value.name, dtype, tuple(shape))
+
+
+def _with_batch(inputs: Specs, outputs: Specs) -> tuple[Specs, Specs]:
+    """Call the one symbolic first size that all inputs share "batch", whatever its name in the file is."""
+    firsts = {spec.shape[0] for spec in inputs if spec.shape}
+    first = firsts.pop() if len(firsts) == 1 else None
+    known = {size for spec in (*inputs, *outputs) for size in spec.shape}
+    if not isinstance(first, str) or "batch" in known:
+        return inputs, outputs
+
+    def renamed(specs: Specs) -> Specs:
+        return tuple(
+            TensorSpec(s.name, s.dtype, tuple("batch" if size == first else size for size in s.shape))
+            for s in specs
+        )
+
+    return renamed(inputs), renamed(outputs)
+
+
+def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
+    foreign = set(given) - {spec.name for spec in inputs}
+    if foreign:
+        known = ", ".join(spec.name for spec in inputs)
+        raise UsageError(
+            f"the graph has no input {sorted(foreign)[0]!r}", where="--input", hint=f"Known: {known}"
+        )
+    return tuple(given.get(spec.name, spec) for spec in inputs)
+
+
+def _unsafe(path: Path, message: str) -> UnsafeSourceError:
+    return UnsafeSourceError(
+        message, where=str(path), hint="Keep the weights in plain files beside the model"
+    )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

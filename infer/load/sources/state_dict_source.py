@@ -1,0 +1,95 @@
+"""Checkpoints of tensors only (`.pt` state dict, `.safetensors`) with the user's model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...errors import UsageError
+from ...plan import Plan
+from ...spec import Finding
+from ..checkpoint.checkpoint_names import fit_names, training_only
+from ..identification.identify import model_folder
+from ..loaded_model import LoadedModel
+from ..weight_loading.meta_model import assign, build_on_meta
+from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
+from ..weights.nested_state_dict import refuse_expanded, unwrap
+from ..weights.safetensors_reader import SafetensorsReader
+from ..weights.torch_reader import TorchReader, load_safely
+from .user_module import UserModule
+
+
+def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
+    """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
+    path = Path(plan.source)
+    reader, notes, key = open_checkpoint(path, kind, plan.key or "")
+    if plan.model is None:
+        raise UsageError(
+            f"{path.name} {describe(reader)}: weights without the model's code",
+            where=str(path),
+            hint=_missing_model(path),
+        )
+    user_module = UserModule(plan.model)
+    module, findings = build_on_meta(user_module.build, user_module.text)
+    fit, renamed = fit_names(module, reader, str(path), key=key, ignore=plan.ignore_keys)
+    findings += [Finding("load", "checkpoint", text) for text in (*notes, *renamed)]
+    used = num_bytes(reader, set(fit.found.values()))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
+
+    def rebuild() -> nn.Module:
+        return _with_zero(build_on_meta(user_module.build, user_module.text)[0], training_only(fit))
+
+    loaded = LoadedModel(
+        kind="safetensors" if kind == "safetensors" else "state-dict",
+        module=_with_zero(module, training_only(fit)),
+        reader=FiniteReader(reader, str(path)),
+        inputs=user_module.inputs,
+        samples={},
+        samples_from="",
+        outputs=user_module.outputs,
+        task=user_module.task,
+        renames=fit.renames,
+        weight_bytes=used,
+        findings=findings,
+        rebuild=rebuild,
+    )
+    return loaded, user_module
+
+
+def _missing_model(path: Path) -> str:
+    if folder := model_folder(path):
+        return f"It is a part of a Hugging Face folder: give that, {folder}"
+    return "Give the Python file and the function that builds the model: --model net.py:build"
+
+
+def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader, list[str], str]:
+    """Open the reader of a checkpoint kind, of the mapping `key` in it.
+
+    Also return what was unwrapped, and the rest of `key` that names no mapping: a prefix of names.
+    """
+    if kind == "safetensors":
+        return SafetensorsReader(path), [], key
+    if kind == "state-dict":
+        reader = TorchReader(path, verify=True, key=key)
+        return reader, reader.notes, reader.prefix
+    tensors, notes, rest = unwrap(load_safely(path), str(path), key)
+    refuse_expanded(tensors, str(path))
+    return DictReader(tensors), [*notes, "the format of torch before 1.6: read whole into memory"], rest
+
+
+def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
+    """Give these buffers the value 0, in place."""
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        assign(module.get_submodule(owner), own, torch.zeros((), dtype=torch.int64))
+    return module
+
+
+def describe(reader: WeightReader) -> str:
+    """Summarize a checkpoint: `holds 34 tensors, first fc1.weight [128, 64]`."""
+    names = reader.names()
+    if not names:
+        return "holds no tensors"
+    return f"holds {len(names)} tensors, first {names[0]} {list(reader.shape(names[0]))}"

@@ -1,0 +1,107 @@
+"""TorchScript archives, converted to exported programs; read under --trust-code only."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import NotUsableError, SourceError, UsageError
+from ...plan import Plan
+from ...silence_logs import quiet
+from ...spec import Finding, TensorSpec
+from ..input_specs import resolve_inputs
+from ..loaded_model import LoadedModel
+from ..samples.sample_files import specs_of
+from .exported_program import KeywordModule, without_guards
+from .python_sources import module_in_memory
+from .user_module import UserModule
+
+DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
+
+
+def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
+    """Load TorchScript and convert it to an exported program; called under `plan.trust_code` only."""
+    script = _read_script(plan.source)
+    names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
+    known = user_module.inputs if user_module else ()
+    from_data = () if known or plan.inputs else specs_of(plan.data, names)
+    known = known or from_data
+    if not known and not plan.inputs:
+        sizes = ", ".join(
+            f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
+        )
+        raise UsageError(
+            f"TorchScript does not tell its inputs' sizes; its forward takes {', '.join(names)}",
+            where="--input",
+            hint=f"First weights: {sizes}. Give --data with an array of each input, or name it: "
+            f"--input {(*names, 'x')[0]}=float32[batch,3,224,224]",
+        )
+    inputs, _ = resolve_inputs(plan, known, None)
+    by_name = {spec.name: spec for spec in inputs}
+    if set(by_name) - set(names):
+        raise UsageError(
+            f"TorchScript's forward takes {', '.join(names)}, got {', '.join(by_name)}", where="--input"
+        )
+    order = tuple(by_name[name] for name in names if name in by_name)
+    program = _convert(script, tuple(_placeholder(spec) for spec in order), plan.source)
+    takes = tuple(spec.name for spec in order)
+    loaded = module_in_memory(
+        "torchscript",
+        KeywordModule(without_guards(program), takes),
+        lambda: KeywordModule(without_guards(program), takes),
+        user_module,
+    )
+    loaded.inputs = order
+    for spec in from_data:
+        why = f"from the array in {plan.data}; --input overrides it"
+        loaded.findings.append(Finding("load", "input proposed", spec.format(), why=why))
+    why = "TorchScript is deprecated: read and converted, never written"
+    loaded.findings.append(Finding("load", "converted", "torch.export", why=why))
+    return loaded
+
+
+def _read_script(source: str) -> Any:
+    if sys.version_info >= (3, 14):
+        raise NotUsableError(
+            "torch does not read TorchScript on Python 3.14 or later",
+            hint="Convert it once on Python 3.13 or earlier",
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\..*deprecated", category=DeprecationWarning)
+        try:
+            return torch.jit.load(source, map_location="cpu").eval()
+        except RuntimeError as error:
+            raise SourceError(
+                f"torch.jit can't read it: {str(error).splitlines()[0][:200]}", where=source
+            ) from error
+
+
+def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.export.ExportedProgram:
+    try:
+        converter = importlib.import_module("torch._export.converter").TS2EPConverter
+    except (ImportError, AttributeError) as error:
+        raise NotUsableError(
+            f"torch {torch.__version__} has no TorchScript converter any more",
+            hint="Save the state dict of the original model and give --model file.py:factory",
+        ) from error
+    with quiet():
+        try:
+            return converter(script, examples).convert()
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            raise NotUsableError(
+                f"this TorchScript can't be converted: {text[0][:200] if text else type(error).__name__}",
+                hint=f"Save the state dict of the original of {source} and give --model file.py:factory",
+            ) from error
+
+
+def _placeholder(spec: TensorSpec) -> Tensor:
+    """Return zeros of the spec's shape for the conversion, `DYNAMIC` for each symbolic size."""
+    return torch.zeros(
+        [DYNAMIC if isinstance(size, str) else size for size in spec.shape], dtype=spec.torch_dtype
+    )
