@@ -147,7 +147,17 @@ ENTRIES: dict[str, Headed] = {
         "audio-spectrogram-transformer", "ASTForAudioClassification",
         {**IMAGE, "num_mel_bins": 32, "max_length": 64, "patch_size": 16},
     ),
+    "DETR, ObjectDetection": Headed(
+        "detr", "DetrForObjectDetection",
+        {
+            "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_queries": 6,
+            "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None,
+        },
+        ("pixel_values=float32[batch,3,64,64]",),
+    ),
     "CLIP, both towers": Headed("clip", "CLIPModel", {}),
+    "SigLIP, both towers": Headed("siglip", "SiglipModel", {}),
 }  # fmt: skip
 
 
@@ -172,9 +182,14 @@ def run(name: str, folder: Path) -> Cells:
 
 
 def _tiny(entry: Headed) -> Any:
-    if entry.config != "clip":
+    if entry.config == "detr":
+        from transformers import ResNetConfig
+
+        backbone = ResNetConfig(embedding_size=16, out_features=["stage4"], **STAGES)
+        return entry._replace(sizes={**entry.sizes, "backbone_config": backbone}).build()
+    if entry.config not in ("clip", "siglip"):
         return entry.build()
-    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {**tiny, "image_size": 32, "patch_size": 16}
     return entry._replace(sizes={"text_config": {**tiny, "vocab_size": 64}, "vision_config": vision}).build()
 
@@ -198,7 +213,7 @@ def _compressed(entry: Headed, folder: Path, artifact: Path, quant: str) -> str 
 def _inputs(predictor: Any) -> dict[str, np.ndarray]:
     """Draw two rows for the inputs of an artifact: tokens, pixels or samples; the second is padded where masked."""
     generator = np.random.default_rng(0)
-    sizes = {"batch": 2, "seq": 12, "samples": 4000}
+    sizes = {"batch": 2, "seq": 12, "samples": 4000, "images": 2, "texts": 3}
     for name, (low, high) in predictor.sizes.items():
         sizes[name] = min(max(sizes.get(name, low), low), high)
     sizes["batch"] = 2  # rows run one by one where the batch is fixed
@@ -228,7 +243,8 @@ def _equals(model: Any, artifact: Path) -> None:
             given = {name: value[:, None] for name, value in given.items()}
         expected = model(**given)
         for name, value in got.items():
-            theirs = expected.pooler_output.flatten(1) if name == "embedding" else expected[name]
+            theirs = expected.pooler_output.flatten(1) if name == "embedding" else expected.get(name)
+            theirs = expected.logits_per_image if theirs is None else theirs
             np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-4, atol=1e-4)
 
 

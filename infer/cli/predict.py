@@ -50,7 +50,8 @@ def predict(
 def answer_file(predictor: Predictor, source: str) -> Any:
     """Answer for an image, a sound, a text or the lines of a text file; tensors for tensors.
 
-    A line of a pair, for questions and for models of two texts, has a tab between them; a question and its choices too.
+    A line of a pair, for questions and for models of two texts, has a tab between them; so have a question and its
+    choices, and an image and its candidate labels.
     """
     if source.endswith(TENSORS) or not predictor.answers_task or predictor.task == "embedding":
         return run_file(predictor, source)
@@ -77,8 +78,9 @@ def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
 def _rows(predictor: Predictor, source: str) -> list[Any]:
     """Return the path of an image or sound, or texts: the lines of a file or stdin, or the argument itself."""
     if predictor.preprocessor is not None:
+        source, *labels = source.split("\t")
         _require_file(source)
-        return [source]
+        return [(source, *labels)] if labels else [source]
     if not _is_text_file(source):
         # A sentence has spaces; one word could be a file that was misspelled.
         if " " not in source.strip():

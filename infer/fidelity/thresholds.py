@@ -17,6 +17,7 @@ TOP1_TASKS = (
     "question-answering",
     "fill-mask",
     "multiple-choice",
+    "zero-shot-image-classification",
     "image-classification",
     "image-segmentation",
     "object-detection",

@@ -13,7 +13,7 @@ from ..errors import InputError, UsageError
 from ..llm.text.embedding_prompts import with_prompt
 from ..tasks import answers, text_answers, transcription
 from ..tasks.answers import Answer
-from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel, Preprocessor
+from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT, MediaModel, Preprocessor
 from .text_inputs import TextInputs
 
 TEXT_TASKS = (
@@ -32,8 +32,9 @@ class TaskInputs(TextInputs):
         - A mapping of arrays by input name returns a mapping of arrays by output name.
         - A bare array, for a model of one input, returns a bare array where there is one output.
         - A list of such requests returns the list of their results, batched together where shapes allow.
-        - A text, a pair of texts, a mapping with "question" and "context" or "choices", the path or bytes of an image
-          or sound file, a Pillow image, or a list of these, returns the answer of the model's task, as `answer` does.
+        - A text, a pair of texts, a mapping with "question" and "context" or "choices", or "image" and
+          "candidate_labels", the path or bytes of an image or sound file, a Pillow image, or a list of these, returns
+          the answer of the model's task, as `answer` does.
 
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
@@ -55,6 +56,8 @@ class TaskInputs(TextInputs):
           classes with their share of the area; automatic-speech-recognition: the text.
         - text-generation from sound (Whisper): the text, its language and its segments with times.
         - embedding, image-embedding: the vector.
+        - zero-shot-image-classification, of {"image": …, "candidate_labels": […]}: the labels with scores; a
+          "hypothesis_template" is the text around a label.
 
         Raises `UsageError` for a model whose task has no answer, `InputError` and `SourceError` for a bad input.
         """
@@ -66,7 +69,11 @@ class TaskInputs(TextInputs):
         if self.task == GENERATION:
             found = [self._transcript(self._open(row, i)) for i, row in enumerate(rows)]
             return found if isinstance(inputs, list) else found[0]
-        kinds = {**dict.fromkeys(IMAGE_TASKS, self._of_images), **dict.fromkeys(SOUND_TASKS, self._of_sounds)}
+        kinds = {
+            **dict.fromkeys(IMAGE_TASKS, self._of_images),
+            ZERO_SHOT: self._of_candidates,
+            **dict.fromkeys(SOUND_TASKS, self._of_sounds),
+        }
         found = kinds.get(self.task, self._of_texts)(rows)
         return found if isinstance(inputs, list) else found[0]
 
@@ -78,6 +85,8 @@ class TaskInputs(TextInputs):
         if self.task == "multiple-choice":
             asked = [_choices(row, i) for i, row in enumerate(rows)]
             return self.tokenize([(question, one) for question, choices in asked for one in choices])
+        if self.task == ZERO_SHOT:
+            return self._candidate_inputs(rows[0], 0)[0]
         if self.preprocessor is None:
             return self.tokenize(rows)
         return self.media.tensors([self._open(row, i) for i, row in enumerate(rows)])
@@ -98,9 +107,12 @@ class TaskInputs(TextInputs):
         return self.media.labels
 
     def _why_no_answer(self) -> str | None:
-        if self.task in IMAGE_TASKS + SOUND_TASKS or (self.task == GENERATION and self.media.reads_sound):
+        media = self.task in IMAGE_TASKS + SOUND_TASKS
+        if (media and (self.task != ZERO_SHOT or self.preprocessor is None)) or (
+            self.task == GENERATION and self.media.reads_sound
+        ):
             return None if self.preprocessor is not None else "its folder had no preprocessing that infer has"
-        if self.task not in TEXT_TASKS:
+        if self.task not in (*TEXT_TASKS, ZERO_SHOT):
             return f"its task is {self.task}"
         return None if (self.path / "tokenizer.json").exists() else "it holds no tokenizer.json"
 
@@ -159,6 +171,25 @@ class TaskInputs(TextInputs):
             ]
         return found
 
+    def _of_candidates(self, rows: list[Any]) -> list[Any]:
+        found = []
+        for index, row in enumerate(rows):
+            inputs, labels = self._candidate_inputs(row, index)
+            found.append(self.media.candidate_scores(super().predict(inputs)["logits"][0], labels))
+        return found
+
+    def _candidate_inputs(self, row: Any, index: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Return the inputs of one image and its texts, and the labels of these."""
+        where = f"images[{index}]"
+        if isinstance(row, tuple):
+            row = {"image": row[0], "candidate_labels": list(row[1:])}
+        if not isinstance(row, Mapping) or "image" not in row:
+            raise InputError("expected an image and candidate_labels", where=where)
+        labels = row.get("candidate_labels")
+        texts = answers.candidate_texts(labels, row.get("hypothesis_template"), where)
+        image = self._open(row["image"], index)
+        return {**self.media.tensors([image]), **self.tokenize(texts)}, list(labels or ())
+
     def _of_sounds(self, rows: list[Any]) -> list[Any]:
         """Run sounds one by one: padding would change the answers of a model without mask."""
         found: list[Any] = []
@@ -190,9 +221,11 @@ class TaskInputs(TextInputs):
 def _is_raw(inputs: Any) -> bool:
     """Return true for a text, pair, file or Pillow image, or a list of these; arrays and their mappings are not."""
     if isinstance(inputs, dict):
-        return "question" in inputs and isinstance(inputs["question"], str)
+        return isinstance(inputs.get("question"), str) or "candidate_labels" in inputs
     if isinstance(inputs, list):
         return bool(inputs) and _is_raw(inputs[0])
+    if isinstance(inputs, tuple) and inputs and not isinstance(inputs[0], str):
+        return _is_raw(inputs[0])  # an image, and texts
     if isinstance(inputs, tuple):
         return len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
     return isinstance(inputs, str | bytes | Path) or hasattr(inputs, "getbands")

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..artifact.label_scores import scores_of
+from ..errors import InputError
 
 TOP = 5  # labels, or tokens of a mask, in an answer
+TEMPLATE = "This is a photo of {}."  # as transformers' pipeline has it
 THRESHOLD = 0.5  # smallest score of a detected object
 Answer = dict[str, Any]
 
@@ -115,6 +117,23 @@ def _neighbours(have: int, want: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     )
     low = place.astype(np.int64)
     return low, np.minimum(low + 1, have - 1), place - low
+
+
+def candidate_texts(labels: Any, template: Any, where: str) -> list[str]:
+    """Return the texts that an image is compared with: each label in the place of {} in the template.
+
+    Raises `InputError` unless labels are a list of two texts or more, and the template, None for the usual one, has {}.
+    """
+    template = TEMPLATE if template is None else template
+    if (
+        not isinstance(labels, list | tuple)
+        or not all(isinstance(label, str) for label in labels)
+        or len(labels) < 2
+    ):
+        raise InputError("expected candidate_labels, at least two texts", where=where)
+    if not isinstance(template, str) or "{}" not in template:
+        raise InputError("expected a hypothesis_template with {} in it", where=where)
+    return [template.replace("{}", label) for label in labels]
 
 
 def unit_vector(values: np.ndarray) -> Answer:

@@ -20,7 +20,11 @@ from .answers import Answer
 from .ctc import CTCDecoder
 from .whisper import WhisperTokens
 
-IMAGE_TASKS = ("image-classification", "image-segmentation", "object-detection", "image-embedding")
+ZERO_SHOT = "zero-shot-image-classification"  # of texts that come with the image
+IMAGE_TASKS = (
+    *("image-classification", "image-segmentation", "object-detection", "image-embedding"),
+    ZERO_SHOT,
+)
 SOUND_TASKS = ("audio-classification", "automatic-speech-recognition")
 Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor
 
@@ -136,6 +140,10 @@ class MediaModel:
     def label_scores(self, logits: np.ndarray, top: int | None = answers.TOP) -> list[Answer]:
         """Return labels with scores, best first, of logits [labels]."""
         return answers.label_scores(logits, self.labels, activation_of(self.meta, len(logits)), top)
+
+    def candidate_scores(self, logits: np.ndarray, labels: Sequence[str]) -> list[Answer]:
+        """Return texts with scores, best first, of an image's logits [texts]."""
+        return answers.label_scores(logits, labels, activation_of(self.meta, len(logits)), None)
 
     def answer(self, outputs: Mapping[str, np.ndarray], opened: Any) -> Any:
         """Return the answer of the task, ready for JSON, from the outputs of one row and what `open` returned."""

@@ -1,4 +1,4 @@
-"""--key: one tower of CLIP or SigLIP from the folder of the whole model, with the features that transformers gives."""
+"""CLIP and SigLIP: whole, or one tower by --key, with the features that transformers gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer.errors import SourceError, UsageError
+from infer.errors import UsageError
 from infer.load import fill, load
 from infer.plan import Plan
 
@@ -55,10 +55,30 @@ def test_a_tower_gives_the_features_of_the_whole_model(name: str, tmp_path: Path
             torch.testing.assert_close(loaded.module(*given[key]), wanted[key])
 
 
-def test_two_towers_are_refused_with_their_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_both_towers_compare_images_with_texts(name: str, tmp_path: Path) -> None:
+    model = both(name, tmp_path)
+    loaded = load(Plan(source=str(tmp_path), data="random"))
+    fill(loaded)
+    assert loaded.module is not None
+    assert loaded.task == "zero-shot-image-classification"
+    assert any("--key text_model or --key vision_model" in finding.why for finding in loaded.findings)
+    images, ids = torch.randn(3, 3, 32, 32), torch.tensor([[5, 6, 7, 63], [9, 63, 1, 1]])
+    padded = torch.nn.functional.pad(ids, (0, 12), value=1)
+    texts = (
+        {"input_ids": padded} if name == "siglip" else {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    )
+    with torch.no_grad():
+        wanted = model(pixel_values=images, **texts)
+        found = loaded.module(images, ids, (ids != 1).long())
+    for got, want in zip(
+        found, (wanted.logits_per_image, wanted.image_embeds, wanted.text_embeds), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+def test_an_unknown_tower_is_refused(tmp_path: Path) -> None:
     both("clip", tmp_path)
-    with pytest.raises(SourceError, match=r"one for images.*--key text_model or --key vision_model"):
-        load(Plan(source=str(tmp_path), data="random"))
     with pytest.raises(UsageError, match=r"no tower 'audio' of CLIPModel; known: text_model, vision_model"):
         load(Plan(source=str(tmp_path), key="audio", data="random"))
 

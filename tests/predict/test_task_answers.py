@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,44 @@ def test_an_image_is_classified(tmp_path: Path, images: Path, kind: str, quant: 
         got = {row["label"]: row["score"] for row in answer}
         want = {labels[i]: float(value) for i, value in enumerate(expected)}
         assert got == pytest.approx(want, abs=1e-4 if quant == "none" else 0.05)
+
+
+def test_an_image_is_compared_with_texts(tmp_path: Path, images: Path) -> None:
+    folder, labels = tmp_path / "m", ["cat", "dog on a mat", "it"]
+    tiny = {**SMALL, "hidden_size": 64}
+    text = {**tiny, "vocab_size": save_tokenizer(folder), "max_position_embeddings": 24}
+    text |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**tiny, "image_size": 32, "patch_size": 8}, projection_dim=16
+    )
+    model = save(transformers.CLIPModel(config), folder)
+    processor = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    processor.save_pretrained(folder)
+    pipeline = transformers.pipeline(
+        "zero-shot-image-classification", model=model, image_processor=processor,
+        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+    )  # fmt: skip
+    file = sorted(images.iterdir())[0]
+    with pytest.raises(
+        InputError, match=r"at least two texts.*Put a .txt file beside the images, one text a line"
+    ):
+        made(folder, images)
+    (images / "texts.txt").write_text("\n".join(TEXTS))
+    expected = pipeline(Image.open(file), candidate_labels=labels)
+    other = pipeline(Image.open(file), candidate_labels=labels, hypothesis_template="the {} ran")
+    with made(folder, images) as predictor:
+        alike(predictor.predict({"image": str(file), "candidate_labels": labels}), expected)
+        alike(predictor.predict([(Image.open(file), *labels)]), [expected])
+        with pytest.raises(InputError, match="expected an image and candidate_labels"):
+            predictor.predict(str(file))
+        with live(predictor) as server:
+            data, url = base64.b64encode(file.read_bytes()).decode(), f"{server.url}/predict"
+            given = {"candidate_labels": labels, "hypothesis_template": "the {} ran", "top_k": 2}
+            alike(httpx.post(url, json={"inputs": data, "parameters": given}, timeout=60).json(), other[:2])
+            answer = httpx.post(url, json={"inputs": data}, timeout=60)
+            assert (answer.status_code, "at least two texts" in answer.text) == (400, True)
 
 
 def test_without_preprocessing_the_artifact_takes_tensors_and_says_why(tmp_path: Path, images: Path) -> None:

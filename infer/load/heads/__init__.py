@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from .build import attention_findings, build, choose
-from .dual_towers import choose_tower
+from .dual_towers import choose_tower, whole_config, whole_finding, whole_meta
 from .inputs import input_specs, num_channels, size_bounds, wrap
-from .table import FEATURES, PIXELS, SOUND, Head, architecture, candidates
+from .table import DUAL_TOWERS, FEATURES, PIXELS, SOUND, Head, architecture, candidates
 
 __all__ = [
+    "DUAL_TOWERS",
     "FEATURES",
     "PIXELS",
     "SOUND",
@@ -24,5 +25,8 @@ __all__ = [
     "input_specs",
     "num_channels",
     "size_bounds",
+    "whole_config",
+    "whole_finding",
+    "whole_meta",
     "wrap",
 ]

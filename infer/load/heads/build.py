@@ -13,7 +13,7 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
-from .table import Head
+from .table import DUAL_TOWERS, Head
 
 OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
 
@@ -53,7 +53,7 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
 
 def _reads(found: Any, head: Head) -> bool:
     """Return true when the class's inputs are of the head's modality alone."""
-    if head.task == "text-generation":
+    if head.task in ("text-generation", DUAL_TOWERS.task):
         return True
     parameters = inspect.signature(found.forward).parameters
     takes = [name for name in parameters if name in OTHER_MODALITIES]

@@ -1,14 +1,15 @@
-"""One tower of a model that compares texts with images (CLIP, SigLIP), taken from the folder of the whole model.
+"""Models that compare texts with images (CLIP, SigLIP): whole, or one tower from the folder of the whole model.
 
-The tower's tensors begin with `vision_model` or `text_model`, which is what `--key` names.
+A tower's tensors begin with `vision_model` or `text_model`, which is what `--key` names.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from ...errors import SourceError, UsageError
+from ...errors import UsageError
+from ...spec import Finding
 
 TOWERS = {"text_model": ("text_config", "Text"), "vision_model": ("vision_config", "Vision")}
 
@@ -32,20 +33,34 @@ def towers_of(name: str, settings: Any) -> dict[str, str]:
     return {key: names[0] for key, names in known.items() if names}
 
 
-def choose_tower(key: str | None, name: str, settings: Any, folder: Path) -> tuple[str, Any]:
+def whole_config(config: Mapping[str, Any], name: str, settings: Any) -> dict[str, Any] | None:
+    """Return config.json of a model of two towers with the limits and tokens of its texts; None for other models."""
+    if len(towers_of(name, settings)) < len(TOWERS):
+        return None
+    text = settings.text_config.to_dict()
+    named = ("max_position_embeddings", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+    return {**config, **{key: text.get(key) for key in named}}
+
+
+def whole_meta(model_type: str) -> dict[str, Any]:
+    """Return how scores are made of the logits of an image: SigLIP judges each text alone."""
+    return {"activation": "sigmoid" if model_type == "siglip" else "softmax"}
+
+
+def whole_finding() -> Finding:
+    """Report that both towers are in the artifact, and how to take one."""
+    keys = " or ".join(f"--key {tower}" for tower in TOWERS)
+    return Finding("load", "towers", "both", why=f"images are compared with texts; one alone: {keys}")
+
+
+def choose_tower(key: str | None, name: str, settings: Any) -> tuple[str, Any]:
     """Return the class of the tower that `key` names and its configuration, or both unchanged without a key.
 
-    Raises `SourceError` for a model of two towers without a key, and `UsageError` for a key that is none of them.
+    Raises `UsageError` for a key that is no tower of the model.
     """
-    towers = towers_of(name, settings)
-    if key is None and towers:
-        raise SourceError(
-            f"{name} has a tower for texts and one for images; an artifact holds one of them",
-            where=str(folder / "config.json"),
-            hint=f"Take one: {' or '.join(f'--key {tower}' for tower in towers)}",
-        )
     if key is None:
         return name, settings
+    towers = towers_of(name, settings)
     if key not in towers:
         kind = f"; known: {', '.join(towers)}" if towers else ", which has no towers to choose from"
         raise UsageError(f"no tower {key!r} of {name}{kind}", where="--key")

@@ -14,11 +14,12 @@ from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
 from ..sentence_transformers.sentence_transformers import SentenceFolder
-from .table import PADDED_TEXT, PIXELS, SOUND, Head
+from .table import DUAL_TOWERS, PADDED_TEXT, PIXELS, SOUND, Head
 from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
 from .wrappers import (
     AudioHead,
     ChoiceHead,
+    DualTowers,
     ImageEncoder,
     ImageHead,
     MaskedAudioHead,
@@ -31,6 +32,7 @@ from .wrappers import (
 
 SECONDS = (0.1, 30)  # of sound in one input
 RATE = 16000
+MOST_TEXTS = 1024  # that an image is compared with
 SMALLEST_IMAGE, LARGEST_IMAGE = 64, 1333
 
 
@@ -38,6 +40,8 @@ def wrap(
     model: nn.Module, head: Head, sentence: SentenceFolder, preprocessor: Preprocessor | None
 ) -> nn.Module:
     """Return the model with named tensors as inputs and outputs, in eval mode."""
+    if head == DUAL_TOWERS:
+        return DualTowers(model, pads=getattr(model.config, "model_type", "") == "siglip").eval()
     if head.reads == PIXELS:
         if head.task == "image-embedding":
             return ImageEncoder(model).eval()
@@ -67,13 +71,15 @@ def wrap(
 def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[TensorSpec, ...]:
     """Return the specs of the wrapper's inputs."""
     config: Any = wrapped.model.config
+    images, texts = ("images", "texts") if isinstance(wrapped, DualTowers) else ("batch", "batch")
+    config = config.vision_config if isinstance(wrapped, DualTowers) else config
     specs = []
     for name in inspect.signature(wrapped.forward).parameters:
         if name in (PIXELS, "pixel_mask"):
             size = _image_size(config, preprocessor)
             channels = (num_channels(config),) if name == PIXELS else ()
             dtype = "float32" if name == PIXELS else "int64"
-            specs.append(TensorSpec(name, dtype, ("batch", *channels, *size)))
+            specs.append(TensorSpec(name, dtype, (images, *channels, *size)))
         elif isinstance(wrapped, AudioHead | MaskedAudioHead):
             dtype = "float32" if name == SOUND else "int64"
             specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
@@ -82,7 +88,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             specs.append(TensorSpec(name, "float32", ("batch", int(config.num_mel_bins), frames)))
         else:
             is_source = isinstance(wrapped, EncoderDecoder) and name == "input_ids"
-            specs.append(TensorSpec(name, "int64", ("batch", "source" if is_source else "seq")))
+            specs.append(TensorSpec(name, "int64", (texts, "source" if is_source else "seq")))
     return tuple(specs)
 
 
@@ -101,6 +107,8 @@ def size_bounds(
     longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
     known = {
         "batch": (1, plan.max_batch),
+        "images": (1, plan.max_batch),
+        "texts": (1, MOST_TEXTS),
         "seq": (1, longest),
         "source": (1, longest),
         "samples": (int(SECONDS[0] * RATE), int(SECONDS[1] * RATE)),

@@ -67,6 +67,10 @@ EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
     Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
 )
+# CLIP and its kin as a whole: every image is compared with every text.
+DUAL_TOWERS = Head(
+    "Model", "zero-shot-image-classification", "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS
+)
 # SigLIP's text tower: its pooled output is what images are compared with.
 PADDED_TEXT = Head("SiglipTextModel", "embedding", "AutoModel", ("embedding",))
 # Text towers trained beside images or sound; pooled by their own last or first token, never by a mean.

@@ -66,10 +66,40 @@ class PaddedTextEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Compute embeddings: int64 [batch, seq] twice, padded on the right → float [batch, dim]."""
-        real = input_ids.where(attention_mask != 0, self.pad)
-        place = torch.arange(self.longest, device=input_ids.device)
-        ids = real[:, place.clamp(max=input_ids.shape[1] - 1)].where(place < input_ids.shape[1], self.pad)
-        return self.model(input_ids=ids).pooler_output
+        return self.model(input_ids=_padded(input_ids, attention_mask, self.longest, self.pad)).pooler_output
+
+
+def _padded(ids: Tensor, mask: Tensor, longest: int, pad: int) -> Tensor:
+    """Return token ids padded on the right to the longest text, int64 [texts, longest]."""
+    real = ids.where(mask != 0, pad)
+    place = torch.arange(longest, device=ids.device)
+    return real[:, place.clamp(max=ids.shape[1] - 1)].where(place < ids.shape[1], pad)
+
+
+class DualTowers(nn.Module):
+    """A model of two towers that compares every image with every text (CLIP, SigLIP).
+
+    `pads`: it was trained on texts padded to its longest length and reads the padding too.
+    """
+
+    def __init__(self, model: Any, *, pads: bool) -> None:
+        super().__init__()
+        self.model, self.pads = model, pads
+        text = model.config.text_config
+        self.longest, self.pad = int(text.max_position_embeddings), int(text.pad_token_id or 0)
+
+    def forward(
+        self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compare float [images, C, H, W] with int64 [texts, seq] twice.
+
+        Returns logits [images, texts], and the unit vectors of the images and texts.
+        """
+        texts: dict[str, Tensor] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.pads:
+            texts = {"input_ids": _padded(input_ids, attention_mask, self.longest, self.pad)}
+        found = self.model(pixel_values=pixel_values, **texts)
+        return found.logits_per_image, found.image_embeds, found.text_embeds
 
 
 class ImageHead(Headed):

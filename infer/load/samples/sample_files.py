@@ -16,13 +16,15 @@ from ...preprocess.audio import AudioPreprocessor
 from ...preprocess.image import SUFFIXES as IMAGES
 from ...regular_files import require_regular
 from ...spec import DTYPE_NAMES, TensorSpec
+from ..heads import DUAL_TOWERS
 from ..loaded_model import LoadedModel
 from ..weights.nested_state_dict import refuse_expanded
 from ..weights.torch_reader import load_safely
 from . import audio_samples, image_samples
-from .text_samples import TEXT_INPUTS, tokenize
+from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates
 
 ARRAYS = (".npy", ".npz")
+MOST_COMPARED, MOST_LINES = 16, 128  # images and texts, of which every pair is judged at once
 Samples = dict[str, Tensor]
 
 
@@ -45,6 +47,8 @@ def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samp
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
+        if loaded.task == DUAL_TOWERS.task:
+            return _from_images_and_texts(pictures, texts, loaded, where)
         return _from_images(pictures, loaded, where)
     if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
         return audio_samples.read_sounds(recordings, loaded, where)
@@ -64,6 +68,21 @@ def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sa
         return image_samples.preprocess_images(files, steps)
     pixels, used = image_samples.read_images(files, loaded.inputs, where)
     return {loaded.inputs[0].name: pixels}, used
+
+
+def _from_images_and_texts(
+    files: list[Path], texts: list[Path], loaded: LoadedModel, where: str
+) -> tuple[Samples, list[Path]]:
+    """Read images, and the texts that each of them is compared with: one a line."""
+    lines = [line.strip() for path in texts for line in _text(path).splitlines() if line.strip()]
+    if len(lines) < 2:
+        raise InputError(
+            f"expected at least two texts to compare the images with, got {len(lines)}",
+            where=where,
+            hint="Put a .txt file beside the images, one text a line",
+        )
+    samples, used = _from_images(image_samples.spread(files, MOST_COMPARED), loaded, where)
+    return samples | tokenize_candidates(lines[:MOST_LINES], loaded), [*used, *texts]
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -154,6 +173,8 @@ def example_option(loaded: LoadedModel) -> str:
         return "--data texts.txt"
     if loaded.preprocessor is not None:
         kind = "sounds" if getattr(loaded.preprocessor, "sampling_rate", 0) else "images"
+        if loaded.task == DUAL_TOWERS.task:
+            kind = "images and a .txt, one text a line"
         return f"--data FOLDER of {kind}"
     names = ", ".join(spec.name for spec in loaded.inputs)
     return f"--data inputs.npz with {names}, or --data file.py:function"

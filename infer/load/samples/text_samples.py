@@ -70,6 +70,16 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     return {spec.name: found[spec.name] for spec in loaded.inputs}
 
 
+def tokenize_candidates(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
+    """Tokenize the texts that images are compared with: int64 [texts, seq] of each text input."""
+    if "tokenizer.json" not in loaded.files:
+        raise UsageError(
+            "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
+        )
+    rows = _encoder(loaded.files["tokenizer.json"])(texts, int(loaded.meta.get("max_length", WINDOW)))
+    return _padded([ids for ids, _ in rows], int(loaded.meta.get("pad_id") or 0))
+
+
 def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
     """Open the tokenizer; return a function (texts or pairs, max tokens) → token ids and token types of each."""
     if find_spec("tokenizers") is None:

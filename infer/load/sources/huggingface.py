@@ -63,10 +63,12 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     if quantized:
         reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
     settings, name, tower = _settings(folder), heads.architecture(config), None
-    name, settings = heads.choose_tower(plan.key, name, settings, folder)
+    name, settings = heads.choose_tower(plan.key, name, settings)
     if plan.key is not None:
         config = {**settings.to_dict(), "architectures": [name]}
         possible = heads.candidates(config, folder, sentence)
+    elif (whole := heads.whole_config(config, name, settings)) is not None:
+        config, possible = whole, (heads.DUAL_TOWERS,)
     elif possible[0].task == "text-generation" and has_tower(config, name):
         reader = tower = TowerReader(reader)
         settings, config = tower_settings(settings, tower, str(folder)), tower_config(config)
@@ -96,6 +98,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     findings += [tower.finding(name)] if tower is not None else []
+    findings += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
     inputs = heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     return LoadedModel(
@@ -110,7 +113,9 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         sizes=sizes,
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings),
+        meta=metadata(config, head.task, sentence, sizes)
+        | processor_metadata(preprocessor, settings)
+        | (heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}),
         preprocessor=preprocessor,
         weight_bytes=stored_bytes if quantized else num_bytes(reader),
         findings=findings,

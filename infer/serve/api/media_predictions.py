@@ -13,10 +13,10 @@ import numpy as np
 from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InputError
 from ...tasks import answers
-from ...tasks.media_model import MediaModel
+from ...tasks.media_model import ZERO_SHOT, MediaModel
 from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import Form
-from ..http.request_context import RequestContext
+from ..http.request_context import RequestContext, queue_tenant_of
 from . import media_request
 from .text_types import Box, LabelScore, PredictParameters
 
@@ -29,6 +29,7 @@ TASKS = (
     "object-detection",
     "image-segmentation",
     "image-embedding",
+    ZERO_SHOT,
 )
 Prediction = list[LabelScore] | list[float]
 
@@ -52,6 +53,8 @@ async def predict_files(
     parameters: PredictParameters,
 ) -> list[Prediction]:
     """Return the prediction of each file, labels best first."""
+    if engine.predictor.task == ZERO_SHOT:
+        return await _candidates(context, engine, files, where, parameters)
     model, outputs, sizes = await run_files(context, engine, files, where)
     for place, size in zip(where, sizes, strict=True):
         if model.task == "image-segmentation" and size[0] * size[1] > MAX_MASK_PIXELS:
@@ -61,6 +64,32 @@ async def predict_files(
                 hint="Send it smaller; masks have the size of the image",
             )
     return await media_request.in_thread(context, _predictions, model, outputs, sizes, parameters)
+
+
+async def _candidates(
+    context: RequestContext,
+    engine: TensorEngine,
+    files: Sequence[bytes],
+    where: Sequence[str],
+    parameters: PredictParameters,
+) -> list[Prediction]:
+    """Return the candidate labels with their scores for each image."""
+    labels = parameters.candidate_labels
+    texts = answers.candidate_texts(labels, parameters.hypothesis_template, "parameters")
+    check_files(files, where)
+    model, tenant = media_request.media_model(engine), queue_tenant_of(context.service, context.headers)
+    engine.check_admission(timeout=context.timeout(), tenant=tenant)
+    if engine.texts is not None:
+        rows = engine.predictor.pad(*await engine.texts.encode_typed(texts, "parameters.candidate_labels"))
+    else:
+        rows = await media_request.in_thread(context, engine.predictor.tokenize, texts)
+    tensors, _ = await media_request.open_files(context, model, files, where)
+    found: list[Prediction] = []
+    for image in tensors:
+        (outputs,) = await media_request.run_tensors(context, engine, [{**image, **rows}])
+        scores = model.candidate_scores(outputs["logits"], labels or ())
+        found.append([LabelScore(one["score"], one["label"]) for one in scores[: parameters.top_k]])
+    return found
 
 
 async def file_scores(
@@ -76,14 +105,19 @@ async def run_files(
     context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str]
 ) -> tuple[MediaModel, list[dict[str, np.ndarray]], list[tuple[int, int]]]:
     """Decode and run files: the outputs of each, and the height and width of each image."""
-    if not 1 <= len(files) <= MOST_FILES:
-        raise InputError(
-            f"expected 1 to {MOST_FILES} files, got {len(files)}", where=where[0] if where else "inputs"
-        )
+    check_files(files, where)
     model = media_request.media_model(engine)
     engine.check_admission(timeout=context.timeout())
     tensors, sizes = await media_request.open_files(context, model, files, where)
     return model, await media_request.run_tensors(context, engine, tensors), sizes
+
+
+def check_files(files: Sequence[bytes], where: Sequence[str]) -> None:
+    """Raise `InputError` for no file, and for too many."""
+    if not 1 <= len(files) <= MOST_FILES:
+        raise InputError(
+            f"expected 1 to {MOST_FILES} files, got {len(files)}", where=where[0] if where else "inputs"
+        )
 
 
 def _predictions(
