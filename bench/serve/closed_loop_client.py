@@ -96,7 +96,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 def encode(name: str, arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
     """Encode one request in every form: KServe JSON, KServe binary, the plain endpoint's JSON."""
-    from infer.serve.api.kserve_tensors import DATATYPES
+    from infer.serve.api.kserve.kserve_tensors import DATATYPES
 
     path, media = f"/v2/models/{name}/infer", "Content-Type: application/json"
     inputs = [

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from infer.errors import InferError
-from infer.serve.api import kserve_request
-from infer.serve.api.kserve_response import HEADER_LENGTH
-from infer.serve.api.kserve_tensors import texts_from_binary
-from infer.serve.api.kserve_types import InferRequest
-from infer.serve.api.openai_types import ChatRequest, CompletionRequest
+from infer.serve.api.kserve import kserve_request
+from infer.serve.api.kserve.kserve_response import HEADER_LENGTH
+from infer.serve.api.kserve.kserve_tensors import texts_from_binary
+from infer.serve.api.kserve.kserve_types import InferRequest
+from infer.serve.api.openai.openai_types import ChatRequest, CompletionRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
 from infer.serve.http.body import BodyMemory, BodyReservation, read_body
@@ -199,7 +199,7 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 def server_events(data: bytes, chance: random.Random) -> None:
     """Check that one event is one line of valid JSON for any model output."""
-    from infer.serve.api.openai_response import ChunkWriter, encode
+    from infer.serve.api.openai.openai_response import ChunkWriter, encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
     event = ChunkWriter({"id": text[:9]}, usage=False).choice(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve.api.kserve_response import encode_response, encode_responses
-from infer.serve.api.kserve_types import InferInput, InferRequest
+from infer.serve.api.kserve.kserve_response import encode_response, encode_responses
+from infer.serve.api.kserve.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.batching.queue_items import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
-from infer.serve.api import openai_response
+from infer.serve.api.openai import openai_response
 from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.prompt_queue import AGING

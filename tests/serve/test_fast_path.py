@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infer.serve.api.kserve_types import InferResponse
+from infer.serve.api.kserve.kserve_types import InferResponse
 from infer.serve.fast_path import coalescer, header_cache
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.http.http_protocol import HttpProtocol

@@ -291,7 +291,7 @@ def test_outputs_that_are_not_finite_can_be_refused(tmp_path: Path) -> None:
 
 
 def test_bfloat16_nan_is_detected_in_its_bits() -> None:
-    from infer.serve.api.kserve_tensors import count_nonfinite
+    from infer.serve.api.kserve.kserve_tensors import count_nonfinite
     from infer.spec import TensorSpec
 
     values = np.array([0x7FC0, 0x7F80, 0xFF80, 0x3F80, 0], np.uint16)

@@ -12,7 +12,7 @@ import infer.serve
 from infer.errors import InferError, OverloadedError
 from infer.options import fields
 from infer.serve import limits
-from infer.serve.api.openai_errors import ERROR_FORMAT
+from infer.serve.api.openai.openai_errors import ERROR_FORMAT
 from tests.support import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]

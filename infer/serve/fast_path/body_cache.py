@@ -16,9 +16,9 @@ import numpy as np
 
 from ...errors import InputError
 from ...spec import TensorSpec
-from ..api.kserve_response import RequestedOutputs
-from ..api.kserve_tensors import narrow
-from ..api.kserve_types import InferRequest
+from ..api.kserve.kserve_response import RequestedOutputs
+from ..api.kserve.kserve_tensors import narrow
+from ..api.kserve.kserve_types import InferRequest
 from ..batching.collate import Arrays, Collator, RequestSize
 
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES = 256, 2048  # per model; bytes of each

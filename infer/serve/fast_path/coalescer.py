@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
-from ..api.kserve_request import read_tensors
+from ..api.kserve.kserve_request import read_tensors
 from ..batching.collate import BATCH
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App

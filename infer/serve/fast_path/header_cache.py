@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.routing import Match
 
 from ...errors import InputError
-from ..api.kserve_response import HEADER_LENGTH
-from ..api.kserve_types import InferRequest
+from ..api.kserve.kserve_response import HEADER_LENGTH
+from ..api.kserve.kserve_types import InferRequest
 from ..http.app import App, Endpoint, Scope
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import queue_tenant_of, requested_timeout

@@ -13,7 +13,7 @@ import numpy as np
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..api.kserve_response import encode_response, encode_responses
+from ..api.kserve.kserve_response import encode_response, encode_responses
 from ..batching.collate import BATCH
 from ..batching.queue_items import InferResult, ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine

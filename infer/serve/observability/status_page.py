@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...spec import TensorSpec
-from ..api.kserve_tensors import datatype
+from ..api.kserve.kserve_tensors import datatype
 from ..batching.tensor_engine import TensorEngine
 from ..batching.text_inputs import takes_text
 from ..llm.llm_engine import LLMEngine

@@ -11,16 +11,16 @@ from ...errors import InputError, NotFoundError
 from ...tasks import transcription
 from ...tasks.media_model import MediaModel
 from ...tasks.transcription import TimedText
-from ..api import media_request, transcripts
-from ..api.audio_types import (
+from ..api.media import media_request, transcripts
+from ..api.media.audio_types import (
     AudioUsage,
     TranscribedSegment,
     TranscribedWord,
     Transcription,
     TranscriptionRequest,
 )
-from ..api.openai_errors import ERROR_FORMAT, find_model
-from ..api.transcripts import Transcript
+from ..api.media.transcripts import Transcript
+from ..api.openai.openai_errors import ERROR_FORMAT, find_model
 from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import FORM, Form
 from ..http.request_context import RequestContext

@@ -15,9 +15,10 @@ from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
 from ...tasks import text_answers
-from ..api import media_predictions, media_request, text_request, text_spans
-from ..api.openai_errors import ERROR_FORMAT, require_json
-from ..api.text_types import (
+from ..api.media import media_predictions, media_request
+from ..api.openai.openai_errors import ERROR_FORMAT, require_json
+from ..api.text import text_request, text_spans
+from ..api.text.text_types import (
     Classification,
     Classified,
     ClassifyRequest,

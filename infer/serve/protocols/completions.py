@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InputError
-from ..api import openai_request, openai_response
-from ..api.chat_response import ChatResponse, Tools
-from ..api.completion_response import CompletionResponse
-from ..api.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest, Completion, CompletionRequest
+from ..api.openai import openai_request, openai_response
+from ..api.openai.chat_response import ChatResponse, Tools
+from ..api.openai.completion_response import CompletionResponse
+from ..api.openai.openai_errors import ERROR_FORMAT, find_llm
+from ..api.openai.openai_types import ChatChunk, ChatCompletion, ChatRequest, Completion, CompletionRequest
 from ..http.request_context import RequestContext, assign_tenant, tenant_of
 from ..http.routing import Route
 from ..service import Service

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ...errors import InputError, NotReadyError
-from ..api import kserve_request
-from ..api.kserve_tensors import DATATYPES, datatype, shape_of
-from ..api.kserve_types import (
+from ..api.kserve import kserve_request
+from ..api.kserve.kserve_tensors import DATATYPES, datatype, shape_of
+from ..api.kserve.kserve_types import (
     ChangeRequest,
     ConfigParameter,
     ConfigTensor,

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from ...errors import InputError
-from ..api import text_request
-from ..api.kserve_tensors import to_json
-from ..api.openai_errors import ERROR_FORMAT, find_model, require_json
+from ..api.kserve.kserve_tensors import to_json
+from ..api.openai.openai_errors import ERROR_FORMAT, find_model, require_json
+from ..api.text import text_request
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext, queue_tenant_of

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ...errors import NotFoundError, NotReadyError
-from ..api.kserve_tensors import datatype, to_json
-from ..api.kserve_types import InferInput, InferRequest
+from ..api.kserve.kserve_tensors import datatype, to_json
+from ..api.kserve.kserve_types import InferInput, InferRequest
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.request_context import RequestContext

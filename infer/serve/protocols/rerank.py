@@ -15,9 +15,9 @@ from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
-from ..api import text_request
-from ..api.openai_errors import ERROR_FORMAT, require_json
-from ..api.text_types import (
+from ..api.openai.openai_errors import ERROR_FORMAT, require_json
+from ..api.text import text_request
+from ..api.text.text_types import (
     Document,
     RankedText,
     Reranked,

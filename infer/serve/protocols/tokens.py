@@ -8,9 +8,9 @@ import msgspec
 
 from ...errors import InputError, NotFoundError
 from ...llm.text.chat_template import special_tokens
-from ..api import openai_request
-from ..api.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai_types import Message, Token, Tool
+from ..api.openai import openai_request
+from ..api.openai.openai_errors import ERROR_FORMAT, find_llm
+from ..api.openai.openai_types import Message, Token, Tool
 from ..http.request_context import RequestContext
 from ..http.routing import Route
 from ..llm.llm_engine import LLMEngine

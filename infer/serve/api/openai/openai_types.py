@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...llm.engine.sampling.sampling_options import bounds
+from ....llm.engine.sampling.sampling_options import bounds
 from .openai_logprobs import ChatLogprobs, CompletionLogprobs
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]

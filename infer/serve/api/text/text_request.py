@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from ...errors import InputError, NotFoundError
-from ...llm.text.tokenizer import TextOrPair
-from ...tasks.media_model import ZERO_SHOT
-from ..batching import text_inputs
-from ..batching.collate import Arrays
-from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext, queue_tenant_of
-from .kserve_response import check_finite
-from .openai_errors import find_model
+from ....errors import InputError, NotFoundError
+from ....llm.text.tokenizer import TextOrPair
+from ....tasks.media_model import ZERO_SHOT
+from ...batching import text_inputs
+from ...batching.collate import Arrays
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext, queue_tenant_of
+from ..kserve.kserve_response import check_finite
+from ..openai.openai_errors import find_model
 from .text_types import PredictRequest
 
 # Parameters of /predict by task.

@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import InputError
-from ...llm.engine.requests import Request
-from ...tasks import transcription, whisper_windows
-from ...tasks.ctc import Frames, Token
-from ...tasks.media_model import MediaModel
-from ...tasks.transcription import TimedText, Window
-from ...tasks.whisper_windows import Decoded, FeatureWindow, TranscriptOptions
-from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext, assign_tenant
-from ..llm.llm_engine import LLMEngine
-from . import media_request, text_request
+from ....errors import InputError
+from ....llm.engine.requests import Request
+from ....tasks import transcription, whisper_windows
+from ....tasks.ctc import Frames, Token
+from ....tasks.media_model import MediaModel
+from ....tasks.transcription import TimedText, Window
+from ....tasks.whisper_windows import Decoded, FeatureWindow, TranscriptOptions
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext, assign_tenant
+from ...llm.llm_engine import LLMEngine
+from ..text import text_request
+from . import media_request
 from .audio_types import TranscriptionRequest
 
 WINDOWS = 8  # of a long sound that a CTC model runs as one request

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from ...errors import InferError
-from ...llm.engine.requests import Output, TokenLogprob
-from ..http.routing import EVENTS, Response
-from ..llm.llm_engine import LLMEngine
-from ..llm.token_stream import TokenStream
+from ....errors import InferError
+from ....llm.engine.requests import Output, TokenLogprob
+from ...http.routing import EVENTS, Response
+from ...llm.llm_engine import LLMEngine
+from ...llm.token_stream import TokenStream
 from .openai_errors import ERROR_FORMAT
 from .openai_types import CommonFields, PromptDetails, Usage
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from ...errors import InputError
-from ...llm.engine.requests import Output, Request
-from ...llm.text import tools
-from ..llm.llm_engine import LLMEngine
-from ..llm.token_stream import TokenStream
+from ....errors import InputError
+from ....llm.engine.requests import Output, Request
+from ....llm.text import tools
+from ...llm.llm_engine import LLMEngine
+from ...llm.token_stream import TokenStream
 from . import openai_logprobs, openai_request, openai_response
 from .openai_logprobs import ChatLogprobs
 from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode

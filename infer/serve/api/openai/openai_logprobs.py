@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...llm.engine.requests import TokenLogprob
+from ....llm.engine.requests import TokenLogprob
 
 LOWEST = -9999.0  # JSON has no minus infinity
 

@@ -6,11 +6,17 @@ from typing import Any
 
 import msgspec
 
-from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
-from ...sanitize import sanitize_text
-from ..http.request_context import RequestContext
-from ..http.routing import ErrorFormat, error_text
-from ..llm.llm_engine import LLMEngine
+from ....errors import (
+    InferError,
+    InputError,
+    NotFoundError,
+    OverloadedError,
+    UnsupportedMediaError,
+)
+from ....sanitize import sanitize_text
+from ...http.request_context import RequestContext
+from ...http.routing import ErrorFormat, error_text
+from ...llm.llm_engine import LLMEngine
 
 
 class ErrorBody(msgspec.Struct):

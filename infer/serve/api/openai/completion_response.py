@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ...llm.engine.requests import Output, Request, TokenLogprob
-from ..llm.llm_engine import LLMEngine
-from ..llm.token_stream import TokenStream
+from ....llm.engine.requests import Output, Request, TokenLogprob
+from ...llm.llm_engine import LLMEngine
+from ...llm.token_stream import TokenStream
 from . import openai_logprobs, openai_request, openai_response
 from .openai_logprobs import CompletionLogprobs
 from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode

@@ -9,13 +9,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...errors import GrammarError, InputError, NotUsableError, UsageError
-from ...llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
-from ..http import json_parse
-from ..http.request_context import RequestContext, tenant_of
-from ..llm.llm_engine import LLMEngine
+from ....errors import GrammarError, InputError, NotUsableError, UsageError
+from ....llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
+from ...http import json_parse
+from ...http.request_context import RequestContext, tenant_of
+from ...llm.llm_engine import LLMEngine
 from .openai_errors import ContextLengthError, require_json
-from .openai_types import OPTION_NAMES, CommonFields, CompletionRequest, Message, StructuredOutputs, Tool
+from .openai_types import (
+    OPTION_NAMES,
+    CommonFields,
+    CompletionRequest,
+    Message,
+    StructuredOutputs,
+    Tool,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit

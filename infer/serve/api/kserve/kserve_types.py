@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..observability.metrics import BatchStats, InferenceStats
+from ...observability.metrics import BatchStats, InferenceStats
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Parameters = dict[str, Any]

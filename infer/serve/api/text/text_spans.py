@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputError
-from ...tasks import text_answers
-from ...tasks.answers import TOP, Answer
-from ...tasks.text_answers import FilledMask
-from ..batching.collate import Arrays
-from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext, queue_tenant_of
-from ..http.routing import NonfiniteError
-from .media_request import in_thread
+from ....errors import InputError
+from ....tasks import text_answers
+from ....tasks.answers import TOP, Answer
+from ....tasks.text_answers import FilledMask
+from ...batching.collate import Arrays
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.routing import NonfiniteError
+from ..media.media_request import in_thread
 from .text_types import PredictParameters, Question
 
 TASKS = ("token-classification", "question-answering", "fill-mask")

@@ -10,13 +10,13 @@ import math
 import msgspec
 import numpy as np
 
-from ...errors import InputError
-from ...spec import TensorSpec
-from ..batching import text_inputs
-from ..batching.collate import BATCH, Arrays
-from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
-from ..http.request_context import RequestContext, queue_tenant_of
-from ..http.routing import Response
+from ....errors import InputError
+from ....spec import TensorSpec
+from ...batching import text_inputs
+from ...batching.collate import BATCH, Arrays
+from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
+from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.routing import Response
 from .kserve_response import HEADER_LENGTH, RequestedOutputs, encode_response
 from .kserve_tensors import (
     BINARY_ONLY,

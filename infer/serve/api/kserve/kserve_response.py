@@ -7,11 +7,11 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from ...errors import InferError
-from ...spec import TensorSpec
-from ..batching.queue_items import InferResult
-from ..batching.tensor_engine import TensorEngine
-from ..http.routing import BINARY, JSON, NonfiniteError, Response
+from ....errors import InferError
+from ....spec import TensorSpec
+from ...batching.queue_items import InferResult
+from ...batching.tensor_engine import TensorEngine
+from ...http.routing import BINARY, JSON, NonfiniteError, Response
 from .kserve_tensors import count_nonfinite, datatype, to_binary, to_json
 
 HEADER_LENGTH = b"inference-header-content-length"

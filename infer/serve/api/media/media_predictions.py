@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...artifact.label_scores import activation_of, scores_of
-from ...errors import InputError
-from ...tasks import answers
-from ...tasks.media_model import ZERO_SHOT, MediaModel
-from ..batching.tensor_engine import TensorEngine
-from ..http.multipart import Form
-from ..http.request_context import RequestContext, queue_tenant_of
+from ....artifact.label_scores import activation_of, scores_of
+from ....errors import InputError
+from ....tasks import answers
+from ....tasks.media_model import ZERO_SHOT, MediaModel
+from ...batching.tensor_engine import TensorEngine
+from ...http.multipart import Form
+from ...http.request_context import RequestContext, queue_tenant_of
+from ..text.text_types import Box, LabelScore, PredictParameters
 from . import media_request
-from .text_types import Box, LabelScore, PredictParameters
 
 MOST_FILES = 64  # of one request
 MAX_MASK_PIXELS = 1 << 24  # of an image whose classes are given for each pixel

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...errors import InputError, NotUsableError
-from ...preprocess.image import MODES, ImagePreprocessor
-from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
-from ..batching.collate import Arrays
-from ..batching.tensor_engine import TensorEngine
-from ..http.multipart import Form, parse_form
-from ..http.request_context import RequestContext, queue_tenant_of
-from ..http.routing import NonfiniteError
-from ..llm.llm_engine import LLMEngine
-from ..media_decoder.processes import DecodeImage, DecodeSound
+from ....errors import InputError, NotUsableError
+from ....preprocess.image import MODES, ImagePreprocessor
+from ....tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
+from ...batching.collate import Arrays
+from ...batching.tensor_engine import TensorEngine
+from ...http.multipart import Form, parse_form
+from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.routing import NonfiniteError
+from ...llm.llm_engine import LLMEngine
+from ...media_decoder.processes import DecodeImage, DecodeSound
 
 MEDIA_TASKS = (*IMAGE_TASKS, *SOUND_TASKS)
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread

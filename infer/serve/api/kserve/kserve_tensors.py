@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...errors import InputError
-from ...spec import TensorSpec
+from ....errors import InputError
+from ....spec import TensorSpec
 
 # Our dtype → KServe datatype, Triton's configuration name, bytes on the wire. bfloat16 travels as uint16.
 DATATYPES: dict[str, tuple[str, str, np.dtype[Any]]] = {

@@ -1,0 +1,1 @@
+"""Requests and responses of KServe v2 inference."""

@@ -1,0 +1,1 @@
+"""Texts for tensor models: embedding, reranking, scoring, classification, spans."""
