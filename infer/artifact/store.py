@@ -99,8 +99,13 @@ def _remove_stale(output: Path) -> None:
 
 
 def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
-    """Hash, sign and rename a staged folder; the previous artifact is removed only afterwards."""
+    """Hash, sign and rename a staged folder; the previous artifact is removed only afterwards.
+
+    Every user may read it: who serves an artifact need not be who made it.
+    """
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors' files are their owner's alone
     with ThreadPoolExecutor(2) as pool:
         digests = list(pool.map(_sha256_synced, paths))
     files = {str(p.relative_to(folder)): digest for p, digest in zip(paths, digests, strict=True)}

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from infer.artifact import store
 from infer.errors import ArtifactError, BusyError, ResourceError, UnsafeSourceError
@@ -43,6 +45,15 @@ def test_a_published_artifact_verifies_and_nothing_else_is_left(tmp_path: Path) 
     store.verify(output, store.read_manifest(output))
     assert store.signed_here(output)
     assert left_behind(tmp_path) == ["toy.infer"]
+
+
+def test_an_artifact_can_be_read_by_other_users(tmp_path: Path) -> None:
+    with store.stage(output := tmp_path / "toy.infer", replace=False) as folder:
+        (folder / "weights").mkdir(mode=0o700)
+        safetensors.numpy.save_file({"a": np.zeros(2)}, folder / "weights/a.safetensors")
+        store.publish(folder, output, manifest())
+    closed = [path for path in (output, *output.rglob("*")) if not path.stat().st_mode & 0o004]
+    assert closed == []
 
 
 def test_an_exception_while_staging_leaves_nothing(tmp_path: Path) -> None:

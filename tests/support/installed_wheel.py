@@ -44,19 +44,14 @@ def main() -> None:
 def check(wheel: Path, venv: Path, work: Path) -> None:
     """Install and use a wheel; raises `SystemExit` with what is wrong."""
     began = time.monotonic()
-    compiled = work / "compiled.infer"
-    infer = [sys.executable, "-m", "infer"]
     config = {
         "INFER_CONFIG": str(work / "config")
     }  # the key: what the first machine signs the second one trusts
-    run(
-        [*infer, "optimize", *DIGITS, *options("inductor", compiled)],
-        config | {"PATH": os.environ["PATH"]},
-        work,
-    )
+    here, compiled = {**os.environ, **config}, work / "compiled.infer"
+    run([sys.executable, "-m", "infer", "optimize", *DIGITS, *options("inductor", compiled)], here, work)
     told(began, "made a package with AOTInductor")
     if not venv.exists():
-        run([sys.executable, "-m", "venv", str(venv)], {"PATH": os.environ["PATH"]}, work)
+        run([sys.executable, "-m", "venv", str(venv)], here, work)
     install = [
         str(venv / "bin" / "python"),
         "-m",
@@ -65,35 +60,34 @@ def check(wheel: Path, venv: Path, work: Path) -> None:
         "--constraint",
         str(ROOT / "constraints.txt"),
     ]
-    run([*install, "--force-reinstall", "--no-deps", str(wheel)], dict(os.environ), work)
-    run([*install, str(wheel)], dict(os.environ), work)
+    run([*install, str(wheel)], here, work)
+    run(
+        [*install, "--force-reinstall", "--no-deps", str(wheel)], here, work
+    )  # of an earlier run another of its name
     told(began, "installed")
     path = str(venv / "bin")
     if found := [name for name in COMPILERS if shutil.which(name, path=path)]:
         raise SystemExit(f"the environment has a compiler: {found}")
     bare = config | {"PATH": path, "HOME": str(work), "INFER_CACHE": str(work / "cache")}
-    infer = [str(venv / "bin" / "infer")]
-    rows = {row["what"]: row for row in json.loads(run([*infer, "doctor", "--json"], bare, work))["findings"]}
+    use(compiled, str(venv / "bin" / "infer"), bare, work, began)
+
+
+def use(compiled: Path, infer: str, bare: dict[str, str], work: Path, began: float) -> None:
+    """Use an installed `infer` in the environment `bare`, which has no compiler."""
+    rows = {row["what"]: row for row in json.loads(run([infer, "doctor", "--json"], bare, work))}
     expect(rows["native kernels"]["value"] != "no", "native kernels", rows["native kernels"])
+    automatic = work / "auto.infer"
+    made = run([infer, "optimize", *DIGITS, *options("auto", automatic), "--json"], bare, work)
+    expect("own kernels for" in made, "native kernels in use", made)
     expect(
-        "no C++ compiler" in rows["inductor"]["why"],
-        "the reason why AOTInductor can't lower",
-        rows["inductor"],
+        "no C++ compiler, which AOTInductor needs" in made, "the reason why AOTInductor was not tried", made
     )
-    made = json.loads(
-        run([*infer, "optimize", *DIGITS, *options("auto", work / "auto.infer"), "--json"], bare, work)
-    )
-    expect("own kernels" in json.dumps(made), "native kernels in use", made["findings"])
-    expect(
-        "no C++ compiler" in json.dumps(made), "the reason why AOTInductor was not tried", made["findings"]
-    )
-    told(began, f"`auto` took {made['backend']}")
-    for artifact in (work / "auto.infer", compiled):
+    told(began, f"--backend auto: {json.loads(made)['headline']}, with {json.loads(made)['backend']}")
+    for artifact in (automatic, compiled):
         opened = time.monotonic()
-        run([*infer, "verify", str(artifact)], bare, work)
+        run([infer, "verify", str(artifact)], bare, work)
         told(
-            began,
-            f"{artifact.name} opened and gave its golden outputs, {time.monotonic() - opened:.1f} s in all",
+            began, f"{artifact.name} opened and gave its golden outputs in {time.monotonic() - opened:.1f} s"
         )
     libraries = list((work / "cache").rglob("*.so"))
     expect(not libraries, "nothing compiled", libraries)
