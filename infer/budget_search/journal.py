@@ -59,11 +59,6 @@ class Journal:
                 "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", (*row, msgspec.json.encode(record))
             )
 
-    def forget(self) -> None:
-        """Forget every trial of this source."""
-        with _opened(self._path) as file:
-            file.execute("DELETE FROM trials WHERE source = ?", (os.path.abspath(self._plan.source),))
-
     def _key(self, candidate: Candidate) -> str:
         asked = msgspec.json.encode(candidate.plan(self._plan)).decode()
         return _digest(self._shared, asked)
@@ -73,21 +68,29 @@ def default_path() -> Path:
     return paths.cache("search") / "trials.sqlite"
 
 
-def listed(path: Path | None = None) -> list[tuple[str, float, TrialRecord]]:
-    """List source, time and record of every trial of the journal, the latest first."""
+def listed(source: str | None = None, path: Path | None = None) -> list[tuple[str, float, TrialRecord]]:
+    """List source, time and record of the trials of a source, or of all, the latest first."""
+    where, values = _of_source(source)
     with _opened(path or default_path()) as file:
-        rows = file.execute("SELECT source, made, record FROM trials ORDER BY made DESC").fetchall()
+        rows = file.execute(
+            f"SELECT source, made, record FROM trials {where} ORDER BY made DESC", values
+        ).fetchall()
     found = []
-    for source, made, data in rows:
+    for name, made, data in rows:
         with contextlib.suppress(msgspec.MsgspecError):
-            found.append((source, made, msgspec.json.decode(data, type=TrialRecord)))
+            found.append((name, made, msgspec.json.decode(data, type=TrialRecord)))
     return found
 
 
-def forget_all(path: Path | None = None) -> int:
-    """Forget every trial; return how many there were."""
+def forget(source: str | None = None, path: Path | None = None) -> int:
+    """Forget the trials of a source, or all; return how many there were."""
+    where, values = _of_source(source)
     with _opened(path or default_path()) as file:
-        return file.execute("DELETE FROM trials").rowcount
+        return file.execute(f"DELETE FROM trials {where}", values).rowcount
+
+
+def _of_source(source: str | None) -> tuple[str, tuple[str, ...]]:
+    return ("", ()) if source is None else ("WHERE source = ?", (os.path.abspath(source),))
 
 
 @contextlib.contextmanager

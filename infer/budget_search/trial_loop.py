@@ -13,11 +13,11 @@ from ..errors import GateError
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import expectations, feasibility, space
+from . import expectations, feasibility, journal, space
 from .feasibility import said, trial_finding
 from .final_artifact import mark, search_command
-from .journal import Journal
 from .messages import Done, Failed, Request, Setup
+from .progress import SearchReporter, State
 from .worker_process import TrialLimits, WorkerProcess
 
 SHORTEST = 1.0  # seconds: with less time left no trial is begun
@@ -42,9 +42,9 @@ class Search:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        self.journal = Journal(self.plan, self.budgets)
+        self.journal = journal.Journal(self.plan, self.budgets)
         if self.budgets.fresh:
-            self.journal.forget()
+            journal.forget(self.plan.source)
         first = space.backends(self.plan, self.budgets)[0]
         bounds = feasibility.limits_of(self.budgets, self.plan)
         self.known = expectations.Knowledge(self.plan, self.budgets, first, bounds)
@@ -100,7 +100,7 @@ class Search:
     def run(self, candidate: Candidate) -> TrialRecord:
         """Run a trial; one that kills a process that ran others before runs once more in a new one, alone."""
         start = self.clock()
-        self.reporter.step("trial", f"{len(self.known.records) + 1}: {candidate.label}{self.said_so_far()}")
+        self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + self.said_so_far())
         used = self.worker is not None and self.worker.alive and self.worker.trials > 0
         done = self.ask(candidate)
         if used and done.outcome in ("crashed", "out of memory", "failed"):
@@ -134,17 +134,42 @@ class Search:
         seconds = self.limits.seconds if left is None else max(SHORTEST, min(self.limits.seconds, left))
         request = Request(number=len(self.known.records), candidate=candidate, rivals=self.known.rivals())
         limits = TrialLimits(seconds, self.limits.memory, self.limits.disk_free)
-        answer = self.worker.run(request, limits, self.reporter.step)
+        answer = self.worker.run(request, limits, lambda name, detail: self.step(candidate, name, detail))
         if isinstance(answer, Failed):
             raise answer.error()
         return answer
+
+    def step(self, candidate: Candidate, name: str, detail: str) -> None:
+        """Pass on a step of the running trial."""
+        if isinstance(self.reporter, SearchReporter):
+            self.show(candidate, f"{name} {detail}")
+        else:
+            self.reporter.step(name, detail)
 
     def add(self, record: TrialRecord) -> None:
         self.known.add(record)
         self.journal.add(record)
         self.reporter.found([trial_finding(record, self.known.limits)])
-        self.reporter.progress(len(self.known.records), 0, "trials")
         self.drop_dominated()
+        self.show(None)
+
+    def show(self, running: Candidate | None, step: str = "") -> None:
+        """Tell a reporter that draws searches how this one stands."""
+        if not isinstance(self.reporter, SearchReporter):
+            return
+        records = mark(list(self.known.records.values()), self.budgets, self.known.limits)
+        front = sorted((r for r in records if r.on_front), key=self.known.cost)
+        now = State(
+            number=len(records) + (running is not None),
+            running="" if running is None else running.label,
+            step=step,
+            elapsed=self.clock() - self.began,
+            left=self.seconds_left(),
+            best=self.known.best,
+            front=tuple(front),
+            budgets=self.budgets,
+        )
+        self.reporter.state(now)
 
     def drop_dominated(self) -> None:
         """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""
@@ -168,8 +193,6 @@ class Search:
             while (best := self.known.best) is not None:
                 if best.candidate in self.artifacts:
                     return best
-                if interrupted:
-                    raise KeyboardInterrupt
                 self.reporter.step("publish", f"{best.candidate.label} is known, its artifact is made again")
                 self.known.records.pop(best.candidate)
                 self.add(self.run(best.candidate))

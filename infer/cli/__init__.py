@@ -16,7 +16,7 @@ import typer
 
 from ..errors import InferError
 from ..sanitize import sanitize_text
-from . import bench, generate, inspection, optimize, predict, serve, top
+from . import bench, generate, inspection, optimize, predict, serve, top, trials
 
 INTERRUPTED = 130
 MAX_SENTENCE = 4096  # characters
@@ -38,7 +38,7 @@ for command in (
         serve.serve,
         top.top,
     ),
-    *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report),
+    *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report, trials.trials),
 ):
     app.command()(command)
 

@@ -80,7 +80,7 @@ def optimize(
         with writing(save_plan):
             save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
-    with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
+    with printed.progress_reporter(quiet=as_json, verbose=verbose, search=budgets.asked) as reporter:
         path, report = _run(plan, budgets, target, reporter, replace=force)
     printed.print_verdict(report, as_json=as_json, path=path, verbose=verbose)
     if profile:

@@ -19,6 +19,7 @@ from ..report import document, formatting, screen, terminal
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
+from .search_display import search_reporter
 
 MAX_FACT = 1 << 16  # characters
 
@@ -74,11 +75,14 @@ def sentence(finding: Finding) -> str:
 
 
 @contextmanager
-def progress_reporter(*, quiet: bool, verbose: bool = False) -> Iterator[Reporter]:
-    """Yield the progress display that fits stderr: none, plain lines or bars."""
+def progress_reporter(*, quiet: bool, verbose: bool = False, search: bool = False) -> Iterator[Reporter]:
+    """Yield the progress display that fits stderr: none, plain lines or bars; of a search its front so far."""
     console = Console(stderr=True)
     if quiet:
         yield Reporter()
+    elif search and console.is_terminal:
+        with search_reporter(console, verbose=verbose) as live:
+            yield live
     elif not console.is_terminal:
         yield LineReporter(console, verbose=verbose)
     else:

@@ -120,4 +120,4 @@ def decode(data: bytes) -> Report:
     `infer` wrote. Raises `msgspec.MsgspecError` for anything else.
     """
     found = msgspec.json.decode(data, type=dict[str, Any])
-    return msgspec.convert(sanitize_values(upgrade_report(found)), Report)
+    return msgspec.convert(sanitize_values(upgrade_report(found)), Report, str_keys=True)

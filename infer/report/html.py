@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from . import charts, formatting, layers, terminal
+from . import charts, formatting, layers, search_plot, search_tables, terminal
 from .document import Report
 from .style import CSS
 
@@ -14,6 +14,7 @@ def render_html(report: Report) -> str:
     """Render the whole page."""
     sections = [
         _header(report),
+        _search(report),
         _decisions(report),
         _section("Card", _pairs(terminal.card(report))),
         _latency(report),
@@ -25,11 +26,12 @@ def render_html(report: Report) -> str:
         _again(report),
     ]
     body = "\n".join(filter(None, sections))
+    style = CSS if report.search is None else CSS + search_plot.CSS
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.name)}: {escape(report.headline)}</title>\n"
-        f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -42,6 +44,21 @@ def _header(report: Report) -> str:
         f"{escape(report.precision)}, {escape(report.device)}</span></h1>"
         f'<p class="headline">{escape(report.headline)}</p>{said}</header>'
     )
+
+
+def _search(report: Report) -> str:
+    """Show the plot, the trials and their commands of the search that this artifact won."""
+    record = report.search
+    if record is None:
+        return ""
+    budgets = ", ".join(search_tables.budget_texts(record)) or "none"
+    said = f"<p>{escape(search_tables.summary(record))}. Budgets: {escape(budgets)}; for {record.budgets.aim}.</p>"
+    caption = "Every trial; loss is against the float original"
+    table = _table(caption, search_tables.HEADS, search_tables.rows(record), right=search_tables.RIGHT)
+    made = "\n".join(f"# {label}\n{command}" for label, command in search_tables.commands(record))
+    again = f"<pre># this search\n{escape(record.command)}\n{escape(made)}</pre>"
+    shown = f"<details><summary>The command that makes each</summary>{again}</details>"
+    return _section("Search", said + search_plot.plot(record) + table + shown)
 
 
 def _latency(report: Report) -> str:

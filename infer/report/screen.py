@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from . import formatting
+from . import formatting, search_tables
 from .document import Report
 
 WIDTH, HEIGHT = 100, 24
@@ -69,6 +69,10 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
         yield "layers", _layers(report)
     if memory := _memory(report):
         yield "memory", memory
+    if report.search is not None:
+        yield "search", search_tables.summary(report.search)
+        if others := search_tables.front_line(report.search):
+            yield "front", others
 
 
 def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..llm.step.full_sequence_runner import CONTEXT
 from ..spec import Finding
-from . import formatting, layers, step_breakdown
+from . import formatting, layers, search_tables, step_breakdown
 from .document import FidelityRow, LatencyRow, Report
 
 WIDTH = 100
@@ -35,7 +35,7 @@ def _render(report: Report, console: Console, width: int) -> None:
     console.print(Text(report.headline, style="bold green" if report.passed else "bold red"), width=width)
     for line in (*report.verdict, *([report.failure] if report.failure else [])):
         console.print(Text(line), width=width)
-    for table in _decisions(report):
+    for table in (*_search(report), *_decisions(report)):
         console.print(table, width=width)
     _lines(console, "Card", card(report), width)
     for table in _numbers(report, narrow=width < 96):
@@ -44,8 +44,21 @@ def _render(report: Report, console: Console, width: int) -> None:
     _lines(
         console, "Made", [("with", report.made_with), ("on", _machine(report)), ("versions", versions)], width
     )
+    for label, command in [] if report.search is None else search_tables.commands(report.search):
+        console.print(Text(f"\n{label}:", style="dim"))
+        console.print(Text(command), soft_wrap=True)
     console.print("\nagain:", highlight=False)
     console.print(Text(report.command), soft_wrap=True)
+
+
+def _search(report: Report) -> Iterator[Table]:
+    record = report.search
+    if record is not None:
+        budgets = ", ".join(search_tables.budget_texts(record)) or "no budget"
+        title = f"Search: {search_tables.summary(record)}; {budgets}; for {record.budgets.aim}"
+        heads = tuple(head for head in search_tables.HEADS if head != "per second")
+        rows = [tuple(cell for i, cell in enumerate(row) if i != 3) for row in search_tables.rows(record)]
+        yield _table(title, heads, rows, right=(2, 3, 4, 5))
 
 
 def _decisions(report: Report) -> Iterator[Table]:

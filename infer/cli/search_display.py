@@ -1,0 +1,75 @@
+"""The live display of a search on a terminal: the running trial, time left, best and front so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ..budget_search.progress import SearchReporter, State
+from ..report.formatting import seconds, size
+from ..report.search_record import Measured
+from ..report.search_tables import loss_value_text
+from ..spec import Finding
+
+MOST = 6  # rows of the front
+HEADS = ("front so far", "latency", "per second", "memory", "size", "loss")
+
+
+class LiveReporter(SearchReporter):
+    """Redraws a few lines; with `verbose` the result of each trial is printed above them."""
+
+    def __init__(self, live: Live, *, verbose: bool = False) -> None:
+        super().__init__()
+        self._live, self._verbose = live, verbose
+        self._spinner = Spinner("dots")
+
+    def state(self, now: State) -> None:
+        self._live.update(view(now, self._spinner))
+
+    def show(self, finding: Finding) -> None:
+        if self._verbose and finding.stage == "search":
+            self._live.console.print(Text(f"{finding.what}: {finding.why}"))
+
+
+def view(now: State, spinner: Spinner | None = None) -> Group:
+    """Draw the state: two lines and the front, at most `MOST` rows of it."""
+    doing = f"trial {now.number}: {now.running}" if now.running else f"{now.number} trials"
+    left = "" if now.left is None else f", {max(0.0, now.left):.0f} s left"
+    head = (
+        Text(f"{doing}  ", style="bold") + Text(now.step, style="dim") + Text(f"  {now.elapsed:.0f} s{left}")
+    )
+    if spinner is not None:
+        spinner.update(text=head)
+    best = "nothing within the budgets yet" if now.best is None else now.best.candidate.label
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(HEADS):
+        table.add_column(name, justify="right" if index else "left", header_style="dim", no_wrap=True)
+    for record in now.front[:MOST]:
+        found = record.measured or Measured()
+        rate = found.throughput
+        cells = (
+            record.candidate.label,
+            seconds(found.latency),
+            "-" if rate is None else f"{rate:,.0f}",
+            size(found.memory_with_cache(*now.budgets.cache_tokens)),
+            size(found.size),
+            loss_value_text(
+                found.error if found.score is None else found.score, is_score=found.score is not None
+            ),
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    parts = [spinner or head, Text(f"best so far: {best}"), *([table] if now.front else [])]
+    return Group(*parts)
+
+
+@contextmanager
+def search_reporter(console: Console, *, verbose: bool = False) -> Iterator[LiveReporter]:
+    """Yield the display of a search; it is gone at the end."""
+    with Live(console=console, transient=True, refresh_per_second=8) as live:
+        yield LiveReporter(live, verbose=verbose)

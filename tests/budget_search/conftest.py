@@ -1,0 +1,76 @@
+"""A tiny model to search for, backends with planted faults, and a worker inside this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from infer import plugins
+from infer.budget_search.messages import Done, Failed, Request, Setup
+from infer.budget_search.session import Session, SourceFailure
+from infer.budget_search.worker_process import TrialLimits
+from infer.plan import Plan
+from infer.reporter import Reporter
+from tests.support import planted_backends
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("search-source")
+    torch.save(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), folder / "model.pt")
+    torch.save({"input": torch.randn(48, 64)}, folder / "data.pt")
+    return folder
+
+
+@pytest.fixture
+def plan(source: Path) -> Plan:
+    return Plan(
+        source=str(source / "model.pt"),
+        inputs=("input=float32[batch,64]",),
+        data=str(source / "data.pt"),
+        trust_code=True,
+        batches=(1,),
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Install the backends with planted faults, for this process and those that it starts."""
+    folder = planted_backends.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(folder))
+    plugins._foreign.cache_clear()
+    yield folder
+    plugins._foreign.cache_clear()
+
+
+class InProcess:
+    """A worker without a process of its own, for tests of what is around it."""
+
+    def __init__(self, setup: Setup, log: Path) -> None:
+        self.setup, self.trials, self.alive = setup, 0, True
+        self.session = Session(setup, Reporter())
+
+    def run(self, request: Request, limits: TrialLimits, step: Callable[[str, str], None]) -> Done | Failed:
+        self.trials += 1
+        try:
+            return self.session.run(request)
+        except SourceFailure as failure:
+            return Failed.of(failure.error)
+
+    def close(self) -> None:
+        self.alive = False
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the trials of a search in this process."""
+    from infer.budget_search import trial_loop
+
+    monkeypatch.setattr(trial_loop, "WorkerProcess", InProcess)
+    monkeypatch.setattr(trial_loop.Search, "start", staticmethod(InProcess))

@@ -1,0 +1,113 @@
+"""Bounds that skip a trial, each from the trials before it, and the choice of the winner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infer.budget_search.expectations import Knowledge
+from infer.budget_search.feasibility import limits_of
+from infer.budgets import Budgets
+from infer.plan import Plan
+from infer.report.search_record import Candidate, Measured, TrialRecord
+
+PLAN = Plan(source="model.pt")
+
+
+def knowledge(*records: TrialRecord, plan: Plan = PLAN, **budgets: Any) -> Knowledge:
+    own = Budgets(**budgets)
+    found = Knowledge(plan, own, "eager", limits_of(own, plan))
+    for record in records:
+        found.add(record)
+    return found
+
+
+def trial(
+    backend: str, quant: str = "none", seconds: float = 0.01, outcome: str = "published", **more: Any
+) -> TrialRecord:
+    took = more.pop("took", 5.0)
+    return TrialRecord(
+        candidate=Candidate(backend=backend, quant=quant),
+        outcome=outcome,  # type: ignore[arg-type]
+        reason="why",
+        took=took,
+        measured=Measured(seconds={1: seconds}, **more),
+    )
+
+
+def test_nothing_is_skipped_while_nothing_is_known() -> None:
+    assert knowledge().why_skip(Candidate(backend="ort", quant="int8")) == ""
+
+
+def test_a_format_that_lost_too_much_in_plain_torch_is_not_lowered() -> None:
+    known = knowledge(trial("eager"), trial("eager", "nf4", outcome="refused", faithful=False))
+    assert known.why_skip(Candidate(backend="ort", quant="nf4")) == "eager nf4: why"
+    assert known.why_skip(Candidate(backend="ort", quant="int8")) == ""
+
+
+def test_a_format_over_the_users_loss_is_not_lowered() -> None:
+    known = knowledge(trial("eager", "nf4", drop=0.02), plan=PLAN.with_(max_drop=0.01))
+    assert known.why_skip(Candidate(backend="ort", quant="nf4")) == "eager nf4 would need --max-drop 2%"
+
+
+def test_a_refusal_for_speed_in_plain_torch_says_nothing_of_others() -> None:
+    refused = TrialRecord(
+        candidate=Candidate(backend="eager", quant="int8"), outcome="refused", reason="slow layers"
+    )
+    assert knowledge(refused).why_skip(Candidate(backend="ort", quant="int8")) == ""
+
+
+def test_a_backend_that_failed_in_float_gets_no_formats() -> None:
+    crashed = TrialRecord(candidate=Candidate(backend="openvino"), outcome="crashed", reason="SIGSEGV")
+    known = knowledge(trial("eager"), crashed)
+    assert known.why_skip(Candidate(backend="openvino", quant="int8")) == "openvino float: crashed, SIGSEGV"
+
+
+def test_a_format_that_can_not_make_up_for_its_backend_is_skipped() -> None:
+    known = knowledge(trial("eager", seconds=0.1), trial("ort", seconds=0.01))
+    why = known.why_skip(Candidate(backend="eager", quant="int8"))
+    assert why == "eager in float takes 100 ms, a format gains at most 4x: slower than ort float"
+    assert known.why_skip(Candidate(backend="ort", quant="int8")) == ""
+
+
+def test_a_backend_too_slow_for_the_latency_budget_is_skipped() -> None:
+    known = knowledge(trial("eager", seconds=0.1), max_latency=0.02, objective="size")
+    assert known.why_skip(Candidate(backend="eager", quant="int8")).endswith("above --max-latency")
+    assert known.why_skip(Candidate(backend="eager", quant="nf4")) == ""
+
+
+def test_when_size_counts_a_slow_backend_may_still_win() -> None:
+    known = knowledge(trial("eager", seconds=0.1), trial("ort", seconds=0.001), objective="size")
+    assert known.why_skip(Candidate(backend="eager", quant="int8")) == ""
+
+
+def test_a_language_model_that_generates_leaves_backends_out_that_can_not() -> None:
+    known = knowledge(trial("eager", kv_bytes_per_token=128.0))
+    assert "can't generate" in known.why_skip(Candidate(backend="openvino"))
+    assert known.why_skip(Candidate(backend="ort")) == ""
+
+
+def test_of_two_within_the_noise_the_more_faithful_one_wins() -> None:
+    known = knowledge(trial("ort", "int8", 0.0099, error=0.01), trial("ort", seconds=0.01, error=1e-6))
+    assert known.best is not None
+    assert known.best.candidate.quant == "none"
+    known.add(trial("inductor", "int8", 0.005, error=0.01))
+    assert known.best.candidate.backend == "inductor"
+
+
+def test_only_the_fastest_float_forms_are_timed_against() -> None:
+    assert knowledge().rivals() is None
+    known = knowledge(
+        trial("eager", seconds=0.1), trial("ort", seconds=0.01), trial("inductor", "int8", 0.001)
+    )
+    assert known.rivals() == ("ort",)
+
+
+def test_a_machine_that_slowed_down_does_not_choose_the_winner() -> None:
+    quick = Measured(seconds={1: 0.010}, ratios={1: 0.5}, rivals={1: "e"}, rival_seconds={"e": {1: 0.020}})
+    later = Measured(seconds={1: 0.012}, ratios={1: 0.3}, rivals={1: "e"}, rival_seconds={"e": {1: 0.040}})
+    known = knowledge(
+        TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=quick),
+        TrialRecord(candidate=Candidate(backend="inductor"), outcome="published", measured=later),
+    )
+    assert known.best is not None
+    assert known.best.candidate.backend == "inductor"
