@@ -126,9 +126,24 @@ def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: i
     model = exported.model
     model.ir_version = min(model.ir_version, IR_VERSION_CAP)
     _strip(model)
+    _type_folded(model)
     _name_ends(model, _user_inputs(program, graph), output_names(graph.inputs, graph.outputs))
     _name_sizes(model, graph.inputs, graph.outputs)
     return model
+
+
+def _type_folded(model: ir.Model) -> None:
+    """Give weights of convolutions the type of the activations: the exporter folds 16-bit BatchNorms into float32."""
+    import onnx_ir as ir
+
+    for node in model.graph:
+        low = node.inputs[0].dtype if node.op_type in ("Conv", "ConvTranspose") and node.inputs[0] else None
+        if low not in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            continue
+        for value in node.inputs[1:]:
+            if value is not None and value.const_value is not None and value.dtype == ir.DataType.FLOAT:
+                array = value.const_value.numpy().astype(low.numpy())
+                value.const_value, value.dtype = ir.tensor(array, dtype=low, name=value.name), low
 
 
 def output_names(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:

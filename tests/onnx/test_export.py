@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 from infer.errors import NotUsableError  # noqa: E402
+from infer.graph import capture  # noqa: E402
 from infer.graph.program import flatten  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx.ort import ort_session  # noqa: E402
@@ -157,3 +159,25 @@ def test_attention_with_a_learned_bias_is_exported_as_captured(tmp_path: Path) -
     written = exporter.export(graph(model, "x=float32[batch,time,8]", x), "ort-u8u8", tmp_path / "m.onnx")
     found = ort_session.open_session(written.path, "cpu").run(None, {"x": x.numpy()})[0]
     torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+SPEC = "input=float32[batch,3,8,8]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_batch_norm_of_16_bits_is_folded_into_weights_of_16_bits(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model: Any = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 1)
+    )
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(0.5, 2)
+    x, model = torch.randn(2, 3, 8, 8), model.eval()
+    whole, expected = capture.in_dtype(copy.deepcopy(model), (TensorSpec.parse(SPEC),), dtype), model(x)
+    written = exporter.export(graph(whole, SPEC, x), "ort-u8u8", tmp_path / "m.onnx", opset=22)
+    types = {tensor.data_type for tensor in onnx.load(str(written.path)).graph.initializer}
+    assert onnx.TensorProto.FLOAT not in types
+    if dtype == torch.float16:  # ONNX Runtime convolves no bfloat16 on CPUs
+        found = ort_session.open_session(written.path, "cpu").run(None, {"input": x.numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), expected.detach(), rtol=0.02, atol=0.02)
