@@ -5,7 +5,8 @@
 
 Lowers the demo's classifier, MiniLM and the step of a language model through `backends.inductor` for the GPU that
 `described_device` describes, and reads the packages: their device, machine code for its architecture, kernels, what is
-left of the CPU. Results: bench/results/cuda-compile-DATE-CPU.json and .md, written after each row; ends with 1 when a
+left of the CPU. Results: bench/results/cuda-compile-DATE-CPU.json and .md, written after each row, with the others of
+the day; ends with 1 when a
 package can't be made or has a finding, with 2 where this torch has no CUDA.
 """
 
@@ -43,6 +44,12 @@ CPU_WORK = {
     "a tensor on the CPU": r"aoti_torch_empty_strided\([^;]*cached_torch_device_type_cpu",
     "a constant on the CPU": r"constants_info_\[\d+\]\.device_type = cached_torch_device_type_cpu",
 }
+
+
+class Results(msgspec.Struct):
+    """Result file."""
+
+    rows: list[Row]
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -131,6 +138,12 @@ def fill(row: Row) -> None:
     row.seconds = round(time.perf_counter() - began, 1)
 
 
+def rows_of_today() -> list[Row]:
+    """Return the rows that were compiled today."""
+    path = result_path("cuda-compile")
+    return msgspec.json.decode(path.read_bytes(), type=Results).rows if path.exists() else []
+
+
 def write(rows: list[Row]) -> Path:
     """Write both result files of today; return the Markdown one."""
     path = result_path("cuda-compile")
@@ -166,13 +179,13 @@ def main() -> int:
         return 2
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(ROOT / "models"))
-    rows: list[Row] = []
-    for model in given.only.split(","):
-        for quant in given.quant.split(","):
-            rows.append(Row(model=model, quant=quant))
-            fill(rows[-1])
-            print(msgspec.json.encode(rows[-1]).decode(), flush=True)
-            page = write(rows)
+    wanted = [(model, quant) for model in given.only.split(",") for quant in given.quant.split(",")]
+    rows = [row for row in rows_of_today() if (row.model, row.quant) not in wanted]
+    for model, quant in wanted:
+        rows.append(Row(model=model, quant=quant))
+        fill(rows[-1])
+        print(msgspec.json.encode(rows[-1]).decode(), flush=True)
+        page = write(rows)
     print(page.read_text())
     return 1 if any(row.findings for row in rows) else 0
 
