@@ -130,7 +130,7 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
     Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
     """
     from infer.pipeline import publish
-    from infer.report.memory import Memory
+    from infer.report.measurements.memory import Memory
 
     def probe(*_: object, **__: object) -> Memory:
         return Memory(failure="not measured in this test")
@@ -153,7 +153,7 @@ def brief_timings() -> Iterator[None]:
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer.pipeline import publish
-    from infer.report import memory
+    from infer.report.measurements import memory
 
     monkeypatch.setattr(publish, "memory", memory)
 

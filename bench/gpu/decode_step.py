@@ -267,7 +267,7 @@ def artifact_rows(
     path: Path, batches: list[int], contexts: list[int], copy: float
 ) -> Iterator[dict[str, object]]:
     from infer.predict import Predictor, generation_shape
-    from infer.report import memory
+    from infer.report.measurements import memory
 
     weights = sum(memory.stored_weights(path).values())
     with Predictor.load(path, device="cuda") as predictor:

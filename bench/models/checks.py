@@ -117,7 +117,7 @@ def without_memory_probe() -> None:
     from types import SimpleNamespace
 
     from infer.pipeline import publish
-    from infer.report.memory import Memory
+    from infer.report.measurements.memory import Memory
 
     setattr(publish, "memory", SimpleNamespace(probe=lambda *_, **__: Memory(failure="not measured")))  # noqa: B010
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import plugins
 from ..errors import NotUsableError
-from ..kernels.ops import library
+from ..kernels.ops import define_op
 from ._args import AttentionArgs
 from ._pages import KV_DTYPES, PageLayout
 from ._portable import alibi, visible
@@ -101,5 +101,5 @@ ARGUMENTS = (
     "Tensor query_start, Tensor seq_lens, Tensor? sinks, int layer, int page, int dtype, float scale, int window, "
     "float softcap, Tensor? slopes=None, int chunk=0"  # the last two are later: older programs lack them
 )
-library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
-library.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only
+define_op.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
+define_op.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only

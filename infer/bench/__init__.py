@@ -20,8 +20,8 @@ from ..latency import Latency, Paired, measure, paired
 from ..pipeline import float_graph
 from ..plan import Plan
 from ..predict import Predictor
-from ..report import memory
-from ..report import profile as profiler
+from ..report.measurements import memory
+from ..report.measurements import profile as profiler
 from ..spec import Finding
 
 Call = Callable[[], object]

@@ -16,8 +16,8 @@ from ..llm.engine.sampling.sampling_options import Sampling
 from ..llm.engine.scheduling.engine_limits import EngineLimits
 from ..llm.engine.stats import EngineStats
 from ..llm.llm import LanguageModel
-from ..report import step_breakdown
-from ..report.step_breakdown import StepBreakdown
+from ..report.measurements import step_breakdown
+from ..report.measurements.step_breakdown import StepBreakdown
 
 
 class RoundTimes(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
 from ..llm.engine.scheduling.engine_limits import EngineLimits
 from ..predict import Predictor
-from ..report import memory
-from ..report.step_breakdown import StepBreakdown
+from ..report.measurements import memory
+from ..report.measurements.step_breakdown import StepBreakdown
 from ..spec import Finding
 from . import same_answers
 from .decode_rounds import RoundTimes, engine_for, run_round, watch_steps

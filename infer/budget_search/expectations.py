@@ -10,7 +10,7 @@ from .. import plugins
 from ..budgets import Budgets
 from ..latency import SLOWER
 from ..plan import Plan
-from ..report import formatting
+from ..report.rendering import formatting
 from ..report.search_record import Candidate, Measured, TrialRecord
 from .feasibility import Limit, cost, eligible, typical
 from .space import BACKENDS, eager_twin

@@ -10,7 +10,7 @@ from ..budgets import Budgets
 from ..errors import GateError
 from ..options.search_values import format_bytes, format_seconds
 from ..plan import Plan
-from ..report import formatting
+from ..report.rendering import formatting
 from ..report.search_record import Measured, TrialRecord
 from ..spec import Finding
 

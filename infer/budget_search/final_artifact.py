@@ -15,7 +15,8 @@ from ..budgets import Budgets
 from ..options import command_line
 from ..pipeline.publish import Outcome
 from ..plan import Plan
-from ..report import document, html
+from ..report import document
+from ..report.rendering import html
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
 from .feasibility import Limit, misses
 from .pareto import Costs, front

@@ -24,7 +24,9 @@ from ..pipeline.publish import publish
 from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
 from ..pipeline.trial import Trial
 from ..plan import Plan
-from ..report import document, formatting, roofline
+from ..report import document
+from ..report.measurements import roofline
+from ..report.rendering import formatting
 from ..report.search_record import Measured, Outcome
 from ..reporter import Reporter
 from ..spec import Finding

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..latency import Paired
 from ..options.values import parse_batches
 from ..predict import generation_shape
-from ..report import formatting
+from ..report.rendering import formatting
 from ..spec import Finding
 
 WIDTH = 160  # columns where stdout is no terminal, so that nothing is folded

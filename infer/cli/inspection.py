@@ -49,7 +49,7 @@ def report(
 ) -> None:
     """Show the full report that an artifact carries."""
     from ..report import inspection
-    from ..report.html import render_html
+    from ..report.rendering.html import render_html
     from . import output
 
     document = inspection.report(artifact)

@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..report import document, formatting, screen, terminal
+from ..report import document
+from ..report.rendering import formatting, optimize_summary, terminal
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -100,7 +101,7 @@ def print_verdict(report: document.Report, *, as_json: bool, path: Path, verbose
     if verbose:
         terminal.render_terminal(report, console)
         console.print()
-    screen.render_screen(report, console, path)
+    optimize_summary.render_screen(report, console, path)
 
 
 def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:

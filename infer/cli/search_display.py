@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..budget_search.progress import SearchReporter, State
-from ..report.formatting import seconds, size
+from ..report.rendering.formatting import seconds, size
 from ..report.search_record import Measured
 from ..report.search_tables import loss_value_text
 from ..spec import Finding

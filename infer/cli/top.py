@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ..errors import NotUsableError, UsageError
-from ..report.formatting import seconds, size
+from ..report.rendering.formatting import seconds, size
 from ..serve.observability.prometheus_text import percentile
 
 WINDOW = 10.0  # seconds that percentiles cover

@@ -26,7 +26,7 @@ def trials(
 ) -> None:
     """List the trials that searches keep, so that the same search does not repeat them."""
     from ..budget_search import journal
-    from ..report.formatting import seconds, size
+    from ..report.rendering.formatting import seconds, size
     from ..report.search_record import Measured
 
     found = journal.listed(source)

@@ -22,7 +22,6 @@ from ..errors import unknown
 from ..plan import Plan
 
 if TYPE_CHECKING:
-    from .batch_norm_folding import fold_batch_norms
     from .calibration.data_coverage import coverage
     from .calibration.gptq import Factor
     from .calibration.input_statistics import calibrate
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from .pack_model import PackingCache, QuantizationResult, quantize_model
     from .packed_layers import formats_of
     from .quantizable_layers import Weight
-    from .recurrent import split_recurrent
+    from .rewrites.batch_norm_folding import fold_batch_norms
+    from .rewrites.split_recurrent import split_recurrent
+    from .rewrites.weight_norm_folding import fold_weight_norms
     from .weight_coverage import Coverage, cover, enforce
-    from .weight_norm_folding import fold_weight_norms
 
 
 class Stats(Protocol):
@@ -175,13 +175,13 @@ _LAZY = {
     "cover": "weight_coverage",
     "coverage": "calibration.data_coverage",
     "enforce": "weight_coverage",
-    "fold_batch_norms": "batch_norm_folding",
-    "fold_weight_norms": "weight_norm_folding",
+    "fold_batch_norms": "rewrites.batch_norm_folding",
+    "fold_weight_norms": "rewrites.weight_norm_folding",
     "formats_of": "packed_layers",
     "layer_names": "layer_overrides",
     "quantize_model": "pack_model",
     "resolve_pins": "layer_overrides",
-    "split_recurrent": "recurrent",
+    "split_recurrent": "rewrites.split_recurrent",
 }
 
 

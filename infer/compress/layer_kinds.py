@@ -7,7 +7,7 @@ Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs,
     Conv1D of transformers (GPT-2)    a Linear whose weight is stored as [inputs, outputs]
     Conv2d, Conv1d                    an image of height 1 where there is one dimension
     ConvTranspose2d, ConvTranspose1d  a Linear from the channels of a pixel to the patch that the pixel adds to
-    Matrix                            one weight of an LSTM, GRU or RNN (`recurrent.py`), decoded at each call
+    Matrix                            one weight of an LSTM, GRU or RNN (`split_recurrent.py`), decoded at each call
     ExpertLinear                      a Linear of E experts, as E * outputs rows: those of one expert after another
 """
 

@@ -19,22 +19,19 @@ from __future__ import annotations
 
 from . import gpu
 from .ops import (
-    causal_conv,
     conv2d_int8,
     conv2d_packed,
     embedding,
     fused_program,
-    gated_delta,
     linear_experts,
     linear_experts_packed,
     linear_fp8,
     linear_int8,
     linear_lut,
     linear_packed,
-    linear_scan,
-    selective_scan,
 )
-from .ops.library import c_functions, decompositions, library, names
+from .ops.define_op import c_functions, decompositions, library, names
+from .ops.state_space import causal_conv, gated_delta, linear_scan, selective_scan
 
 __all__ = [
     "c_functions",

@@ -20,7 +20,7 @@ from .lora.adapters import Adapters
 from .step.step_shape import StepShape
 from .text.chat_template import ChatTemplate, no_template
 from .text.generation_config import GenerationConfig
-from .text.grammar import GrammarCache
+from .text.grammar.grammar import GrammarCache
 from .text.tokenizer import LLMTokenizer
 
 __all__ = ["LanguageModel", "parse_size"]

@@ -17,8 +17,10 @@ from ..artifact import golden, store
 from ..artifact.manifest import target_of
 from ..graph import storage
 from ..llm.step.step_shape import StepShape
-from ..report import build, document, html, memory, roofline
-from ..report.memory import Memory
+from ..report import build, document
+from ..report.measurements import memory, roofline
+from ..report.measurements.memory import Memory
+from ..report.rendering import html
 from ..reporter import Reporter
 from ..spec import Finding
 from .float_graph import Original

@@ -24,7 +24,7 @@ from ..llm.step.schedules.schedule_consistency import (
 )
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
-from ..report import roofline
+from ..report.measurements import roofline
 from ..results import Metric
 from .float_reference import FloatForms, opened
 from .trial import Trial

@@ -29,7 +29,7 @@ from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
 from ..plan import Plan
-from ..report import roofline
+from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding, TensorSpec
 from .float_graph import Original, capture_original, captured, decoder_of, float_graph, module_of

@@ -15,8 +15,8 @@ from ..fidelity.thresholds import limits, precision
 from ..latency import WORKLOAD, Paired
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
-from ..report import formatting
-from ..report.step_breakdown import StepBreakdown
+from ..report.measurements.step_breakdown import StepBreakdown
+from ..report.rendering import formatting
 from ..results import Metric, ScoresOnly
 from ..spec import Finding
 

@@ -17,7 +17,8 @@ from ..latency import WORKLOAD
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import ExclusiveCalls
-from ..report import formatting, step_breakdown
+from ..report.measurements import step_breakdown
+from ..report.rendering import formatting
 from ..spec import Finding
 from .float_reference import FloatForms
 from .run_trial import batches_of

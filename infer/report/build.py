@@ -15,11 +15,11 @@ from ..fidelity.thresholds import Limits, limits, precision
 from ..latency import Paired
 from ..plan import Plan
 from ..results import BackendResult, Metric
-from . import formatting
 from .document import CacheSize, FidelityRow, LatencyRow, Report
-from .memory import Memory
-from .roofline import Ceiling
-from .step_breakdown import StepBreakdown
+from .measurements.memory import Memory
+from .measurements.roofline import Ceiling
+from .measurements.step_breakdown import StepBreakdown
+from .rendering import formatting
 
 MOST_PINS = 8  # on a command line that people read
 

@@ -12,10 +12,10 @@ from ..plan import Plan
 from ..results import BackendResult
 from ..sanitize import sanitize_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
-from .memory import Memory
-from .roofline import Ceiling
+from .measurements.memory import Memory
+from .measurements.roofline import Ceiling
+from .measurements.step_breakdown import StepBreakdown
 from .search_record import SearchRecord
-from .step_breakdown import StepBreakdown
 
 
 class LatencyRow(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from . import formatting, search_tables
+from . import search_tables
+from .rendering import formatting
 from .search_record import Measured, SearchRecord, TrialRecord
 
 WIDTH, HEIGHT = 760, 380

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..budgets import Budgets
 from ..options import fields
-from . import formatting
+from .rendering import formatting
 from .search_record import Measured, SearchRecord, TrialRecord
 
 HEADS = ("", "trial", "latency", "per second", "memory", "size", "loss", "outcome")

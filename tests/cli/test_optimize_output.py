@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from infer.cli import main, output
-from infer.report import document, screen
+from infer.report import document
+from infer.report.rendering import optimize_summary
 from infer.spec import Finding, LayerChoice
 from tests.report.test_report import FINDINGS, sample
 
@@ -18,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = [str(ROOT / "models/digits.pt"), "--model", f"{ROOT / 'models/digits.py'}:build"]
 
 
-def fits(lines: list[str], width: int = screen.WIDTH) -> bool:
-    return len(lines) <= screen.HEIGHT and max(map(len, lines)) <= width
+def fits(lines: list[str], width: int = optimize_summary.WIDTH) -> bool:
+    return len(lines) <= optimize_summary.HEIGHT and max(map(len, lines)) <= width
 
 
 def test_the_verdict_of_digits_fits_a_screen_and_a_pipe_gets_a_line_a_stage(
@@ -36,19 +37,19 @@ def test_the_verdict_of_digits_fits_a_screen_and_a_pipe_gets_a_line_a_stage(
     stages = [line.split()[2] for line in printed.err.splitlines()]
     assert stages == list(dict.fromkeys(stages))
     assert main(["report", "digits.infer"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > screen.HEIGHT, "the report has the rest"
+    assert len(capsys.readouterr().out.splitlines()) > optimize_summary.HEIGHT, "the report has the rest"
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 def test_the_verdict_of_a_language_model_fits_a_screen(pydoc_artifact: Path) -> None:
     report = document.decode((pydoc_artifact / "report.json").read_bytes())
-    lines = screen.screen(report, pydoc_artifact)
+    lines = optimize_summary.screen(report, pydoc_artifact)
     assert fits(lines)
     assert any("perplexity change" in line for line in lines)
 
 
 def test_the_verdict_of_an_encoder_fits_a_screen() -> None:
-    lines = screen.screen(sample(), Path("minilm.infer"))
+    lines = optimize_summary.screen(sample(), Path("minilm.infer"))
     assert fits(lines)
     assert lines[1].strip().startswith("2.10x faster at batch 1")
     figures = lines[lines.index("") + 1 :][:6]
@@ -72,7 +73,7 @@ def test_the_longest_verdict_still_fits_and_ends_with_where_the_report_is(width:
     report = msgspec.structs.replace(
         report, tried=tuple(msgspec.structs.replace(t, why=long) for t in report.tried)
     )
-    lines = screen.screen(report, Path("/a/folder" * 12) / "name.infer", width=width)
+    lines = optimize_summary.screen(report, Path("/a/folder" * 12) / "name.infer", width=width)
     assert fits(lines, width)
     assert any(line.startswith("size") for line in lines)
     assert any(line.startswith("report") for line in lines)
@@ -82,7 +83,7 @@ def test_the_longest_verdict_still_fits_and_ends_with_where_the_report_is(width:
 def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
     layers = tuple(LayerChoice(f"blocks.{i}.mlp", "int8", 8.0) for i in range(3))
     report = msgspec.structs.replace(sample(), layers=layers)
-    lines = screen.screen(report, Path("my model.infer"))
+    lines = optimize_summary.screen(report, Path("my model.infer"))
     start = lines.index("")
     assert [line.split()[0] for line in lines[start + 1 : start + 6]] == [
         "size", "speed", "fidelity", "layers", "memory",
@@ -91,14 +92,15 @@ def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
     assert lines[-1] == "serve     infer serve 'my model.infer'"
     text = msgspec.structs.replace(report, decodes=True)
     assert any(
-        "infer generate 'my model.infer'" in line for line in screen.screen(text, Path("my model.infer"))
+        "infer generate 'my model.infer'" in line
+        for line in optimize_summary.screen(text, Path("my model.infer"))
     )
 
 
 def test_a_limit_of_the_artifact_is_read_before_its_speed() -> None:
     limit = "scores text only: no KV cache"
     report = msgspec.structs.replace(sample(), verdict=("2.1x faster", limit), limitations=(limit,))
-    assert screen.screen(report, Path("m.infer"))[1].strip() == limit
+    assert optimize_summary.screen(report, Path("m.infer"))[1].strip() == limit
 
 
 def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:

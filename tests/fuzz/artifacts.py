@@ -150,7 +150,7 @@ def bases(folder: Path, *, fake_llm: bool = True) -> None:
 
     from infer import Plan, optimize
     from infer.pipeline import publish
-    from infer.report.memory import Memory
+    from infer.report.measurements.memory import Memory
     from tests.support.llm_artifacts import tiny
 
     publish.memory.probe = lambda *_, **__: Memory()  # type: ignore[assignment]
@@ -201,7 +201,8 @@ def preload() -> None:
     import infer.report.inspection
     import infer.serve.observability.status_page
     import infer.serve.workers.__main__  # noqa: F401
-    from infer.llm.text import grammar, jinja_sandbox  # noqa: F401
+    from infer.llm.text import jinja_sandbox  # noqa: F401
+    from infer.llm.text.grammar import grammar  # noqa: F401
 
 
 def cases(folder: Path, count: int, chance: random.Random) -> Iterator[Case]:

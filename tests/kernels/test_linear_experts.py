@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infer.kernels import decompositions
 from infer.kernels.ops.bitpack import pack
-from infer.kernels.ops.library import c_functions
+from infer.kernels.ops.define_op import c_functions
 
 E, N, K = 5, 32, 64
 SHAPES = [(0, 2), (1, 1), (1, 2), (3, 2), (17, 4)]  # rows of x, experts of each

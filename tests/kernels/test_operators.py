@@ -14,7 +14,7 @@ import infer.attention
 import infer.kernels
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_int8 import EXACT_TERMS
-from infer.kernels.ops.state_cache import STATE_LAYERS
+from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.attention_cases import Case
 from tests.support.state_cases import state_operands
 

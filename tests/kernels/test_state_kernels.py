@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infer.kernels import cpu, names
-from infer.kernels.ops.state_cache import STATE_LAYERS
+from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.state_cases import state_operands
 
 pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason="no native kernels")

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from infer.kernels.ops.state_cache import STATE_LAYERS
+from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.state_cases import state_operands
 from tests.support.triton_compile import assembly, run_in_interpreter
 

@@ -17,8 +17,8 @@ from infer.errors import GrammarError, InputError, NotUsableError, OverloadedErr
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
 
-from infer.llm.text.grammar import GrammarCache, Matcher  # noqa: E402
-from infer.llm.text.grammar_request import GrammarLimits  # noqa: E402
+from infer.llm.text.grammar.grammar import GrammarCache, Matcher  # noqa: E402
+from infer.llm.text.grammar.grammar_request import GrammarLimits  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
 

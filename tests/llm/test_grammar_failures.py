@@ -122,8 +122,8 @@ def test_a_stream_whose_grammar_fails_late_ends_with_the_client_s_error(
 def test_a_matcher_that_met_a_limit_raises_instead_of_refusing_a_token(pattern: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
-    from infer.llm.text.grammar import GrammarCache
-    from infer.llm.text.grammar_request import GrammarLimits
+    from infer.llm.text.grammar.grammar import GrammarCache
+    from infer.llm.text.grammar.grammar_request import GrammarLimits
 
     path = Path(__file__).resolve().parents[2] / "models/pydoc_lm/tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(path))

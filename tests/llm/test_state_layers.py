@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infer import llm
-from infer.kernels.ops.causal_conv import causal_conv
+from infer.kernels.ops.state_space.causal_conv import causal_conv
 from infer.llm.step.full_sequence_runner import FullSequenceRunner
 from infer.llm.step.schedules.schedule_consistency import require_float_step
 from tests.support.tiny_decoders import VOCABULARY, build

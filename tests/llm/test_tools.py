@@ -200,7 +200,7 @@ def test_nothing_is_constrained_where_the_model_is_free() -> None:
 def grammars() -> Any:
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
-    from infer.llm.text.grammar import GrammarCache
+    from infer.llm.text.grammar.grammar import GrammarCache
 
     folder = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -16,7 +16,8 @@ from infer.errors import GateError, UsageError
 from infer.fidelity.thresholds import limits, precision
 from infer.options import values
 from infer.pipeline import stages
-from infer.report import document, html, layers
+from infer.report import document, layers
+from infer.report.rendering import html
 from infer.reporter import Reporter
 from infer.spec import Finding, LayerChoice
 

@@ -16,8 +16,8 @@ from infer.errors import UsageError
 from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.plan import Plan
-from infer.report import memory, profile, roofline
-from infer.report.peak_memory import PeakMemory
+from infer.report.measurements import memory, profile, roofline
+from infer.report.measurements.peak_memory import PeakMemory
 from infer.spec import TensorSpec
 
 

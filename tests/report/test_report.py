@@ -19,9 +19,10 @@ from infer.artifact.old_formats import REPORT_FORMAT
 from infer.artifact.store import Manifest
 from infer.latency import Latency, Paired, summarize
 from infer.plan import Plan
-from infer.report import build, document, formatting, html, screen, terminal
-from infer.report.memory import Memory
-from infer.report.roofline import Ceiling, Floor
+from infer.report import build, document
+from infer.report.measurements.memory import Memory
+from infer.report.measurements.roofline import Ceiling, Floor
+from infer.report.rendering import formatting, html, optimize_summary, terminal
 from infer.results import BackendResult, Metric
 from infer.spec import Choice, Finding, TensorSpec
 
@@ -362,7 +363,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("ink", ["ink", "soft", "good", "bad"])
 def test_text_keeps_its_contrast_in_light_and_dark(ink: str) -> None:
-    from infer.report.style import CSS
+    from infer.report.rendering.style import CSS
 
     for palette in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL):
         colours = dict(re.findall(r"--([a-z0-9]+):\s*#([0-9a-f]{3,6})", palette))
@@ -432,6 +433,6 @@ def test_a_report_of_an_earlier_version_opens_and_decides_the_same() -> None:
         "perplexity_change",
         "schedule_error",
     }
-    assert "perplexity change" in "\n".join(screen.screen(old, Path("old.infer")))
+    assert "perplexity change" in "\n".join(optimize_summary.screen(old, Path("old.infer")))
     assert "decode.schedule_error" in printed(old)
     assert document.decode(document.encode(old)) == old

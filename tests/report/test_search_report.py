@@ -14,9 +14,10 @@ from rich.console import Console
 from infer.budget_search.progress import State
 from infer.budgets import Budgets
 from infer.cli.search_display import view
-from infer.report import document, search_plot, search_tables, terminal
-from infer.report.html import render_html
-from infer.report.screen import HEIGHT, WIDTH, screen
+from infer.report import document, search_plot, search_tables
+from infer.report.rendering import terminal
+from infer.report.rendering.html import render_html
+from infer.report.rendering.optimize_summary import HEIGHT, WIDTH, screen
 from infer.report.search_record import SearchRecord
 from tests.support import chromium
 from tests.support.search_records import BUDGETS, record

@@ -16,7 +16,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
 
 from infer.errors import GrammarError, InputError, NotReadyError, OverloadedError
-from infer.llm.text.grammar_request import GrammarLimits
+from infer.llm.text.grammar.grammar_request import GrammarLimits
 from infer.serve.fork_server.client import ForkServer
 from infer.serve.fork_server.messages import ForkServerConfig
 from infer.serve.llm.grammar_trials import GrammarTrials

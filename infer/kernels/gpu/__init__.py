@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ..ops.library import NAMESPACE, decompositions, library
+from ..ops.define_op import NAMESPACE, decompositions, library
 
 OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
 _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from ..ops.library import NAMESPACE, library
+from ..ops.define_op import NAMESPACE, library
 
 _EMBEDDED: set[str] = set()
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .library import define
+from .define_op import define
 from .linear_int8 import EXACT_TERMS, LEVELS, TINY, to_grid
 
 _OPTIONS = "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1"

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import cpu
-from .library import declare
+from .define_op import declare
 
 QUAD, BLOCK, PANEL = 4, 16, 4  # input channels of a quad, output channels of a block, blocks of a panel
 MOST_TAPS = 64

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .bitpack import TABLE_ROWS, columns_of, decode, unpack, unpack_arithmetic
-from .library import define
+from .define_op import define
 
 
 def _lut(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .library import declare, define
+from .define_op import declare, define
 
 HEADER = 12  # numbers before the program proper, listed in torch_fused_program.cpp
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bitpack import TABLE_ROWS
-from .library import define
+from .define_op import define
 
 
 def by_expert(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .library import declare
+from .define_op import declare
 
 
 def _shape(x: Tensor, expert: Tensor, *rest: object) -> Tensor:

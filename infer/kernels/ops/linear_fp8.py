@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .library import define
+from .define_op import define
 
 LARGEST = 448.0  # of float8 e4m3fn, which has no infinity
 TINY = torch.finfo(torch.float32).tiny

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .library import define
+from .define_op import define
 
 LEVELS = 127
 TINY = torch.finfo(torch.float32).tiny

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bitpack import TABLE_ROWS, columns_of, decode, group_of, tables_of_rows, unpack_arithmetic
-from .library import define
+from .define_op import define
 
 # A large weight (the output layer of a language model) is decoded in pieces of this many weights.
 BLOCK = 1 << 24

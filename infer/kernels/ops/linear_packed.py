@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .bitpack import GROUP, TABLE_ROWS, bits_of, group_of, unpack
-from .library import declare
+from .define_op import declare
 from .linear_int8 import LEVELS, TINY, exact_matmul, to_grid
 
 

@@ -18,7 +18,7 @@ from ..cpu.weight_layout import (
     AnyPacking,
     pack,
 )
-from ..ops.state_cache import STATE_LAYERS
+from ..ops.state_space.state_cache import STATE_LAYERS
 from .conv_chains import fusable
 from .conv_fusion import fuse_convolutions
 from .experts import KINDS as EXPERT_KINDS

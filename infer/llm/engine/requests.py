@@ -22,7 +22,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One prompt. `grammar` constrains the output: see `infer.llm.text.grammar`."""
+    """One prompt. `grammar` constrains the output: see `infer.llm.text.grammar.grammar`."""
 
     id: str
     prompt: list[int]

@@ -5,7 +5,7 @@
     logit_rows int64 [rows]                              indices of the tokens whose logits are returned
     kv_cache uint8 [layers, pages, page_bytes]           written in place
     state_cache float32 [rows, floats], state_segments int64 [segments, 4]
-                                                         of layers with state, see `infer.kernels.ops.state_cache`
+                                                         of layers with state, see `ops.state_space.state_cache`
     → logits float32 [rows, vocab]
 
 The same graph serves prefill, chunked prefill, decode and any mixture. The model's own code runs: its attention is

@@ -1,4 +1,4 @@
-"""Layers with state of their own, rewritten over a state cache: `infer.kernels.ops.state_cache` defines rows.
+"""Layers with state of their own, rewritten over a state cache: `ops.state_space.state_cache` defines its rows.
 
 Only the mixing of tokens is replaced; projections, convolution weights and norms stay the model's own modules, so that
 they are quantized and adapted like all others. A layer is known by the name of its class; layers of other classes are

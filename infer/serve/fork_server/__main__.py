@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import InferError
-from ...llm.text.grammar_compiler import GrammarCompiler
+from ...llm.text.grammar.grammar_compiler import GrammarCompiler
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.messages import ErrorMessage, encode_error
 from ..workers.process import ClosedError

@@ -19,8 +19,8 @@ import msgspec
 
 from ...errors import ArtifactError, InferError, NotUsableError
 from ...llm.text.chat_template import ChatTemplate, no_template
-from ...llm.text.grammar_compiler import GrammarCompiler
-from ...llm.text.grammar_trial import confine, run_trial
+from ...llm.text.grammar.grammar_compiler import GrammarCompiler
+from ...llm.text.grammar.grammar_trial import confine, run_trial
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.messages import encode_error
 from ..workers.process import Channel, ClosedError

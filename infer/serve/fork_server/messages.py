@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...llm.text.grammar_request import GrammarLimits
-from ...llm.text.grammar_trial import GrammarCost
+from ...llm.text.grammar.grammar_request import GrammarLimits
+from ...llm.text.grammar.grammar_trial import GrammarCost
 from ..workers.messages import ErrorMessage
 
 Job = Literal["trial", "text"]

@@ -21,8 +21,8 @@ from typing import Any
 from msgspec import structs
 
 from ...errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
-from ...llm.text.grammar_request import GrammarLimits, read
-from ...llm.text.grammar_trial import GrammarCost
+from ...llm.text.grammar.grammar_request import GrammarLimits, read
+from ...llm.text.grammar.grammar_trial import GrammarCost
 from ..fork_server.client import ChildDiedError, ForkServer
 from ..fork_server.messages import CompileTrial, FromTrial
 from ..workers.messages import ErrorMessage, decode_error

@@ -1,4 +1,4 @@
-// Layers over a state cache: the operators of infer/kernels/ops/state_cache.py, all operands float32 and dense.
+// Layers over a state cache: the operators of infer/kernels/ops/state_space/state_cache.py, all operands float32 and dense.
 #pragma once
 
 #include <cstdint>

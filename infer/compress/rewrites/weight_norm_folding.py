@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, remove_spectral_norm, 
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from ..spec import Finding
+from ...spec import Finding
 
 NORMS = (parametrizations._WeightNorm, parametrizations._SpectralNorm)
 

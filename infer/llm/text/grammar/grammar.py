@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ...errors import GrammarError, InputError, NotUsableError, OverloadedError
+from ....errors import GrammarError, InputError, NotUsableError, OverloadedError
 from .grammar_compiler import GrammarCompiler, brief
 from .grammar_request import GrammarLimits, read
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ..kernels import cpu
-from ..spec import Finding
+from ...kernels import cpu
+from ...spec import Finding
 
 STAGE = "decode step"
 CALLS, SECONDS = 30, 1.0  # of watching, whichever is over first

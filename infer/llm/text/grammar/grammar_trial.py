@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import GrammarError
+from ....errors import GrammarError
 from .grammar_compiler import GrammarCompiler, brief
 
 WALKS, STEPS = 3, 128  # most

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import library
+from .. import define_op
 
 STATE_ARGUMENTS = "Tensor(a!) state_cache, Tensor segments, int offset"
 STATE_LAYERS: list[str] = []  # operators, each with a native form of the same arguments
@@ -70,5 +70,5 @@ def define_state_layer(schema: str, reference: Callable[..., Tensor], shape: Cal
     """Register `infer::<schema>` and its native form, which takes the same arguments."""
     name, _, arguments = schema.partition("(")
     STATE_LAYERS.append(name)
-    library.define(f"{schema} -> Tensor", reference, shape)
-    library.declare(f"{name}_native({arguments} -> Tensor", shape)
+    define_op.define(f"{schema} -> Tensor", reference, shape)
+    define_op.declare(f"{name}_native({arguments} -> Tensor", shape)

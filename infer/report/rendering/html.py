@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from . import charts, formatting, layers, search_plot, search_tables, terminal
-from .document import Report
+from .. import layers, search_plot, search_tables
+from ..document import Report
+from . import charts, formatting, terminal
 from .style import CSS
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from .. import device as hardware
-from ..graph import encoder_decoder_graphs
-from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
-from ..llm.step.step_shape import StepShape
-from ..spec import Finding
+from ... import device as hardware
+from ...graph import encoder_decoder_graphs
+from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+from ...llm.step.step_shape import StepShape
+from ...spec import Finding
 from .peak_memory import PeakMemory
 
 # The safetensors spelling of a dtype, and ours.
@@ -35,7 +35,8 @@ _STORED = {
 }
 _STORED |= {"I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
 _CHILD = (
-    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); import infer.report.memory as m; m._child()"
+    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
+    "import infer.report.measurements.memory as m; m._child()"
 )
 
 
@@ -157,7 +158,7 @@ def _child() -> None:
     """In the fresh process: measure, and print it as the last line."""
     from safetensors.torch import load_file
 
-    from .. import plugins
+    from ... import plugins
 
     backend, folder, device = sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     module = plugins.get("backends", backend)

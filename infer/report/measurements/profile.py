@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from torch.profiler import ProfilerActivity, profile
 
-from .. import device as hardware
-from ..errors import UsageError
+from ... import device as hardware
+from ...errors import UsageError
 
 
 class Op(msgspec.Struct, frozen=True):

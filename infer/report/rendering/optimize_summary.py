@@ -13,8 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from . import formatting, search_tables
-from .document import Report
+from .. import search_tables
+from ..document import Report
+from . import formatting
 
 WIDTH, HEIGHT = 100, 24
 LABEL = 10  # columns of the names at the left

@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from .. import device as hardware
+from ... import device as hardware
 
 SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset
 

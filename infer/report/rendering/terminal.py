@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..llm.step.full_sequence_runner import CONTEXT
-from ..spec import Finding
-from . import formatting, layers, search_tables, step_breakdown
-from .document import FidelityRow, LatencyRow, Report
+from ...llm.step.full_sequence_runner import CONTEXT
+from ...spec import Finding
+from .. import layers, search_tables
+from ..document import FidelityRow, LatencyRow, Report
+from ..measurements import step_breakdown
+from . import formatting
 
 WIDTH = 100
 

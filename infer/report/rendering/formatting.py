@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..options import command_line
-from ..plan import Plan
-from ..results import Metric
+from ...options import command_line
+from ...plan import Plan
+from ...results import Metric
 
 if TYPE_CHECKING:
-    from ..latency import Paired  # which imports torch
+    from ...latency import Paired  # which imports torch
 
 
 def seconds(value: float | None) -> str:
@@ -120,7 +120,7 @@ def smaller(original: int | None, now: int) -> str | None:
 
 def command(plan: Plan, output: str) -> str:
     """Return the command line that makes this artifact again."""
-    from ..fidelity.thresholds import default_kv_dtype  # which imports torch
+    from ...fidelity.thresholds import default_kv_dtype  # which imports torch
 
     if plan.kv_dtype == default_kv_dtype(plan):
         plan = plan.with_(kv_dtype="auto")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .layer_kinds import Matrix
+from ..layer_kinds import Matrix
 
 KINDS: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ..spec import Finding
+from ...spec import Finding
 
 
 def fold_batch_norms(

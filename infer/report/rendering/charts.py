@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..latency import Latency
+from ...latency import Latency
+from ..document import FidelityRow, LatencyRow
 from . import formatting
-from .document import FidelityRow, LatencyRow
 
 
 def latency_bars(row: LatencyRow, baseline: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import GrammarError, InputError, NotUsableError
+from ....errors import GrammarError, InputError, NotUsableError
 from .grammar_request import GrammarLimits, ToolCallGrammar
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop

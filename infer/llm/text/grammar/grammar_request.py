@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import InputError, unknown
+from ....errors import InputError, unknown
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "calls")
 

@@ -15,13 +15,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import device as hardware
-from ..fidelity.thresholds import precision_class
-from ..graph.program import Graph
-from ..llm.step.full_sequence_runner import CONTEXT
-from ..llm.step.step_shape import StepShape
-from ..plan import Plan
-from ..spec import Finding
+from ... import device as hardware
+from ...fidelity.thresholds import precision_class
+from ...graph.program import Graph
+from ...llm.step.full_sequence_runner import CONTEXT
+from ...llm.step.step_shape import StepShape
+from ...plan import Plan
+from ...spec import Finding
 
 IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cache
 Bound = Literal["memory", "compute"]

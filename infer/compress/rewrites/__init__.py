@@ -1,0 +1,1 @@
+"""Rewrites of the float model before it is quantized: norms folded, recurrent layers split."""

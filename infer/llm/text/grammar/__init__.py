@@ -1,0 +1,1 @@
+"""Structured output: constraints of a request, compiled to masks over the vocabulary."""

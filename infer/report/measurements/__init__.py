@@ -1,0 +1,1 @@
+"""Measurements of a report: memory, peak memory, roofline, profile, steps of a decode."""

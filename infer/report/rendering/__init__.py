@@ -1,0 +1,1 @@
+"""The report as terminal text and as one HTML file."""
