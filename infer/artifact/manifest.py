@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import re
 from collections.abc import Mapping
@@ -12,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from .. import paths
 from ..errors import ArtifactError, NotUsableError
 from ..plan import Plan
 from ..regular_files import read_regular
@@ -23,9 +20,8 @@ from .old_formats import upgrade_manifest, upgrade_report
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-SIGNATURE = "manifest.sig"
 REPORT = "report.json"
-MAX_BYTES, MAX_SIGNATURE, MAX_NAME = 1 << 27, 1 << 12, 255
+MAX_BYTES, MAX_NAME = 1 << 27, 255
 MAX_SIZE = 1 << 48  # of a dimension, and of the elements of one tensor
 
 
@@ -102,7 +98,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     path = folder / REPORT
     try:
         found = sanitize_values(
-            upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any]))
+            upgrade_report(msgspec.json.decode(read_bounded(path, MAX_BYTES), type=dict[str, Any]))
         )
         msgspec.convert(found.get("findings", []), list[Finding])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -110,21 +106,8 @@ def read_report(folder: Path) -> dict[str, Any]:
     return found
 
 
-def sign(text: bytes) -> str:
-    """Compute the HMAC of a manifest's text by this user's key."""
-    return hmac.new(paths.signing_key(), text, hashlib.sha256).hexdigest()
-
-
-def signed_here(folder: Path) -> bool:
-    """Return true if this user's key signed the manifest as it is."""
-    try:
-        signature = _read(folder / SIGNATURE, MAX_SIGNATURE).strip()
-        return hmac.compare_digest(signature, sign(_read(folder / MANIFEST, MAX_BYTES)).encode())
-    except ArtifactError:
-        return False
-
-
-def _read(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes; raises `ArtifactError`."""
     return read_regular(path, most, follow_links=False, error=ArtifactError)
 
 

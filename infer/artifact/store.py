@@ -25,7 +25,8 @@ import msgspec
 from ..errors import BusyError, ResourceError, UnsafeSourceError
 from ..paths import writing
 from .files import check_files
-from .manifest import FORMAT, MANIFEST, SIGNATURE, Manifest, read_manifest, sign, signed_here
+from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from .signature import SIGNATURE, sign, signed_here
 
 __all__ = ["FORMAT", "MANIFEST", "SIGNATURE", "Manifest", "read_manifest", "signed_here"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..artifact.label_scores import activation_of, scores_of
 from ..errors import UsageError
 from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
+from ..tasks.score_activation import activation_of, scores_of
 from .tensors import TensorInputs
 
 

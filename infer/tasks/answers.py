@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..artifact.label_scores import scores_of
 from ..errors import InputError
+from .score_activation import scores_of
 
 TOP = 5  # labels, or tokens of a mask, in an answer
 TEMPLATE = "This is a photo of {}."  # as transformers' pipeline has it

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..artifact.label_scores import activation_of
 from ..errors import ArtifactError, InputError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import MAX_PIXELS, ImagePreprocessor, open_image
@@ -18,6 +17,7 @@ from ..preprocess.transformers_processor import TransformersProcessor
 from . import answers
 from .answers import Answer
 from .ctc import CTCDecoder
+from .score_activation import activation_of
 from .whisper import WhisperTokens
 
 ZERO_SHOT = "zero-shot-image-classification"  # of texts that come with the image

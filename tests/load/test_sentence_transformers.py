@@ -30,7 +30,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from infer.artifact.label_scores import activation_of, scores_of
 from infer.errors import SourceError, UnsafeSourceError
 from infer.llm.text.embedding_prompts import with_prompt
 from infer.llm.text.tokenizer import Tokenizer as TextTokenizer
@@ -38,6 +37,7 @@ from infer.load import LoadedModel, fill, load
 from infer.load.identification.identify import identify
 from infer.load.sentence_transformers.sentence_layers import MODES
 from infer.plan import Plan
+from infer.tasks.score_activation import activation_of, scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and sentence-transformers have many to give
 

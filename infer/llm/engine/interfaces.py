@@ -1,12 +1,44 @@
-"""Interfaces of what an engine is made with: the compiler of grammars and the factory of speculators."""
+"""Interfaces of what an engine is made with: grammars with their compiler, speculators with their factory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from .requests import Request
-from .sequence import Grammar, Speculator
+
+
+class Grammar(Protocol):
+    """State of one completion within its grammar."""
+
+    @property
+    def finished(self) -> bool:
+        """True when no token may follow: the completion ends here, without an end token."""
+
+    def fill(self, bitmask: Tensor, row: int) -> None:
+        """Set in `bitmask[row]` the tokens that may come next, the end token where the output may end.
+
+        int32 [rows, ceil(vocab / 32)] on the CPU, all bits set before; bit t % 32 of word t // 32 is token t.
+        """
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False, without effect, for a token that is not allowed."""
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` accepted tokens."""
+
+
+class Speculator(Protocol):
+    """Draft tokens of one sequence."""
+
+    def draft(self, tokens: Many[int], limit: int) -> Many[int]:
+        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
 
 
 class GrammarBackend(Protocol):

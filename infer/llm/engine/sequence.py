@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
-
+from .cache.prefix_hash import hash_page, hash_root, source_digest
+from .interfaces import Grammar, Speculator
 from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
@@ -17,51 +14,6 @@ if TYPE_CHECKING:
     from .sampling.penalties import TokenCounts
 
 Rank = tuple[float, int, int]
-
-
-class Grammar(Protocol):
-    """State of one completion within its grammar."""
-
-    @property
-    def finished(self) -> bool:
-        """True when no token may follow: the completion ends here, without an end token."""
-
-    def fill(self, bitmask: Tensor, row: int) -> None:
-        """Set in `bitmask[row]` the tokens that may come next, the end token where the output may end.
-
-        int32 [rows, ceil(vocab / 32)] on the CPU, all bits set before; bit t % 32 of word t // 32 is token t.
-        """
-
-    def accept(self, token: int) -> bool:
-        """Advance by one token; False, without effect, for a token that is not allowed."""
-
-    def rollback(self, count: int) -> None:
-        """Undo the last `count` accepted tokens."""
-
-
-class Speculator(Protocol):
-    """Draft tokens of one sequence."""
-
-    def draft(self, tokens: Many[int], limit: int) -> Many[int]:
-        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
-
-
-def hash_page(parent: bytes, tokens: Many[int]) -> bytes:
-    """Hash a full page: its tokens and, through `parent`, all tokens before it."""
-    return hashlib.sha256(parent + np.array(tokens, dtype=np.int64).tobytes()).digest()
-
-
-def hash_root(*marks: str) -> bytes:
-    """Hash what pages depend on besides tokens (adapter, salt): the parent of a sequence's first page."""
-    return hashlib.sha256("\0".join(f"{len(mark)}:{mark}" for mark in marks).encode()).digest()
-
-
-def source_digest(request: Request) -> str:
-    """Return a digest of the source of a request: what the decoder computes depends on it."""
-    return hash_page(request.features or b"", request.prompt).hex()
 
 
 class RequestState:

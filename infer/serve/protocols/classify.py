@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
 from ...tasks import text_answers
+from ...tasks.score_activation import activation_of, scores_of
 from ..api.media import media_predictions, media_request
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
 from ..api.text import text_request, text_spans

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
+from ...tasks.score_activation import activation_of, scores_of
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
 from ..api.text import text_request
 from ..api.text.text_types import (

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ....artifact.label_scores import activation_of, scores_of
 from ....errors import InputError
 from ....tasks import answers
 from ....tasks.media_model import ZERO_SHOT, MediaModel
+from ....tasks.score_activation import activation_of, scores_of
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import Form
 from ...http.request_context import RequestContext, queue_tenant_of
