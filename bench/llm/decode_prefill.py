@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.kernels.linear_infer import relative
-from bench.llm import gguf_writer, infer_step, llama_cpp_model
+from bench.llm import gguf_writer, infer_step, llama_cpp_engine, llama_cpp_model
 from bench.llm.decoder_shapes import SHAPES, Shape, made
-from bench.shared import timing
+from bench.shared import child_process, timing
 from bench.shared.bars import Bar
+from bench.shared.child_process import ChildProcess, EngineCrashed, Seconds
 from bench.shared.timing import Side
 from infer.kernels import cpu
 
@@ -78,42 +80,69 @@ def prepare(shape: Shape) -> None:
         infer_step.twin(folder, shape.tokens.tolist()[: TWIN_CONTEXT + 1])
     if llama_cpp_model.missing() is None:
         for format in FORMATS:
+            llama_cpp_engine.gguf(shape, format, THREADS)
             for flash in (False, True):
-                _states(shape, format, flash)
-
-
-def gguf(shape: Shape, format: str) -> Path:
-    whole = made(shape.folder / "f16.gguf", lambda path: gguf_writer.write_gguf(shape.checkpoint, path))
-    return made(
-        shape.folder / f"{format}.gguf", lambda path: llama_cpp_model.quantize(whole, path, format, THREADS)
-    )
+                child_process.apart(llama_cpp_engine.states, shape, format, flash, THREADS)
 
 
 def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
     """Measure the rows of one case in `seconds` of timing."""
     absent = llama_cpp_model.missing()
     engines: dict[str, _Engine] = {head: _InferEngine(case, head) for head in infer_step.HEADS}
-    models: dict[str, llama_cpp_model.Model] = {}
-    if absent is None:
-        models = {format: llama_cpp_model.Model(gguf(case.shape, format)) for format in case.formats}
-        for format, model in models.items():
-            for flash in (False, True):
-                engines[f"{format}{', flash' if flash else ''}"] = _Llama(case, model, format, flash)
+    crashed: dict[str, str] = {}
+    for format in case.formats if absent is None else ():
+        for flash in (False, True):
+            name = f"{format}{', flash' if flash else ''}"
+            try:
+                engines[name] = _LlamaProcess(case, format, flash)
+            except EngineCrashed as error:
+                crashed[name] = str(error)
+    try:
+        return _measured(case, seconds, engines, crashed, absent)
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def _measured(
+    case: BenchmarkCase,
+    seconds: float,
+    engines: dict[str, _Engine],
+    crashed: dict[str, str],
+    absent: str | None,
+) -> list[Bar]:
+    """Check and time the engines; one that crashes leaves `engines`, and is named in `crashed` and in the details."""
     expected = case.shape.logits()[case.context]
-    logits = {name: engine.check() for name, engine in engines.items()}
+    logits = surviving(engines, crashed, lambda engine: engine.check())
     errors = {name: relative(found, expected) for name, found in logits.items()}
-    details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors}
+    details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors, "crashed": crashed}
     bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
-    wrong = _wrong(case, logits, errors)
-    if absent or wrong:
-        bars = [msgspec.structs.replace(bar, why=absent or wrong, details=details)]
-    else:
-        sides = [Side(name, engine.run, lambda: expected) for name, engine in engines.items()]
-        timed = timing.interleaved_for([*sides, timing.reader()], seconds)
-        bars = _bars(case, bar, timed.seconds, engines, details | timed._asdict())
-    for owned in (*engines.values(), *models.values()):
-        owned.close()
-    return bars
+    wrong = absent or _wrong(case, logits, errors)
+    timed: timing.Timed | None = None
+    while not wrong and timed is None:
+        if not set(engines) - set(infer_step.HEADS):
+            wrong = "; ".join(f"{name} {how}" for name, how in crashed.items())
+            break
+        sides = [Side(n, e.run, lambda: expected, pid=e.pid) for n, e in engines.items()]
+        try:
+            timed = timing.interleaved_for([*sides, timing.reader()], seconds)
+        except EngineCrashed:
+            surviving(engines, crashed, lambda engine: engine.check())
+    if timed is None:
+        return [msgspec.structs.replace(bar, why=wrong, details=details)]
+    return _bars(case, bar, timed.seconds, engines, details | timed._asdict())
+
+
+def surviving(engines: dict[str, Any], crashed: dict[str, str], ask: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what each engine answers; those that crash move from `engines` to `crashed`, with how they ended."""
+    answers = {}
+    for name, engine in list(engines.items()):
+        try:
+            answers[name] = ask(engine)
+        except EngineCrashed as error:
+            crashed[name] = str(error)
+            engines.pop(name).close()
+    return answers
 
 
 def _bars(
@@ -180,7 +209,10 @@ def table(bars: Sequence[Bar]) -> str:
             continue
         shares = bar.details.get("bandwidth_share", {})
         cells = [
-            _cell(bar.details["tokens"] / seconds[n], shares.get(n)) if n in seconds else "" for n in heads
+            _cell(bar.details["tokens"] / seconds[n], shares.get(n))
+            if n in seconds
+            else bar.details.get("crashed", {}).get(n, "")
+            for n in heads
         ]
         reading = timing.READ_BYTES / seconds[READING] / 1e9
         quiet = f"{min(bar.details['quiet'].values())} of {bar.details['rounds']}"
@@ -194,6 +226,7 @@ def _cell(rate: float, share: float | None) -> str:
 
 class _Engine:
     num_bytes: int  # that a decode step reads
+    pid: int | None = None  # of a process of its own
     run: Callable[[], object]
 
     def check(self) -> Tensor:
@@ -225,42 +258,31 @@ class _InferEngine(_Engine):
         self._step.close()
 
 
-class _Llama(_Engine):
-    def __init__(self, case: BenchmarkCase, model: llama_cpp_model.Model, format: str, flash: bool) -> None:
-        self._case, self._tokens = case, case.shape.tokens.tolist()
-        self._model, self._last = model, 0
-        self._context = llama_cpp_model.Context(
-            model, length=case.context + 32, threads=THREADS, sequences=case.sequences, flash=flash
+class _LlamaProcess(_Engine):
+    """llama.cpp in a process of its own, from its start: reading the file, too, can crash it."""
+
+    def __init__(self, case: BenchmarkCase, format: str, flash: bool) -> None:
+        path = llama_cpp_engine.gguf(
+            case.shape, format, THREADS
+        )  # before the child, which starts none itself
+        self._child = ChildProcess(
+            llama_cpp_engine.LlamaEngine,
+            *(case.shape, format, flash),
+            *(case.kind, case.context, case.sequences, THREADS),
         )
+        self.pid = self._child.pid
         per_token = 2 * 2 * case.shape.sizes["num_key_value_heads"] * case.shape.sizes["head_dim"]
         cached = per_token * case.shape.sizes["num_hidden_layers"] * (case.context + 1) * case.sequences
-        self.num_bytes = gguf_writer.tensor_bytes(gguf(case.shape, format)) + cached
-        if case.kind == "decode":
-            if case.sequences == 1:
-                self._context.restore(_states(case.shape, format, flash) / str(case.context))
-            else:
-                self._context.decode(self._context.prompt(self._tokens[: case.context]))
-                for sequence in range(1, case.sequences):
-                    self._context.copy(sequence)
-            new = [(self._tokens[case.context], case.context, i) for i in range(case.sequences)]
-            self._batch, self._last = self._context.batch(new, range(case.sequences)), case.sequences - 1
-        else:
-            self._batch = self._context.prompt(self._tokens[: case.context])
+        self.num_bytes = gguf_writer.tensor_bytes(path) + cached
 
-    def run(self) -> None:
-        self._context.forget(self._case.context if self._case.kind == "decode" else 0)
-        self._context.decode(self._batch)
+    def run(self) -> Seconds:
+        return self._child.timed("run")
 
     def check(self) -> Tensor:
-        if self._case.kind == "decode":
-            self.run()
-            return self._context.logits([self._last])[0].clone()
-        self._context.forget()
-        self._context.decode(self._context.prompt(self._tokens[: self._case.context + 1]))
-        return self._context.logits([self._case.context])[0].clone()
+        return torch.from_numpy(self._child.call("check"))
 
     def close(self) -> None:
-        self._context.close()
+        self._child.close()
 
 
 def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
@@ -277,20 +299,3 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
         save_file(kept, path)
 
     return folder, made(folder / f"caches-{cpu.fingerprint()}.safetensors", make)
-
-
-def _states(shape: Shape, format: str, flash: bool) -> Path:
-    """Return a folder with llama.cpp's cache of one sequence after the first 128 and 2048 tokens."""
-
-    def make(folder: Path) -> None:
-        folder.mkdir()
-        model, tokens = llama_cpp_model.Model(gguf(shape, format)), shape.tokens.tolist()
-        context = llama_cpp_model.Context(model, length=2080, threads=THREADS, flash=flash)
-        for length in (128, 2048):
-            context.forget()
-            context.decode(context.prompt(tokens[:length]))
-            context.save(folder / str(length))
-        context.close()
-        model.close()
-
-    return made(shape.folder / f"{format}{'-flash' if flash else ''}-states", make)

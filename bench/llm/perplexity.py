@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from bench.llm import gguf_writer, infer_step, llama_cpp_model
 from bench.llm.decoder_shapes import WORK, made
 from bench.shared.bars import Bar
+from bench.shared.child_process import EngineCrashed, apart
 from bench.shared.repository import MODELS
 from infer import compress, plugins
 from infer.compress import assign
@@ -54,10 +56,13 @@ def measure() -> list[Bar]:
     details = {"ours": ours, "windows": list(rows.shape), "transformers": transformers_perplexity(rows)}
     if reason := llama_cpp_model.missing():
         return [_bar(rival, why=reason, details=details) for rival in RIVALS]
-    theirs = {
-        f: (gguf_writer.tensor_bytes(gguf(f)), llama_perplexity(gguf(f), rows))
-        for f in ("f16", *RIVALS, "q8_0")
-    }
+    try:
+        theirs = {
+            f: (gguf_writer.tensor_bytes(gguf(f)), apart(llama_perplexity, gguf(f), rows.numpy()))
+            for f in ("f16", *RIVALS, "q8_0")
+        }
+    except EngineCrashed as error:
+        return [_bar(rival, why=f"llama.cpp {error}", details=details) for rival in RIVALS]
     details["llama.cpp"] = theirs
     away = theirs["f16"][1] / details["transformers"] - 1
     if abs(away) > EQUAL or abs(ours[FLOAT][1] / details["transformers"] - 1) > EQUAL:
@@ -98,7 +103,8 @@ def gguf(format: str) -> Path:
     if format == "f16":
         return whole
     return made(
-        WORK / MODEL / f"{format}.gguf", lambda path: llama_cpp_model.quantize(whole, path, format, THREADS)
+        WORK / MODEL / f"{format}.gguf",
+        lambda path: apart(llama_cpp_model.quantize, whole, path, format, THREADS),
     )
 
 
@@ -120,7 +126,9 @@ def engine_perplexity(folder: Path, rows: Tensor) -> float:
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
-def llama_perplexity(path: Path, rows: Tensor) -> float:
+def llama_perplexity(path: Path, tokens: np.ndarray) -> float:
+    """Measure perplexity by llama.cpp, tokens int64 [rows, length]; runs in a process of its own."""
+    rows = torch.from_numpy(tokens)
     model = llama_cpp_model.Model(path)
     length = rows.shape[1]
     context = llama_cpp_model.Context(model, length=length, threads=THREADS)

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bench.shared.child_process import Seconds
+
 PAUSE = 0.03  # seconds; libgomp and ONNX Runtime spin for up to 20 ms after their last call
 WARM = 0.004  # seconds of calls before the clock starts: threads awake, code and tables in the caches
 TURN = 0.02  # seconds of timed calls in one turn
@@ -38,9 +40,10 @@ class Side:
     """One engine with its weights. `run` multiplies once by each of `copies` equal weights at different addresses."""
 
     name: str
-    run: Callable[[], object]
+    run: Callable[[], object]  # returns `Seconds`, or is timed here
     output: Callable[[], Tensor]  # the product with the first copy, float32 [M, N]
     copies: int = 1
+    pid: int | None = None  # of the process that computes, where it is not this one
 
 
 class Timed(NamedTuple):
@@ -73,7 +76,7 @@ def interleaved_for(sides: Sequence[Side], seconds: float) -> Timed:
     with _no_garbage_collection():
         while min(_num_quiet(turns) for turns in took.values()) < MOST:
             for side in _in_turn(sides, rounds):
-                quiet, value = _long_turn(side.run)
+                quiet, value = _long_turn(side.run, side.pid)
                 took[side.name].append((quiet, value / side.copies))
             rounds += 1
             spent = time.perf_counter() - begin
@@ -113,9 +116,9 @@ def _turn(run: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def _long_turn(run: Callable[[], object]) -> tuple[bool, float]:
-    """Return True if no other process disturbed the turn, and the median of its calls."""
-    before = _foreign(), time.perf_counter()
+def _long_turn(run: Callable[[], object], pid: int | None = None) -> tuple[bool, float]:
+    """Return True if no other process than this and `pid` disturbed the turn, and the median of its calls."""
+    before = _foreign(pid), time.perf_counter()
     times = [_seconds(run)]
     if times[0] <= LONG:
         times, until = [_seconds(run)], time.perf_counter() + LONG_TURN
@@ -123,7 +126,7 @@ def _long_turn(run: Callable[[], object]) -> tuple[bool, float]:
             times.append(_seconds(run))
     elapsed = time.perf_counter() - before[1]
     allowed = max(FOREIGN * elapsed * (os.cpu_count() or 1), 2 / TICKS)  # two ticks are within its resolution
-    return _foreign() - before[0] <= allowed, statistics.median(times)
+    return _foreign(pid) - before[0] <= allowed, statistics.median(times)
 
 
 def _num_quiet(turns: list[tuple[bool, float]]) -> int:
@@ -134,17 +137,26 @@ def _kept(turns: list[tuple[bool, float]]) -> list[float]:
     return [value for quiet, value in turns if quiet] or [value for _, value in turns]
 
 
-def _foreign() -> float:
-    """Return the seconds of processor time that other processes used since the machine started."""
+def _foreign(pid: int | None) -> float:
+    """Return the seconds of processor time that processes but this and `pid` used since the machine started."""
     user, nice, system = (int(ticks) for ticks in Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
     own = os.times()
-    return (user + nice + system) / TICKS - own.user - own.system
+    return (user + nice + system) / TICKS - own.user - own.system - _used_by(pid)
+
+
+def _used_by(pid: int | None) -> float:
+    """Return the seconds of processor time of another process; 0 for None and for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    took = run()
+    return float(took) if isinstance(took, Seconds) else time.perf_counter() - start
 
 
 def reader() -> Side:

@@ -1,0 +1,66 @@
+"""Engines that crash as a library does, for processes that a test starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+
+
+class Shape:
+    """Stand-in for `decoder_shapes.Shape` that a process reads without torch."""
+
+    name = "135M"
+    sizes = {"num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": 30}
+
+    def logits(self) -> dict[int, object]:
+        import torch
+
+        return {128: torch.ones(4)}
+
+
+class Planted:
+    """Engine of a child process that crashes as a library does."""
+
+    def __init__(self, *arguments: object, crashes: str = "") -> None:
+        self.arguments, self.crashes = arguments, crashes
+        self._die("made")
+
+    def _die(self, when: str) -> None:
+        if self.crashes == when:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def run(self) -> None:
+        self._die("run")
+        time.sleep(0.001)
+
+    def check(self) -> np.ndarray:
+        self._die("check")
+        return np.ones(4, np.float32)
+
+    def fails(self) -> None:
+        raise ValueError("no such tensor")
+
+
+def crashes_when_made() -> Planted:
+    return Planted(crashes="made")
+
+
+def crashes_when_run() -> Planted:
+    return Planted(crashes="run")
+
+
+def ends() -> None:
+    os._exit(3)
+
+
+def engine_of_a_shape(shape: object, format: str, flash: bool, *rest: object) -> Planted:
+    """Make what `LlamaEngine` is asked for: without flash attention it crashes at the first step."""
+    return Planted(crashes="" if flash else "run")
+
+
+def crashed_engine(*_: object) -> Planted:
+    """Make what `LlamaEngine` is asked for: it crashes when it reads the file."""
+    return Planted(crashes="made")
