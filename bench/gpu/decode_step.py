@@ -6,10 +6,11 @@
 Attention: our split-KV kernels over pages against torch's SDPA on a dense cache (queries of a key head packed) and
 `torch.nn.attention.varlen` over pages, where this torch has it. One measurement is a CUDA graph of calls that rotate
 over the layers of a cache of more bytes than the L2 cache holds. Step: random weights of the shape in bfloat16, one
-token for each sequence, under our CUDA graphs, against transformers' own forward with a static cache and SDPA; or the
-step of an artifact. The share is the bytes that must be read (cache, or weights and cache) over the time, against the
-bytes that a copy on the device moves. Writes bench/results/gpu-lm-DATE.json and .md after each row; a row that does not
-fit into memory says so. Exits 1 when a result is wrong, 2 without a GPU.
+token for each sequence, under our CUDA graphs, against transformers' own forward with a static cache and SDPA, as it is
+and compiled with CUDA graphs inside; or the step of an artifact. The share is the bytes that must be read (cache, or
+weights and cache) over the time, against the bytes that a copy on the device moves. Writes
+bench/results/gpu-lm-DATE.json and .md after each row; a row that does not fit into memory says so. Exits 1 when a
+result is wrong, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if reason := gpu.why_not():  # before the imports that need Triton
 from dataclasses import replace
 
 from bench.gpu.copy_bandwidth import copy_bandwidth
+from bench.gpu.static_cache_step import COMPILED, StaticCacheStep
 from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, reference
 from infer.attention import triton as ours
 from infer.graph import devices
@@ -207,11 +209,11 @@ def room_missing(needed: float) -> str:
 def model_rows(
     name: str, batches: list[int], contexts: list[int], copy: float
 ) -> Iterator[dict[str, object]]:
-    """Measure random bfloat16 weights: our step under CUDA graphs, then transformers' forward with a static cache.
+    """Measure random bfloat16 weights: our step under CUDA graphs, then transformers' forward, as it is and compiled.
 
-    One after the other, because the two caches together do not fit where one does.
+    One after the other, because the caches together do not fit where one does.
     """
-    from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     layers, hidden, inner, heads, kv_heads, width, vocabulary = SHAPES[name]
     config = LlamaConfig(
@@ -240,7 +242,7 @@ def model_rows(
         for context in contexts:
             row: dict[str, object] = {"model": name, "batch": batch, "context": context}
             needed = weights + cache_bytes(shape, batch, context)
-            if reason := room_missing(cache_bytes(shape, batch, context + ROUNDS + 8)):
+            if reason := room_missing(cache_bytes(shape, batch, context + 2 * ROUNDS)):
                 yield row | {"skipped": reason}
                 continue
             step = cuda_graphs.wrap(Step(), "cuda")
@@ -248,19 +250,25 @@ def model_rows(
             graphs = [f"{f.what}: {f.value} {f.why}" for f in step.findings]
             del step
             torch.cuda.empty_cache()
-            cache = StaticCache(config=config, max_cache_len=context + ROUNDS + 8)
-            ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
-
-            def theirs(cache: StaticCache = cache, ids: Tensor = ids, at: int = context) -> object:
-                with torch.no_grad():
-                    position = torch.tensor([[at]], device="cuda").expand(len(ids), 1)
-                    return model(input_ids=ids, past_key_values=cache, position_ids=position)
-
-            rival = median_seconds(theirs)
+            rival = median_seconds(StaticCacheStep(model, batch, context, 2 * ROUNDS))
+            torch.cuda.empty_cache()
             yield row | {
                 "ms": ours_ * 1e3, "share": needed / ours_ / copy, "transformers_ms": rival * 1e3,
-                "speedup": rival / ours_, "graphs": graphs,
+                "speedup": rival / ours_, **compiled_rival(model, batch, context, ours_), "graphs": graphs,
             }  # fmt: skip
+
+
+def compiled_rival(model: Any, batch: int, context: int, ours_: float) -> dict[str, object]:
+    """Measure transformers' compiled forward, or say why it can't be."""
+    try:
+        seconds = median_seconds(StaticCacheStep(model, batch, context, 2 * ROUNDS, COMPILED))
+    except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the next row must be measured
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        return {"compiled": f"{type(error).__name__}: {first}"}
+    finally:
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+    return {"compiled_ms": seconds * 1e3, "speedup_over_compiled": seconds / ours_}
 
 
 def artifact_rows(

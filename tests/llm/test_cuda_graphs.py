@@ -18,16 +18,10 @@ from infer.llm.engine.recorded.decoder import KINDS
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.llm import LanguageModel
-from infer.llm.step.cuda_graphs import (
-    Bucket,
-    Buffers,
-    GraphedStep,
-    bucket_of,
-    decode_buckets,
-    wrap,
-)
+from infer.llm.step.cuda_graphs import GraphedStep, wrap
 from infer.llm.step.cuda_recorder import CudaRecorder
 from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.graph_inputs import Bucket, Buffers, bucket_of, decode_buckets, mixed_inputs, mixed_sizes
 from tests.support.fake_graphs import FakeGraphs
 from tests.support.tiny_decoders import VOCABULARY, build
 
@@ -200,6 +194,36 @@ def test_buckets_may_be_recorded_ahead(step: Step) -> None:
     assert recorder.records == 2
     graphed.close()
     assert step.closed
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 40])
+def test_a_warm_up_step_runs_and_writes_nothing(step: Step, tokens: int) -> None:
+    cache = filled(step)
+    before = cache.clone()
+    graphed = GraphedStep(step, "cpu", FakeGraphs())
+    graphed.warm(cache, [tokens], PAGE)
+    assert torch.equal(cache, before)
+    assert graphed.findings == []
+    assert step.run({**mixed_inputs(tokens, PAGE), "kv_cache": cache})["logits"].isfinite().all()
+
+
+def test_a_warm_up_step_that_fails_is_reported(step: Step) -> None:
+    class Full:
+        def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            raise RuntimeError("out of memory\nmore")
+
+    graphed = GraphedStep(Full(), "cpu", FakeGraphs())
+    graphed.warm(torch.zeros(1), [2, 4], PAGE)
+    assert [(f.what, f.value, f.why) for f in graphed.findings] == [
+        (f"warm-up of {tokens} tokens", "failed", "out of memory") for tokens in (2, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [2]), (16, [2, 4, 8, 16]), (20, [2, 4, 8, 16, 20])]
+)
+def test_kernels_are_warmed_for_every_power_of_two(most: int, sizes: list[int]) -> None:
+    assert mixed_sizes(most) == sizes
 
 
 def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from infer.llm.engine import model_runner
 from infer.llm.engine.scheduling.engine_limits import EngineLimits, default_limits
-from infer.llm.step.cuda_graphs import LARGEST
+from infer.llm.step.graph_inputs import LARGEST
 
 GIB = 1 << 30
 

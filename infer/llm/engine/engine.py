@@ -17,7 +17,7 @@ import torch
 
 from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
-from ..step.cuda_graphs import decode_buckets
+from ..step.graph_inputs import decode_buckets, mixed_sizes
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
@@ -130,10 +130,11 @@ class Engine:
         )
 
     def prepare(self) -> None:
-        """Record the graphs of every decode step, on a GPU; the log tells how far it is."""
+        """Compile the kernels of every step on a GPU, and record those that decode; the log tells how far it is."""
         if self._decoder is not None:
             blocks = -(-self.context // self.shape.page)
-            self._decoder.prepare(decode_buckets(self.limits.max_running, blocks))
+            sizes = mixed_sizes(min(self.limits.step_tokens, self.context + 1))
+            self._decoder.prepare(decode_buckets(self.limits.max_running, blocks), sizes, self.shape.page)
 
     @property
     def idle(self) -> bool:

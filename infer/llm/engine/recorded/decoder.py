@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ....spec import Finding
-from ...step.cuda_graphs import LARGEST, Bucket, GraphedStep, SharedTensors, bucket_of
+from ...step.cuda_graphs import GraphedStep, SharedTensors
 from ...step.cuda_recorder import Event
+from ...step.graph_inputs import LARGEST, Bucket, bucket_of
 from ..sampling.sampler import number_of
 from ..sampling.sampler_device import greedy, sample
 from ..sequence import Sequence
@@ -70,11 +71,12 @@ class RecordedDecoder:
             for _ in range(2)
         ]
 
-    def prepare(self, buckets: Iterable[Bucket]) -> None:
-        """Record every bucket and its samplers; the log tells how far it is."""
+    def prepare(self, buckets: Iterable[Bucket], sizes: Iterable[int] = (), page: int = 1) -> None:
+        """Run steps of `sizes` tokens, then record every bucket and its samplers; the log tells how far it is."""
         wanted = list(buckets)
         with self._lock, torch.inference_mode():
             self._graphs.share(self._shared)
+            self._graphs.warm(self._cache, sizes, page)
             self._graphs.prepare(self._cache, wanted)
             batches = sorted({bucket.batch for bucket in wanted})
             for number, batch in enumerate(batches, 1):
