@@ -46,7 +46,7 @@ def decode_buckets(max_running: int, blocks: int) -> list[Bucket]:
 
 
 def mixed_sizes(step_tokens: int) -> list[int]:
-    """List numbers of tokens of steps that are not recorded: powers of two, after which kernels differ, and the most."""
+    """List the numbers of tokens of steps to warm up: powers of two, after which kernels differ, and the most."""
     return [*(1 << power for power in range(1, (step_tokens - 1).bit_length())), step_tokens]
 
 
