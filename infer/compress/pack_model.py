@@ -23,6 +23,7 @@ from ..results import LayerResult
 from ..spec import Finding
 from . import Stats, join, needs_stats
 from .calibration.expert_statistics import ExpertStats
+from .carried_codes import SourceCodes, carried, carries, source_findings, stored_in_float
 from .layer_kinds import NAMES, is_looked_up
 from .layer_overrides import FLOAT, Format, find_with_formats
 from .packed_layers import replacement
@@ -63,12 +64,14 @@ class QuantizationResult:
     layers: tuple[LayerResult, ...]
     refused: Mapping[str, str]
     totals: Totals
+    sources: tuple[SourceCodes, ...] = ()  # of the layers whose source is quantized
 
     def findings(self) -> list[Finding]:
         """List each layer, each refusal, and the sums, for display."""
         totals = self.totals
         return [
             *(layer.finding() for layer in self.layers),
+            *source_findings(self.sources),
             *(Finding(STAGE, f"refused {name}", None, why=why) for name, why in self.refused.items()),
             Finding(
                 STAGE, "layers quantized", totals.num_layers, "layers", f"{len(self.refused)} stay float"
@@ -96,6 +99,7 @@ class PackingResult:
     tensors: dict[str, Tensor]
     square_error: float
     square_weight: float
+    source: SourceCodes | None = None  # of a quantized source
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +151,12 @@ def quantize_model(
             raise UsageError(
                 f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
             )
-    weights = find_with_formats(model, plan, formats, lambda site, format: refuses(site, format, calibrated))
+
+    def reason(site: Site, format: Format) -> str | None:
+        said = refuses(site, format, calibrated)
+        return said or (stored_in_float(site, reader, renames) if carries(format) else None)
+
+    weights = find_with_formats(model, plan, formats, reason)
     accepted = [(weight, format) for weight, format in weights if format is not None]
     refused = {name: reason for weight, _ in weights for name, reason in weight.reasons.items()}
     if not accepted:
@@ -157,18 +166,20 @@ def quantize_model(
             f"no layer of this model can be {plan.quant} ({reasons})",
             hint="Use --quant none, or another format",
         )
-    layers, totals = list[LayerResult](), Totals()
+    layers, sources, totals = list[LayerResult](), list[SourceCodes](), Totals()
     for done, (weight, format) in enumerate(accepted):
         if progress:
             progress(done, len(accepted), weight.name)
         origin = row_source_of(weight, reader, renames or {})
         with hardware.mmap_large_blocks() if weight.tensor.is_meta else nullcontext():
-            packing = packing_cache.get(weight, format, partial(pack, origin, weight, format, calibrated))
+            make = partial(pack, origin, weight, format, calibrated)
+            packing = make() if carries(format) else packing_cache.get(weight, format, make)
+        sources += [packing.source] if packing.source is not None else []
         layers += _swap(weight, origin, format, packing, totals)
     if progress:
         progress(len(accepted), len(accepted), "")
     _disable_fast_paths(model)
-    return QuantizationResult(tuple(layers), refused, totals)
+    return QuantizationResult(tuple(layers), refused, totals, tuple(sources))
 
 
 def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
@@ -187,7 +198,15 @@ def pack(origin: RowSource, weight: Weight, format: Format, stats: Mapping[str, 
     """Quantize one weight, block by block."""
     seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
     parts, error, size = [], 0.0, 0.0
+    codes = origin.codes if carries(format) else None
     for start, block in origin.blocks(format.quantizer.ROWS):
+        if codes is not None and not codes.refused:
+            part = carried(codes, start, start + len(block))
+            decoded = format.quantizer.dequantize(part).to(codes.dtype).float()
+            error += _squares(decoded.sub_(block))
+            size += _squares(block)
+            parts.append(part)
+            continue
         own = seen
         if isinstance(seen, ExpertStats):
             own = None if needs_stats(format.plan) else seen.of(start // (origin.rows_of_expert or 1))
@@ -195,7 +214,8 @@ def pack(origin: RowSource, weight: Weight, format: Format, stats: Mapping[str, 
         error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
         size += _squares(block)
         parts.append(part)
-    return PackingResult(join(format.quantizer, parts), error, size)
+    source = None if codes is None else SourceCodes(weight.name, codes.kind, codes.refused, error, size)
+    return PackingResult(join(format.quantizer, parts), error, size, source)
 
 
 def packed_layers(weight: Weight, format: Format, packing: PackingResult) -> list[nn.Module]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from ..errors import SourceError, UsageError
+from ..kernels.ops.bitpack import GROUP
 from ..load.model_patches.moe_layers import ExpertLinear
-from ..load.weights import WeightReader, check_finite
+from ..load.weights import StoredCodes, WeightReader, check_finite, stored_codes
 from .layer_kinds import by_rows, is_stored_by_columns
 from .quantizable_layers import Weight
 
@@ -27,6 +28,7 @@ class RowSource:
     name: str
     rows: Callable[[int, int], Tensor]
     rows_of_expert: int | None = None
+    codes: StoredCodes | None = None  # of a source that is quantized; None where it is float
 
     def blocks(self, multiple: int) -> Iterator[tuple[int, Tensor]]:
         """Yield (first row, float32 block), checked for NaN and infinity, cut at multiples of `multiple` rows.
@@ -59,9 +61,7 @@ def row_source_of(
             f"{weight.names[0]!r} has no data: the model is on the meta device and no checkpoint was given",
             hint="Give the checkpoint as source, and the model's code with --model file.py:factory",
         )
-    held = set(reader.names())
-    named = renames or {}
-    name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
+    name = stored_name(weight.names, reader, renames)
     if name is None:
         raise SourceError(
             f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}",
@@ -73,14 +73,38 @@ def row_source_of(
             where=name,
             hint="The checkpoint belongs to a model of other sizes",
         )
+    codes = stored_codes(reader, name)
     if isinstance(layer, ExpertLinear):
-        return _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
+        origin = _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
+        return replace(origin, codes=_fitting(codes, origin.shape, experts=True))
     if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
         whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
-        return RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
-    return RowSource(
+        origin = RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+        refused = "the layer stores its weight by columns"
+        return origin if codes is None else replace(origin, codes=StoredCodes.without(codes.kind, refused))
+    origin = RowSource(
         shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
     )
+    return replace(origin, codes=_fitting(codes, shape, experts=False))
+
+
+def stored_name(
+    names: Iterable[str], reader: WeightReader, renames: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the checkpoint's name of the parameter that has these names in the model; None where it lacks it."""
+    held, named = set(reader.names()), renames or {}
+    return next((n for own in names for n in (named.get(own, own),) if n in held), None)
+
+
+def _fitting(codes: StoredCodes | None, shape: tuple[int, ...], *, experts: bool) -> StoredCodes | None:
+    """Return codes with the reason why those of another layout, or of rows of partial groups, can't be carried over."""
+    if codes is None or codes.refused:
+        return codes
+    if codes.shape != shape or codes.experts != experts:
+        return StoredCodes.without(codes.kind, f"its codes are of {codes.shape}, the layer's rows of {shape}")
+    if shape[1] % GROUP:
+        return StoredCodes.without(codes.kind, f"rows of {shape[1]} columns are no multiple of {GROUP}")
+    return codes
 
 
 def _rows_of_experts(

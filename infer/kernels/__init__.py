@@ -4,8 +4,9 @@
     conv2d_int8, conv2d_int8_weight, conv2d_int8_static      [B, I, H, W] x int8 [O, I/groups, kh, kw]
     linear_fp8                                               [..., K] x float8 e4m3 [N, K]
     linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
+    linear_groupwise, linear_experts_groupwise               codes of a checkpoint with a scale for each group
     linear_experts, linear_experts_int8, …                   the experts that each token asks for
-    embedding_int8, embedding_lut                            rows of the same tensors
+    embedding_int8, embedding_lut, embedding_groupwise       rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
     causal_conv, …                                           layers over a state cache, see `ops.state_cache`
@@ -26,6 +27,7 @@ from .ops import (
     linear_experts,
     linear_experts_packed,
     linear_fp8,
+    linear_groupwise,
     linear_int8,
     linear_lut,
     linear_packed,
@@ -47,6 +49,7 @@ __all__ = [
     "linear_experts",
     "linear_experts_packed",
     "linear_fp8",
+    "linear_groupwise",
     "linear_int8",
     "linear_lut",
     "linear_packed",

@@ -104,6 +104,7 @@ def _load_gguf(plan: Plan) -> LoadedModel:
     source = open_gguf(Path(plan.source))
     loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
     loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory
+    loaded.stored_as = source.stored_as
     loaded.findings.insert(0, source.finding)
     return loaded
 

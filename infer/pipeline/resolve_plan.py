@@ -15,6 +15,8 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Choice
 
+DECODED = "float"  # the --quant that decodes a quantized source
+WITHOUT_CODES = ("ort", "openvino", "trt")  # backends without operators for the codes of a source
 _WHY_KV = {
     "float32": "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off",
     "float16": "half the traffic of float32, and its error is small beside that of the weights",
@@ -55,7 +57,7 @@ def check_plan(plan: Plan) -> Plan:
     compress.check_pins(plan.layers, plan)
     if plan.backend != "auto":
         plugins.get("backends", plan.backend)
-    if plan.quant != "none":
+    if plan.quant not in ("none", DECODED):
         compress.check_option(plugins.get("infer.compress.formats", plan.quant_name), plan)
     return plan
 
@@ -79,6 +81,8 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
         least = assign.smallest_format(plan.bits)
         run = run.choose("quant", least, "the smallest format that the budget may use")
+    if plan.quant == DECODED:
+        run = run.choose("quant", "none", "codes of the source are decoded to float")
     if run.plan.backend.partition(":")[0] == "trt" and run.plan.quant == "int8":
         run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
@@ -90,6 +94,20 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
     if (limited := hardware.fit_threads(plan.threads)) is not None and reporter is not None:
         reporter.found([limited])
     return run
+
+
+def keep_codes(run: Resolved, stored_as: str) -> Resolved:
+    """Choose `keep` for a quantized source where no format was asked for and the backend has operators for it."""
+    plan = run.plan
+    asked = {choice.asked for choice in run.choices if choice.what == "quant"}
+    if not stored_as or plan.quant != "none" or asked:
+        return run
+    name = plan.backend.partition(":")[0]
+    if name in WITHOUT_CODES:
+        why = f"backend {name} has no operators for the codes of the source ({stored_as}): they are decoded"
+        return run.choose("quant", "none", why)
+    why = f"the source is quantized ({stored_as}): its codes are carried over; --quant float decodes them"
+    return run.choose("quant", "keep", why)
 
 
 def resolve_cache(run: Resolved, task: str) -> Resolved:

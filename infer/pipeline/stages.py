@@ -36,7 +36,7 @@ from .float_graph import Original, capture_original, captured, decoder_of, float
 from .float_reference import FloatForms
 from .llm_mode import no_step, refuse_backend
 from .publish import Outcome, publish
-from .resolve_plan import Resolved, resolve, resolve_cache
+from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .select import Selected, choose, enforce
 from .try_backends import Compressed, try_backends
 
@@ -96,7 +96,8 @@ def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.Loade
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
     loaded = sources.load(run.plan)
-    run = resolve_cache(run, loaded.task)
+    run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
+    prepare_kernels(run.plan, reporter)
     if loaded.task == "text-generation":
         loaded.files, found = chat_template.carry(run.plan.chat_template, loaded.files)
         reporter.found(found)

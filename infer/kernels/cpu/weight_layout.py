@@ -15,17 +15,20 @@ from torch import Tensor
 
 from .. import cpu
 from ..ops.bitpack import GROUP, TABLE_ROWS, bits_of, columns_of, decode, group_of, tables_of_rows
+from ..ops.groupwise_codes import num_columns
 from ..ops.linear_int8 import row_step, to_grid
 from ..ops.linear_lut import row_blocks
 from .conv_weight_layout import ConvPacking, pack_conv
+from .groupwise_layout import GROUPWISE_OPERANDS, code_bytes, groupwise_layout, pack_groupwise, record_bytes
 from .large_pages import LargePages
 
-LUT, INT8, BALANCED, WEIGHT = "lut4", "int8", "int8_balanced", "int8_weight"
+LUT, INT8, BALANCED, WEIGHT, GROUPWISE = "lut4", "int8", "int8_balanced", "int8_weight", "groupwise"
 PARTS = {
     LUT: ("codes", "scale", "table", "row_scale"),
     INT8: ("codes", "scale", "row_sum"),
     BALANCED: ("codes", "scale", "row_sum"),
     WEIGHT: ("codes", "scale"),
+    GROUPWISE: ("codes", "scale", "table"),
 }
 WIDEST = 4  # bits of a code that one byte shuffle can look up; wider ones become int8
 
@@ -43,6 +46,10 @@ class Layer(msgspec.Struct, frozen=True):
     x_multiplier: str | None = None
     bias: str | None = None
     group: int = GROUP  # columns that share a scale of a table
+    minimum: str | None = None
+    super_scale: str | None = None
+    super_minimum: str | None = None
+    layout: int = 0  # of groupwise codes, see cpu/src/groupwise_weight.h
 
 
 def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> tuple[str, Layer]:
@@ -53,6 +60,10 @@ def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
     codes = tensors[names["codes"]]
     parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
     layer = Layer(**parts)
+    if kind == GROUPWISE:
+        held = {name: tensors[stored] for name, stored in names.items() if name != "bias"}
+        layout = groupwise_layout(**held)
+        return kind, msgspec.structs.replace(layer, columns=num_columns(codes, held.get("table")), layout=layout)
     if kind != LUT:
         return kind, layer
     table, scale = tensors[names["table"]], tensors[names["scale"]]
@@ -60,6 +71,15 @@ def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
     if bits_of(table) > WIDEST:
         return INT8, layer
     return kind, msgspec.structs.replace(layer, group=group_of(codes, table, scale))
+
+
+def groupwise_shapes(blocks: int, layer: Layer) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shapes and dtypes of the packed operands of groupwise codes."""
+    return {
+        "codes": ((blocks, layer.columns // GROUP, code_bytes(layer.layout)), torch.uint8),
+        "scale": ((blocks, record_bytes(layer.layout, layer.columns)), torch.uint8),
+        "table": ((blocks, cpu.ROWS), torch.int8),
+    }
 
 
 class Packing(msgspec.Struct, frozen=True, tag="linear"):
@@ -102,7 +122,8 @@ class ExpertsPacking(msgspec.Struct, frozen=True, tag="experts"):
         """Return the portable tensors of one expert by the names of all; a shared table stays whole."""
         rows = slice(expert * self.features, (expert + 1) * self.features)
         tables = slice(rows.start // TABLE_ROWS, rows.stop // TABLE_ROWS)
-        named = (self.layer.codes, self.layer.scale, self.layer.row_scale)
+        layer = self.layer
+        named = (layer.codes, layer.scale, layer.row_scale, layer.minimum, layer.super_scale, layer.super_minimum)
         found = {name: weights[name][rows] for name in named if name is not None}
         if (table := self.layer.table) is not None:
             found[table] = weights[table] if len(weights[table]) == 1 else weights[table][tables]
@@ -149,9 +170,12 @@ def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    if kind == GROUPWISE:
+        names = {name: getattr(layer, name) for name in GROUPWISE_OPERANDS}
+        return pack_groupwise(**{name: weights[held] for name, held in names.items() if held is not None})
     if kind == LUT:
-        names = (layer.codes, layer.table, layer.scale, layer.row_scale)
-        return cpu.pack_lut4(*(weights[str(name)] for name in names))
+        lut = (layer.codes, layer.table, layer.scale, layer.row_scale)
+        return cpu.pack_lut4(*(weights[str(name)] for name in lut))
     codes, scale = weights[layer.codes], weights[layer.scale]
     if layer.table is not None:
         codes, scale = as_int8(codes, weights[layer.table], scale, weights[str(layer.row_scale)])

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, fx
 
 from .. import cpu
-from ..cpu.weight_layout import INT8, LUT, PARTS, WEIGHT, ExpertsPacking, packed_from
+from ..cpu.weight_layout import (
+    GROUPWISE,
+    INT8,
+    LUT,
+    PARTS,
+    WEIGHT,
+    ExpertsPacking,
+    groupwise_shapes,
+    packed_from,
+)
 from ..ops.bitpack import GROUP
 from .graph_pass import Rewriter
 
@@ -16,8 +25,9 @@ KINDS = {
     "infer.linear_experts_lut.default": LUT,
     "infer.linear_experts_int8.default": INT8,
     "infer.linear_experts_int8_weight.default": WEIGHT,
+    "infer.linear_experts_groupwise.default": GROUPWISE,
 }
-WEIGHTS = ("codes", "table", "scale", "row_scale")
+WEIGHTS = ("codes", "table", "scale", "row_scale", "minimum", "super_scale", "super_minimum")
 
 
 class ExpertsRewriter(Rewriter):
@@ -57,11 +67,14 @@ class ExpertsRewriter(Rewriter):
             for part, (shape, dtype) in _shapes(packing).items()
         ]
         columns = [] if packing.kind == LUT else [packing.layer.columns]
+        sizes = [packing.features, *columns]
+        if packing.kind == GROUPWISE:
+            sizes = [packing.layer.layout, packing.features]
         op = getattr(torch.ops.infer, f"linear_experts_{packing.kind}_packed").default
         with self._graph.inserting_before(node):
             values = self._cast(x, torch.float32)
             whole = self._graph.call_function(
-                op, (values, expert, *operands, packing.features, *columns, top_k)
+                op, (values, expert, *operands, *sizes, top_k)
             )
             whole.meta = {**node.meta, "val": result.new_empty(result.shape, dtype=torch.float32)}
             node.replace_all_uses_with(self._cast(whole, result.dtype))
@@ -83,4 +96,6 @@ def _shapes(packing: ExpertsPacking) -> dict[str, tuple[tuple[int, ...], torch.d
             "table": ((count, cpu.ROWS), torch.int8),
             "row_scale": ((count, cpu.ROWS), torch.float32),
         }
+    if packing.kind == GROUPWISE:
+        shapes = groupwise_shapes(count, packing.layer)
     return {part: shapes[part] for part in PARTS[packing.kind]}

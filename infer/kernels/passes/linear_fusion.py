@@ -15,12 +15,14 @@ from torch.export import ExportedProgram
 from .. import cpu
 from ..cpu.weight_layout import (
     BALANCED,
+    GROUPWISE,
     INT8,
     LUT,
     PARTS,
     WEIGHT,
     Layer,
     Packing,
+    groupwise_shapes,
     pack_vectors,
     packed_from,
 )
@@ -32,6 +34,7 @@ KINDS = {
     "infer.linear_int8.default": INT8,
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
+    "infer.linear_groupwise.default": GROUPWISE,
 }
 
 
@@ -54,7 +57,8 @@ class LinearRewriter(Rewriter):
             if kind == INT8 and layer.x_scale is None and (balanced := self._balanced(node)) is not None:
                 kind, (source, multiplier) = BALANCED, balanced
                 layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
-            key = (kind, source, layer.columns, layer.group, self._step(layer), self._multiplier(layer))
+            sizes = (layer.columns, layer.group, layer.layout)
+            key = (kind, source, *sizes, self._step(layer), self._multiplier(layer))
             groups.setdefault(key, []).append((node, layer))
         for shared, members in groups.items():
             self._replace(str(shared[0]), members)
@@ -98,6 +102,7 @@ class LinearRewriter(Rewriter):
         operands = self._operands(packing, given)
         features = packing.out_features
         last = [features] if kind == LUT else [features, members[0][1].columns]
+        last = [members[0][1].layout, features] if kind == GROUPWISE else last
         step: list[fx.Node | None] = []
         if kind == INT8:
             static, name = members[0][1].x_scale is not None, f"{packing.name}_x_scale"
@@ -142,6 +147,8 @@ class LinearRewriter(Rewriter):
                 "table": ((count, cpu.ROWS), torch.int8),
                 "row_scale": ((count, cpu.ROWS), torch.float32),
             }
+        if packing.kind == GROUPWISE:
+            shapes = groupwise_shapes(count, packing.layers[0])
         shapes["bias"] = ((packing.out_features,), torch.float32)
         parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
         return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SourceError
-from ..weights import FileExtent, MappableReader, WeightReader
+from ..weights import FileExtent, MappableReader, StoredCodes, WeightReader, stored_codes
+from .stacked_codes import stack_codes
 
 # Operations that act on each index of dimension 0 alone when their own dimensions are others.
 _ROW_WISE = {"Concatenate", "Transpose", "Interleave"}
@@ -112,6 +113,25 @@ class ConvertedReader:
         if group.stacked:
             return group.run(self._model, self.inner.read, slice(start, stop))[name].contiguous()
         return self._whole(name)[start:stop].clone(memory_format=torch.contiguous_format)
+
+    def codes(self, name: str) -> StoredCodes | None:
+        """Return the codes of a renamed weight, and of a stack of experts row by row as the conversion places them."""
+        if name not in self._converted:
+            return stored_codes(self.inner, self._renamed[name])
+        group = self._converted[name]
+        found = [stored_codes(self.inner, source) for names in group.sources.values() for source in names]
+        if all(codes is None for codes in found):
+            return None
+        if not group.stacked or None in found:
+            return StoredCodes.without("codes", "transformers joins it with other tensors at load")
+        number, size = len(group.sources), len(found) // len(group.sources)
+        experts = [[codes for codes in found[e::size] if codes is not None] for e in range(size)]
+
+        def convert(rows: list[Tensor]) -> Tensor:
+            values = dict(zip((names[0] for names in group.sources.values()), rows, strict=True))
+            return group.run(self._model, values.__getitem__, slice(0, 1))[name][0]
+
+        return stack_codes(experts, convert) if number else None
 
     def _meta(self, name: str) -> Tensor:
         return self._converted[name].targets[name]

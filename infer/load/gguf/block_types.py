@@ -38,12 +38,12 @@ def _half(raw: Tensor) -> Tensor:
     return raw.contiguous().view(torch.float16).float()
 
 
-def _nibbles(raw: Tensor) -> Tensor:
+def nibbles(raw: Tensor) -> Tensor:
     """Split uint8 [n, k] into codes [n, 2k]: the low halves of all bytes, then the high ones."""
     return torch.cat([raw & 15, raw >> 4], 1)
 
 
-def _bits(raw: Tensor) -> Tensor:
+def bits(raw: Tensor) -> Tensor:
     """Unpack uint8 [n, k] to bits [n, 8k], lowest first."""
     return (raw[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
 
@@ -53,20 +53,20 @@ def _lookup(codes: Tensor, table: tuple[int, ...]) -> Tensor:
 
 
 def _q4_0(raw: Tensor) -> Tensor:
-    return _half(raw[:, :2]) * (_nibbles(raw[:, 2:]).float() - 8)
+    return _half(raw[:, :2]) * (nibbles(raw[:, 2:]).float() - 8)
 
 
 def _q4_1(raw: Tensor) -> Tensor:
-    return _half(raw[:, :2]) * _nibbles(raw[:, 4:]).float() + _half(raw[:, 2:4])
+    return _half(raw[:, :2]) * nibbles(raw[:, 4:]).float() + _half(raw[:, 2:4])
 
 
 def _q5_0(raw: Tensor) -> Tensor:
-    codes = _nibbles(raw[:, 6:]) | _bits(raw[:, 2:6]) << 4
+    codes = nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4
     return _half(raw[:, :2]) * (codes.float() - 16)
 
 
 def _q5_1(raw: Tensor) -> Tensor:
-    codes = _nibbles(raw[:, 8:]) | _bits(raw[:, 4:8]) << 4
+    codes = nibbles(raw[:, 8:]) | bits(raw[:, 4:8]) << 4
     return _half(raw[:, :2]) * codes.float() + _half(raw[:, 2:4])
 
 
@@ -74,32 +74,33 @@ def _q8_0(raw: Tensor) -> Tensor:
     return raw[:, 2:].contiguous().view(torch.int8).float() * _half(raw[:, :2])
 
 
-def _fields(raw: Tensor, shifts: tuple[int, ...], mask: int, width: int) -> Tensor:
+def fields(raw: Tensor, shifts: tuple[int, ...], mask: int, width: int) -> Tensor:
     """Return pieces of `width` bytes of `raw` [n, k], each once for every shift: [n, k / width * shifts, width]."""
     pieces = raw.reshape(len(raw), -1, 1, width) >> torch.tensor(shifts, dtype=torch.uint8)[:, None]
     return (pieces & mask).reshape(len(raw), -1, width)
 
 
 def _q2_k(raw: Tensor) -> Tensor:
-    scales, codes = raw[:, :16], _fields(raw[:, 16:80], (0, 2, 4, 6), 3, 32)
+    scales, codes = raw[:, :16], fields(raw[:, 16:80], (0, 2, 4, 6), 3, 32)
     step = _half(raw[:, 80:82]) * (scales & 15).float()
     least = _half(raw[:, 82:84]) * (scales >> 4).float()
     return (step[:, :, None] * codes.reshape(-1, 16, 16).float() - least[:, :, None]).flatten(1)
 
 
+def three_bit_scales(packed: Tensor) -> Tensor:
+    """Unpack the 12 bytes of Q3_K: 16 scales of 6 bits, uint8 [n, 16]."""
+    low, high = fields(packed[:, :8], (0, 4), 15, 8), fields(packed[:, 8:], (0, 2, 4, 6), 3, 4)
+    return (low | high.reshape(-1, 2, 8) << 4).flatten(1)
+
+
 def _q3_k(raw: Tensor) -> Tensor:
-    high, low = _fields(raw[:, :32], tuple(range(8)), 1, 32), _fields(raw[:, 32:96], (0, 2, 4, 6), 3, 32)
-    packed = raw[:, 96:108]
-    scales = (
-        _fields(packed[:, :8], (0, 4), 15, 8)
-        | _fields(packed[:, 8:], (0, 2, 4, 6), 3, 4).reshape(-1, 2, 8) << 4
-    )
-    step = _half(raw[:, 108:110]) * (scales.flatten(1).float() - 32)
+    high, low = fields(raw[:, :32], tuple(range(8)), 1, 32), fields(raw[:, 32:96], (0, 2, 4, 6), 3, 32)
+    step = _half(raw[:, 108:110]) * (three_bit_scales(raw[:, 96:108]).float() - 32)
     codes = low.float() - 4 * (1 - high.float())
     return (step[:, :, None] * codes.reshape(-1, 16, 16)).flatten(1)
 
 
-def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
+def six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the 12 bytes of Q4_K and Q5_K: 8 scales and 8 minima of 6 bits each."""
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & 63, (last & 15) | (first >> 2 & 48)], 1)
@@ -109,36 +110,36 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _with_minimum(raw: Tensor, codes: Tensor) -> Tensor:
     """Apply the scales and minima in the first 16 bytes of Q4_K and Q5_K to codes [n, 8, 32]."""
-    scales, minima = _six_bit_pairs(raw[:, 4:16])
+    scales, minima = six_bit_pairs(raw[:, 4:16])
     step, least = _half(raw[:, :2]) * scales, _half(raw[:, 2:4]) * minima
     return (step[:, :, None] * codes.float() - least[:, :, None]).flatten(1)
 
 
 def _q4_k(raw: Tensor) -> Tensor:
-    return _with_minimum(raw, _fields(raw[:, 16:], (0, 4), 15, 32))
+    return _with_minimum(raw, fields(raw[:, 16:], (0, 4), 15, 32))
 
 
 def _q5_k(raw: Tensor) -> Tensor:
-    high = _fields(raw[:, 16:48], tuple(range(8)), 1, 32)
-    return _with_minimum(raw, _fields(raw[:, 48:], (0, 4), 15, 32) | high << 4)
+    high = fields(raw[:, 16:48], tuple(range(8)), 1, 32)
+    return _with_minimum(raw, fields(raw[:, 48:], (0, 4), 15, 32) | high << 4)
 
 
 def _q6_k(raw: Tensor) -> Tensor:
-    low, high = _fields(raw[:, :128], (0, 4), 15, 64), _fields(raw[:, 128:192], (0, 2, 4, 6), 3, 32)
+    low, high = fields(raw[:, :128], (0, 4), 15, 64), fields(raw[:, 128:192], (0, 2, 4, 6), 3, 32)
     codes = low.reshape(-1, 8, 32) | high << 4
     step = _half(raw[:, 208:]) * raw[:, 192:208].contiguous().view(torch.int8).float()
     return (step[:, :, None] * (codes.float() - 32).reshape(-1, 16, 16)).flatten(1)
 
 
 def _iq4_nl(raw: Tensor) -> Tensor:
-    return _half(raw[:, :2]) * _lookup(_nibbles(raw[:, 2:]), IQ4)
+    return _half(raw[:, :2]) * _lookup(nibbles(raw[:, 2:]), IQ4)
 
 
 def _iq4_xs(raw: Tensor) -> Tensor:
-    high = _fields(raw[:, 2:4], (0, 2, 4, 6), 3, 1).reshape(-1, 8)
+    high = fields(raw[:, 2:4], (0, 2, 4, 6), 3, 1).reshape(-1, 8)
     low = torch.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], 2).flatten(1)
     step = _half(raw[:, :2]) * ((low | high << 4).float() - 32)
-    codes = _fields(raw[:, 8:], (0, 4), 15, 16).reshape(-1, 8, 32)
+    codes = fields(raw[:, 8:], (0, 4), 15, 16).reshape(-1, 8, 32)
     return (step[:, :, None] * _lookup(codes, IQ4)).flatten(1)
 
 
@@ -147,7 +148,7 @@ def _mxfp4(raw: Tensor) -> Tensor:
         :, :1
     ].int()  # half of 2^(e - 127), as the table is doubled; 0 and 1 give subnormal numbers
     bits = torch.where(exponent < 2, 0x00200000 << exponent, exponent - 1 << 23)
-    return bits.view(torch.float32) * _lookup(_nibbles(raw[:, 1:]), E2M1)
+    return bits.view(torch.float32) * _lookup(nibbles(raw[:, 1:]), E2M1)
 
 
 # Number of a type in the file → the type.

@@ -31,6 +31,7 @@ class GgufSource:
     reader: GgufReader
     num_bytes: int  # of the tensors, as stored
     finding: Finding
+    stored_as: str  # the types of its tensors where some hold codes, else empty
     directory: TemporaryDirectory[str]
 
 
@@ -72,8 +73,10 @@ def open_gguf(path: Path) -> GgufSource:
     tokenizer.save(str(folder / "tokenizer.json"))
     count = sum(tensor.num_bytes for tensor in header.tensors.values())
     why = f"{header.metadata['general.architecture']}; {_types(header)}; fidelity is measured against these weights"
+    quantized = any(tensor.type.decode is not None for tensor in header.tensors.values())
+    found = Finding("load", "GGUF", count / 1e6, "MB", why)
     return GgufSource(
-        folder, GgufReader(stored), count, Finding("load", "GGUF", count / 1e6, "MB", why), directory
+        folder, GgufReader(stored), count, found, _types(header) if quantized else "", directory
     )
 
 

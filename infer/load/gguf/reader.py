@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..weights import StoredCodes
 from ..weights.file_blocks import FileBlocks, FileExtent
+from .block_codes import split_blocks
 from .header import GgufTensor
 
 
@@ -89,6 +91,25 @@ class GgufReader:
         blocks = (stop - start) * width // kind.block
         raw = file.tensor(torch.uint8, (blocks, kind.num_bytes), offset)
         return kind.decode(raw).reshape(stop - start, width)
+
+    def codes(self, name: str) -> StoredCodes | None:
+        """Return the codes of a matrix of a block type; None for values stored in float."""
+        stored = self._stored[name]
+        kind, width = stored.tensor.type, stored.tensor.shape[-1]
+        if kind.decode is None or len(stored.shape) != 2 or stored.subtracted:
+            return None
+
+        def rows(start: int, stop: int) -> dict[str, Tensor]:
+            wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
+            low, high = int(wanted.min()), int(wanted.max()) + 1
+            offset = stored.tensor.offset + (stored.first + low) * stored.tensor.row_bytes
+            blocks = width // kind.block
+            file = self._files[stored.tensor.path]
+            raw = file.tensor(torch.uint8, (high - low, blocks * kind.num_bytes), offset)
+            raw = raw[wanted - low].reshape(-1, kind.num_bytes)
+            return split_blocks(kind, raw, stop - start)
+
+        return StoredCodes(kind.name, (stored.shape[0], width), rows)
 
 
 def rotary_order(rows: int, heads: int) -> Tensor:

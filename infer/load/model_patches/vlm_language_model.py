@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...spec import Finding
-from ..weights import MappableReader, WeightReader
+from ..weights import MappableReader, StoredCodes, WeightReader, stored_codes
 from ..weights.file_blocks import FileExtent
 
 ENDING = "ForConditionalGeneration"
@@ -137,3 +137,6 @@ class TowerReader:
         """Return the file extent of a tensor; None if the reader knows none."""
         inner = self._reader
         return inner.extent(self._stored[name]) if isinstance(inner, MappableReader) else None
+
+    def codes(self, name: str) -> StoredCodes | None:
+        return stored_codes(self._reader, self._stored[name])

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
+from ..weights import StoredCodes
+from .group_codes import byte_codes, table_codes
 from .packed_weight import IndexedReader, PackedWeight, Settings, modules, nibbles, require_shape, shape_of
 
 _STATE = ".weight.quant_state.bitsandbytes__"
@@ -61,7 +63,20 @@ def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
         values = reader.read(f"{weight}.quant_map")[codes] * scales()[torch.arange(low, high) // block]
         return values.to(dtype).reshape(stop - start, inputs)
 
-    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts))
+    def codes() -> StoredCodes:
+        if inputs % block:
+            return StoredCodes.without(kind, f"rows of {inputs} columns are not whole blocks of {block}")
+        return table_codes(
+            *(f"bitsandbytes {kind}", (outputs, inputs), dtype),
+            table=reader.read(f"{weight}.quant_map"),
+            codes=lambda start, stop: nibbles(
+                reader.rows(weight, start * inputs // 2, stop * inputs // 2).reshape(stop - start, -1),
+                high_first=True,
+            ),
+            scales=lambda *at: scales().reshape(outputs, -1)[slice(*at)],
+        )
+
+    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
 
 
 def _state(reader: IndexedReader, name: str) -> dict[str, Any]:
@@ -91,4 +106,12 @@ def _eight_bit(reader: IndexedReader, name: str) -> PackedWeight:
         largest = reader.read(scale)[start:stop].float()
         return reader.rows(weight, start, stop).float() * largest[:, None] * _ROW_UNIT
 
-    return PackedWeight(shape, torch.float32, rows, tuple(part for part in parts if part in reader))
+    def codes() -> StoredCodes:
+        def steps(start: int, stop: int) -> Tensor:
+            return reader.read(scale)[start:stop, None].float() * _ROW_UNIT
+
+        kind = "bitsandbytes int8"
+        return byte_codes(kind, (shape[0], shape[1]), torch.float32, lambda *at: reader.rows(weight, *at), steps)
+
+    held = tuple(part for part in parts if part in reader)
+    return PackedWeight(shape, torch.float32, rows, held, codes)

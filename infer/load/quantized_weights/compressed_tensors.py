@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
+from ..weights import StoredCodes
+from .group_codes import integer_codes, sorted_group, table_codes
 from .packed_weight import (
     E2M1,
     IndexedReader,
@@ -110,10 +112,24 @@ def _integers(reader: IndexedReader, name: str, bits: set[int | None]) -> Packed
             codes = codes - zeros[:, group]
         return (codes.float() * scales.float()[:, group]).to(scales.dtype)
 
+    def zeros_of(start: int, stop: int) -> Tensor:
+        if zero not in reader:
+            return torch.full((stop - start, groups), middle, dtype=torch.int32)
+        return unpack(reader.read(zero).t(), width).t()[start:stop]
+
+    def codes() -> StoredCodes:
+        return integer_codes(
+            *(f"compressed-tensors {width} bits", width, (outputs, inputs), reader.dtype(scale)),
+            codes=lambda *at: unpack(reader.rows(f"{name}.weight_packed", *at), width)[:, :inputs],
+            zeros=zeros_of,
+            scales=lambda *at: reader.rows(scale, *at),
+            group=sorted_group(group, inputs // groups),
+        )
+
     parts = _parts(
         reader, name, *(f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
     )
-    return PackedWeight((outputs, inputs), reader.dtype(scale), rows, parts)
+    return PackedWeight((outputs, inputs), reader.dtype(scale), rows, parts, codes)
 
 
 def _stored(reader: IndexedReader, name: str, block: tuple[int, ...]) -> PackedWeight:
@@ -143,5 +159,13 @@ def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
             torch.bfloat16
         )
 
+    def codes() -> StoredCodes:
+        return table_codes(
+            *("nvfp4" if nvidia else "mxfp4", (outputs, 2 * half), torch.bfloat16),
+            table=torch.tensor(E2M1),
+            codes=lambda *at: nibbles(reader.rows(packed, *at)),
+            scales=lambda *at: steps(reader.rows(scale, *at)).to(torch.float32 if nvidia else torch.bfloat16),
+        )
+
     parts = _parts(reader, name, "weight_packed", "weight_scale", "weight_global_scale")
-    return PackedWeight((outputs, 2 * half), torch.bfloat16, rows, parts)
+    return PackedWeight((outputs, 2 * half), torch.bfloat16, rows, parts, codes)

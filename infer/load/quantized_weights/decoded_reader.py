@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...spec import Finding
-from ..weights import MappableReader, WeightReader, num_bytes
+from ..weights import MappableReader, StoredCodes, WeightReader, num_bytes
 from ..weights.file_blocks import FileExtent
 from . import bitsandbytes, compressed_tensors, fp8_mxfp4, gptq_awq
 from .packed_weight import IndexedReader, PackedWeight, Settings
@@ -31,8 +31,8 @@ METHODS: dict[str, Find] = {
 class DecodedReader:
     """Tensors of `reader` without the parts of packed weights, and those weights decoded."""
 
-    def __init__(self, reader: WeightReader, packed: Mapping[str, PackedWeight]) -> None:
-        self._reader, self._packed = reader, dict(packed)
+    def __init__(self, reader: WeightReader, packed: Mapping[str, PackedWeight], method: str = "") -> None:
+        self._reader, self._packed, self._method = reader, dict(packed), method
         parts = {part for weight in packed.values() for part in weight.parts}
         self._names = [*(name for name in reader.names() if name not in parts), *packed]
 
@@ -65,6 +65,15 @@ class DecodedReader:
             return None
         return self._reader.extent(name)
 
+    def codes(self, name: str) -> StoredCodes | None:
+        """Return the codes of a packed weight; None for a tensor stored as it is."""
+        if name not in self._packed:
+            return None
+        codes = self._packed[name].codes
+        if codes is None:
+            return StoredCodes.without(self._method, f"codes of {self._method} have no packed form here")
+        return codes()
+
 
 def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[DecodedReader, Finding]:
     """Return a reader of the float weights of a checkpoint, and what was decoded.
@@ -90,7 +99,7 @@ def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[Decod
             f"config.json names {method}, and no tensor of the checkpoint is packed so", where=where
         )
     parts = {part for weight in packed.values() for part in weight.parts}
-    why = f"{len(packed)} weights of {method} are decoded; fidelity is measured against these values"
-    return DecodedReader(reader, packed), Finding(
+    why = f"{len(packed)} weights of {method}; fidelity is measured against their decoded values"
+    return DecodedReader(reader, packed, str(method)), Finding(
         "load", "quantized", num_bytes(reader, parts) / 1e6, "MB", why
     )

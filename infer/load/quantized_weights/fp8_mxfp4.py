@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
+from ..weights import StoredCodes
+from .group_codes import table_codes
 from .packed_weight import (
     E2M1,
     IndexedReader,
@@ -67,6 +69,19 @@ def _mxfp4(reader: IndexedReader, name: str) -> PackedWeight:
         steps = exponents(reader.rows(f"{name}_scales", start, stop))[..., None]
         return (values * steps).flatten(2).transpose(1, 2).to(torch.bfloat16).contiguous()
 
-    return PackedWeight(
-        (experts, groups * _MX_GROUP, outputs), torch.bfloat16, rows, (f"{name}_blocks", f"{name}_scales")
-    )
+    def rows_of(part: str, start: int, stop: int) -> Tensor:
+        first = start // outputs
+        held = reader.rows(name + part, first, -(-stop // outputs)).flatten(0, 1)
+        return held[start - first * outputs : stop - first * outputs]
+
+    def codes() -> StoredCodes:
+        return table_codes(
+            *("mxfp4", (experts * outputs, groups * _MX_GROUP), torch.bfloat16),
+            table=torch.tensor(E2M1),
+            codes=lambda *at: nibbles(rows_of("_blocks", *at)).flatten(1),
+            scales=lambda *at: exponents(rows_of("_scales", *at)).to(torch.bfloat16),
+            experts=True,
+        )
+
+    shape, parts = (experts, groups * _MX_GROUP, outputs), (f"{name}_blocks", f"{name}_scales")
+    return PackedWeight(shape, torch.bfloat16, rows, parts, codes)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
+from ..weights import StoredCodes
+from .group_codes import integer_codes, sorted_group
 from .packed_weight import (
     IndexedReader,
     PackedWeight,
@@ -62,13 +64,31 @@ def _gptq(reader: IndexedReader, name: str, bits: int, offset: int) -> PackedWei
         if int(group.min()) < 0 or int(group.max()) >= groups:
             raise SourceError(f"{parts[-1]!r} names groups beyond the {groups} of the scales")
 
-    def rows(start: int, stop: int) -> Tensor:
-        codes = unpack(reader.read(f"{name}.qweight")[:, start:stop].t(), bits)
-        zeros = unpack(reader.read(f"{name}.qzeros"), bits)[:, start:stop] + offset
-        scales = reader.read(f"{name}.scales")[:, start:stop].float()
-        return _scaled(codes, zeros[group], scales[group], reader.dtype(f"{name}.scales"))
+    dtype = reader.dtype(f"{name}.scales")
 
-    return PackedWeight((outputs, inputs), reader.dtype(f"{name}.scales"), rows, tuple(parts))
+    def codes_of(start: int, stop: int) -> Tensor:
+        return unpack(reader.read(f"{name}.qweight")[:, start:stop].t(), bits)
+
+    def zeros_of(start: int, stop: int) -> Tensor:
+        return unpack(reader.read(f"{name}.qzeros"), bits)[:, start:stop] + offset
+
+    def scales_of(start: int, stop: int) -> Tensor:
+        return reader.read(f"{name}.scales")[:, start:stop]
+
+    def rows(start: int, stop: int) -> Tensor:
+        scales = scales_of(start, stop).float()
+        return _scaled(codes_of(start, stop), zeros_of(start, stop)[group], scales[group], dtype)
+
+    def codes() -> StoredCodes:
+        return integer_codes(
+            *(f"gptq {bits} bits", bits, (outputs, inputs), dtype),
+            codes=codes_of,
+            zeros=lambda *at: zeros_of(*at).t(),
+            scales=lambda *at: scales_of(*at).t(),
+            group=sorted_group(group, inputs // groups),
+        )
+
+    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
 
 
 def _awq(reader: IndexedReader, name: str) -> PackedWeight:
@@ -87,14 +107,25 @@ def _awq(reader: IndexedReader, name: str) -> PackedWeight:
         codes = codes.reshape(len(words), -1, 8)[..., order].flatten(1)
         return codes[:, start % 8 :][:, : stop - start]
 
+    dtype = reader.dtype(f"{name}.scales")
+
+    def of(part: str, start: int, stop: int) -> Tensor:
+        return columns(reader.read(f"{name}.{part}"), start, stop)
+
     def rows(start: int, stop: int) -> Tensor:
-        codes = columns(reader.read(f"{name}.qweight"), start, stop)
-        zeros = columns(reader.read(f"{name}.qzeros"), start, stop)
-        scales = reader.read(f"{name}.scales")[:, start:stop].float()
-        return _scaled(codes.t(), zeros[group], scales[group], reader.dtype(f"{name}.scales"))
+        zeros, scales = of("qzeros", start, stop), reader.read(f"{name}.scales")[:, start:stop].float()
+        return _scaled(of("qweight", start, stop).t(), zeros[group], scales[group], dtype)
+
+    def codes() -> StoredCodes:
+        return integer_codes(
+            *("awq 4 bits", 4, (outputs, inputs), dtype),
+            codes=lambda *at: of("qweight", *at).t(),
+            zeros=lambda *at: of("qzeros", *at).t(),
+            scales=lambda start, stop: reader.read(f"{name}.scales")[:, start:stop].t(),
+        )
 
     parts = tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))
-    return PackedWeight((outputs, inputs), reader.dtype(f"{name}.scales"), rows, parts)
+    return PackedWeight((outputs, inputs), dtype, rows, parts, codes)
 
 
 def _scaled(codes: Tensor, zeros: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import WeightReader
+from ..weights import StoredCodes, WeightReader
+from .group_codes import byte_codes
 
 Settings = Mapping[str, Any]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -18,12 +19,16 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A float weight as tensors of the checkpoint: its shape and dtype, `rows(start, stop)`, and the tensors' names."""
+    """A float weight as tensors of the checkpoint: its shape and dtype, `rows(start, stop)`, and the tensors' names.
+
+    `codes()` describes its codes for formats that carry them over; without it they can't be.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     rows: Callable[[int, int], Tensor]
     parts: tuple[str, ...]
+    codes: Callable[[], StoredCodes] | None = None
 
 
 class IndexedReader:
@@ -140,4 +145,11 @@ def scaled_bytes(
         row = torch.arange(start, stop) // height
         return (reader.rows(weight, start, stop).float() * scales[row][:, column]).to(dtype)
 
-    return PackedWeight(shape, dtype, rows, parts)
+    codes = None
+    if reader.dtype(weight) == torch.int8 and height == 1:
+
+        def codes() -> StoredCodes:
+            steps = lambda start, stop: reader.read(scale).reshape(outputs, -1)[start:stop]  # noqa: E731
+            return byte_codes("int8", shape, dtype, lambda *at: reader.rows(weight, *at), steps)
+
+    return PackedWeight(shape, dtype, rows, parts, codes)

@@ -117,6 +117,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         | processor_metadata(preprocessor, settings)
         | (heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}),
         preprocessor=preprocessor,
+        stored_as=str(quantized.get("quant_method", "codes")) if quantized else "",
         weight_bytes=stored_bytes if quantized else num_bytes(reader),
         findings=findings,
         limitations=unused_generation_settings(config, folder),

@@ -13,6 +13,7 @@ from ...errors import SourceError
 from ...regular_files import open_regular
 from .file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 from .in_memory import DictReader
+from .stored_codes import CodesReader, StoredCodes, stored_codes
 
 
 class WeightReader(Protocol):
@@ -93,6 +94,9 @@ class FiniteReader:
     def extent(self, name: str) -> FileExtent | None:
         return self.inner.extent(name) if isinstance(self.inner, MappableReader) else None
 
+    def codes(self, name: str) -> StoredCodes | None:
+        return stored_codes(self.inner, name)
+
 
 def num_bytes(
     reader: WeightReader, names: Iterable[str] | None = None, dtype: torch.dtype | None = None
@@ -138,11 +142,13 @@ def open_reader(path: Path) -> WeightReader:
 
 __all__ = [
     "BLOCK_BYTES",
+    "CodesReader",
     "DictReader",
     "FileBlocks",
     "FiniteReader",
     "MappableReader",
     "FileExtent",
+    "StoredCodes",
     "WeightReader",
     "check_finite",
     "non_finite",
@@ -151,5 +157,6 @@ __all__ = [
     "raw_bytes",
     "read_as",
     "row_blocks",
+    "stored_codes",
     "stream",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...errors import SourceError
 from . import MappableReader, WeightReader
 from .file_blocks import FileExtent
+from .stored_codes import StoredCodes, stored_codes
 
 
 class PrefixedReader:
@@ -51,3 +52,7 @@ class PrefixedReader:
         """Return the file extent of a tensor; None if its reader knows none."""
         reader, inner = self._places[name]
         return reader.extent(inner) if isinstance(reader, MappableReader) else None
+
+    def codes(self, name: str) -> StoredCodes | None:
+        reader, inner = self._places[name]
+        return stored_codes(reader, inner)

@@ -99,6 +99,10 @@ void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, con
   active_isa().linear_int8_weight(x, m, weight, bias, y);
 }
 
+void linear_groupwise(const float* x, int64_t m, const GroupwiseWeight& weight, const float* bias, float* y) {
+  active_isa().linear_groupwise(x, m, weight, bias, y);
+}
+
 }  // namespace infer_native
 
 using namespace infer_native;

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "linear/linear.h"
+#include "linear/groupwise_weight.h"
 
 namespace infer_native {
 
@@ -37,6 +37,12 @@ struct Staged {
   void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);
 };
 
+// Of groups of a multiple of 64, of 32 and of 16 columns.
+struct StagedGroupwise {
+  Staged whole, half, quarter;
+  const Staged& of(int parts) const { return parts == 1 ? whole : parts == 2 ? half : quarter; }
+};
+
 enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };
 
 constexpr int64_t STRETCH = 1024;  // logits whose largest, of each of 16 lanes, are kept
@@ -67,7 +73,9 @@ struct Isa {
   void (*linear_lut4)(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
   void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
+  void (*linear_groupwise)(const float* x, int64_t m, const GroupwiseWeight& weight, const float* bias, float* y);
   Staged staged_lut4, staged_lut4_fine, staged_int8, staged_int8_weight;
+  StagedGroupwise staged_groupwise;
   RowKernels rows;
   const Isa* like = nullptr;  // whose other kernels serve an instruction set that has only linear layers of its own
 };

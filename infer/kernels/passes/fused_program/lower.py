@@ -14,12 +14,13 @@ from .match import is_call
 from .values import COLUMNS, TEAM, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
-_LUT, _FINE_LUT = 0, 4
+_LUT, _FINE_LUT, _GROUPWISE = 0, 4, 1 << 40
 _LINEAR = {
     "linear_lut4_packed": _LUT,
     "linear_int8_packed": 1,
     "linear_int8_weight_packed": 2,
     "linear_int8_balanced_packed": 3,
+    "linear_groupwise_packed": _GROUPWISE,
 }
 _ACTIVATIONS = {
     aten.silu.default: 0,
@@ -54,6 +55,9 @@ def _linear(reader: GraphReader, node: Any, kind: int) -> Operation | None:
     if kind == _LUT:
         codes, scale = (operand.meta["val"] for operand in operands[:2])
         kind = _LUT if scale.shape[1] == codes.shape[1] else _FINE_LUT
+    if kind == _GROUPWISE:
+        layout, *sizes = sizes
+        kind += layout
     made = reader.result(node, x, TEAM, sizes[0])
     made.value.direct = True
     return Operation("linear", [x], made, [kind, sizes[0], x.width], [*weights, bias])

@@ -52,7 +52,7 @@ struct LinearOp {
   int64_t kind;
   Place x, y;
   int64_t features, columns;
-  int64_t weight[4];  // operands: LUT4 codes, scale, table, row_scale; INT8 codes, scale, sums, step or multiplier of x
+  int64_t weight[4];  // operands: LUT4 codes, scale, table, row_scale; GROUPWISE the first three; INT8 codes, scale, sums, step or multiplier of x
   int64_t bias;
 };
 
@@ -129,7 +129,11 @@ const Op& fields(const int64_t* op) {
   return *reinterpret_cast<const Op*>(op + 1);
 }
 
-enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, INT8_BALANCED, LUT4_FINE };
+// A kind from GROUPWISE on is GROUPWISE + layout, see groupwise_weight.h.
+enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, INT8_BALANCED, LUT4_FINE, GROUPWISE = int64_t{1} << 40 };
+
+inline bool is_groupwise(int64_t kind) { return kind >= GROUPWISE; }
+inline int64_t layout_of(int64_t kind) { return kind - GROUPWISE; }
 
 struct ProgramCall {
   const int64_t* program;

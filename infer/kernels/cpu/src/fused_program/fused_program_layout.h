@@ -20,6 +20,7 @@ inline int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE;
 
 inline const Staged& staged(int64_t kind) {
   const Isa& isa = active_isa();
+  if (is_groupwise(kind)) return isa.staged_groupwise.of(GroupwiseLayout(layout_of(kind), GROUP).parts());
   switch (kind) {
     case LUT4: return isa.staged_lut4;
     case LUT4_FINE: return isa.staged_lut4_fine;
@@ -54,7 +55,9 @@ struct Stretch {
 };
 
 inline Stretch stretch(const ProgramCall& call, const LinearOp& op) {
-  const int64_t lines = op.kind == LUT4 || op.kind == LUT4_FINE ? op.columns / GROUP * 8 : (op.columns + 3) / 4;
+  const bool nibbles = op.kind == LUT4 || op.kind == LUT4_FINE ||
+                       (is_groupwise(op.kind) && !GroupwiseLayout(layout_of(op.kind), op.columns).bytes);
+  const int64_t lines = nibbles ? op.columns / GROUP * 8 : (op.columns + 3) / 4;
   return {static_cast<const char*>(call.operands[op.weight[0]]), packed_blocks(op.features), lines * LINE};
 }
 

@@ -129,6 +129,10 @@ class Worker {
       const Lut4Weight weight{operand<uint8_t>(op.weight[0]), operand<int8_t>(op.weight[1]), operand<int8_t>(op.weight[2]),
                               operand<float>(op.weight[3]), features, columns, op.kind == LUT4 ? 1 : FINE_SCALES};
       layer.multiply(&weight, activations_, m, bias, y, share);
+    } else if (is_groupwise(op.kind)) {
+      const GroupwiseWeight weight{operand<uint8_t>(op.weight[0]), operand<uint8_t>(op.weight[1]),
+                                   operand<int8_t>(op.weight[2]), features, columns, layout_of(op.kind)};
+      layer.multiply(&weight, activations_, m, bias, y, share);
     } else {
       const Int8Weight weight{operand<int8_t>(op.weight[0]), operand<float>(op.weight[1]), features, columns,
                               operand<int32_t>(op.weight[2])};

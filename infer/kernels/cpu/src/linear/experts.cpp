@@ -155,4 +155,15 @@ void experts_int8_weight(const float* x, const Asked& asked, const Int8Weight& w
   run(active_isa().staged_int8_weight, x, asked, weight, [&](int64_t e) { return int8_of(weight, e); }, y);
 }
 
+void experts_groupwise(const float* x, const Asked& asked, const GroupwiseWeight& weight, float* y) {
+  const GroupwiseLayout layout(weight.layout, weight.columns);
+  const int64_t blocks = packed_blocks(weight.rows), code_bytes = weight.columns * BLOCK_ROWS / (layout.bytes ? 1 : 2);
+  run(active_isa().staged_groupwise.of(layout.parts()), x, asked, weight, [&](int64_t e) {
+    GroupwiseWeight its = weight;
+    its.codes += e * blocks * code_bytes, its.scale += e * blocks * layout.record_bytes;
+    its.table += e * blocks * BLOCK_ROWS;
+    return its;
+  }, y);
+}
+
 }  // namespace infer_native

@@ -4,7 +4,7 @@
 // A row has the bits that the plain layer of its expert gives, whatever the other rows and the number of threads.
 #pragma once
 
-#include "linear/linear.h"
+#include "linear/groupwise_weight.h"
 
 namespace infer_native {
 
@@ -18,5 +18,6 @@ struct Asked {
 void experts_lut4(const float* x, const Asked& asked, const Lut4Weight& weight, float* y);
 void experts_int8(const float* x, const Asked& asked, const Int8Weight& weight, float* y);
 void experts_int8_weight(const float* x, const Asked& asked, const Int8Weight& weight, float* y);
+void experts_groupwise(const float* x, const Asked& asked, const GroupwiseWeight& weight, float* y);
 
 }  // namespace infer_native

@@ -1,5 +1,6 @@
 // Linear layers with AVX-512 VNNI.
 #include "linear/vector_avx512.h"  // first: the others are written for its Vector
+#include "linear/linear_groupwise.h"
 #include "linear/linear_int8.h"
 #include "linear/linear_lut4.h"
 #include "linear/linear_w8a32.h"
@@ -7,5 +8,5 @@
 
 namespace infer_native {
 const Isa AVX512_VNNI = {"avx512_vnni", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
-    STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
+    run_groupwise, STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, STAGED_GROUPWISE, ROWS};
 }

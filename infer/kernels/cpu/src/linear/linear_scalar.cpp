@@ -149,6 +149,7 @@ struct Vector {
 }  // namespace
 }  // namespace infer_native
 
+#include "linear/linear_groupwise.h"
 #include "linear/linear_int8.h"
 #include "linear/linear_lut4.h"
 #include "linear/linear_w8a32.h"
@@ -156,5 +157,5 @@ struct Vector {
 
 namespace infer_native {
 const Isa SCALAR = {"scalar", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
-    STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
+    run_groupwise, STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, STAGED_GROUPWISE, ROWS};
 }

@@ -1,0 +1,75 @@
+"""Codes of a quantized source that the format `keep` carries over, and what the report says of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..load.model_patches.moe_layers import ExpertLinear
+from ..load.weights import StoredCodes, WeightReader, stored_codes
+from ..spec import Finding
+from .layer_overrides import Format
+from .quantizable_layers import Site
+from .row_source import stored_name
+
+STAGE = "compress"
+
+
+@dataclass(frozen=True)
+class SourceCodes:
+    """Result for one weight of a quantized source: carried over, or converted for the reason in `refused`."""
+
+    layer: str
+    kind: str
+    refused: str
+    square_error: float
+    square_weight: float
+
+    @property
+    def error(self) -> float:
+        """Relative RMS difference from the weights that the source's own reader decodes."""
+        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+
+
+def carries(format: Format) -> bool:
+    """Return true for a format that carries codes of the source over."""
+    return bool(getattr(format.quantizer, "CARRIES", False))
+
+
+def carried(codes: StoredCodes, start: int, stop: int) -> dict[str, Tensor]:
+    """Return the tensors of rows `start:stop`, with the order of the columns where they are sorted by group."""
+    tensors = codes.rows(start, stop)
+    return tensors if codes.order is None else {**tensors, "order": codes.order}
+
+
+def stored_in_float(site: Site, reader: WeightReader | None, renames: Mapping[str, str] | None) -> str | None:
+    """Return the reason why a layer stays float: its source is not quantized there."""
+    if reader is None:
+        return None
+    own = [f"{name}.weight" for name in site.names]
+    own += site.names if isinstance(site.layer, ExpertLinear) else []
+    name = stored_name(own, reader, renames)
+    if name is None or stored_codes(reader, name) is not None:
+        return None
+    return f"the source stores it in {str(reader.dtype(name)).removeprefix('torch.')}"
+
+
+def source_findings(sources: Iterable[SourceCodes]) -> list[Finding]:
+    """List, for each form of the source, how many weights were carried over and how many converted, and why."""
+    groups: dict[tuple[str, str], list[SourceCodes]] = defaultdict(list)
+    for one in sources:
+        groups[one.kind, one.refused].append(one)
+    found = []
+    for (kind, refused), members in groups.items():
+        error = sum(one.square_error for one in members) / max(sum(one.square_weight for one in members), 1e-30)
+        if refused:
+            what = f"{kind} converted"
+            why = f"to int8:weight, relative error {error**0.5:.2g}: {refused} ({members[0].layer})"
+        else:
+            what = f"{kind} carried over"
+            why = "exactly" if error == 0 else f"relative difference {error**0.5:.2g}, of rounding"
+        found.append(Finding(STAGE, what, len(members), "weights", why))
+    return found

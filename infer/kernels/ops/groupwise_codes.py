@@ -1,0 +1,70 @@
+"""Codes of a groupwise-quantized checkpoint as it stores them, with a scale and perhaps a minimum for each group.
+
+    codes          uint8 [N, K * bits / 8], packed as in `bitpack`, beside a table; or int8 [N, K] without one
+    scale          [N, K / group] float32, float16 or bfloat16; int8 beside a super_scale
+    table          float32 [1, 2**bits], bits 2 to 4; or None
+    minimum        as scale; or None
+    super_scale    float32 or float16 [N, ceil(K / 256)], of the int8 scales of 256 columns; or None
+    super_minimum  the same of the minima; or None
+    weight[n, k] = value * (scale * super_scale) + minimum * super_minimum,  value = table[code] or code
+
+A group is 16, 32 or a multiple of 64 columns. The order of the products is that of the formats' own readers (llama.cpp,
+bitsandbytes, GPTQ, AWQ, compressed-tensors), so that decoded weights are bit-equal to theirs in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .bitpack import bits_of, columns_of, unpack
+
+SUPER = 256  # columns that share a super-scale
+FINE_GROUPS = (16, 32)
+PART = 64  # columns that other groups are multiples of
+
+
+def num_columns(codes: Tensor, table: Tensor | None) -> int:
+    """Return K, the weights of one row."""
+    return codes.shape[1] if table is None else columns_of(codes, table)
+
+
+def group_columns(codes: Tensor, scale: Tensor, table: Tensor | None) -> int:
+    """Return how many columns share a scale; raise `ValueError` for a size that no group has."""
+    columns, groups = num_columns(codes, table), scale.shape[1]
+    group = columns // max(groups, 1)
+    if group * groups != columns or (group not in FINE_GROUPS and group % PART):
+        raise ValueError(f"{groups} scales for {columns} columns: no groups of 16, 32 or a multiple of {PART}")
+    return group
+
+
+def with_super(values: Tensor, supers: Tensor | None, group: int) -> Tensor:
+    """Return scales or minima [N, G] in float32, each times the super-scale of its 256 columns."""
+    if supers is None:
+        return values.float()
+    return values.float() * supers.float().repeat_interleave(SUPER // group, 1)[:, : values.shape[1]]
+
+
+def decode(
+    codes: Tensor,
+    scale: Tensor,
+    table: Tensor | None = None,
+    minimum: Tensor | None = None,
+    super_scale: Tensor | None = None,
+    super_minimum: Tensor | None = None,
+    unpacked: Callable[[Tensor, int], Tensor] = unpack,
+) -> Tensor:
+    """Return the float32 weight [N, K]."""
+    group = group_columns(codes, scale, table)
+    if table is None:
+        values = codes.float()
+    else:
+        index = unpacked(codes, bits_of(table)).to(torch.int32)
+        values = table.float().reshape(-1).index_select(0, index.reshape(-1))
+    values = values.reshape(codes.shape[0], scale.shape[1], group)
+    weight = values * with_super(scale, super_scale, group)[:, :, None]
+    if minimum is not None:
+        weight = weight + with_super(minimum, super_minimum, group)[:, :, None]
+    return weight.reshape(codes.shape[0], -1)

@@ -1,0 +1,105 @@
+"""Codes of the methods of `quantization_config` in the tensors of `kernels.ops.groupwise_codes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...kernels.ops.bitpack import pack
+from ..weights import StoredCodes
+
+PART = 64
+
+
+def integer_codes(
+    kind: str,
+    bits: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    codes: Callable[[int, int], Tensor],
+    zeros: Callable[[int, int], Tensor],
+    scales: Callable[[int, int], Tensor],
+    group: Tensor | None = None,
+) -> StoredCodes:
+    """Return codes of the weight (code - zero) * scale.
+
+    `codes(start, stop)`: integers [rows, K] below 2**bits; `zeros` and `scales`: [rows, groups] of the same rows;
+    `group` int64 [K]: the group of each column, where they are not in order (act-order).
+    """
+    count = scales(0, 1).shape[1]
+    refused = _refused(shape[1], count, group)
+    if refused:
+        return StoredCodes.without(kind, refused)
+    order = None if group is None else torch.argsort(group, stable=True)
+    every = zeros(0, shape[0])
+    middle = int(every.flatten()[0]) if every.numel() else 0
+    uniform = bool((every == middle).all()) and (bits < 8 or middle == 128)
+
+    def rows(start: int, stop: int) -> dict[str, Tensor]:
+        values, scale = codes(start, stop), scales(start, stop)
+        values = values if order is None else values[:, order]
+        base = middle if uniform else 128 if bits == 8 else 0
+        parts = {"scale": scale.contiguous()}
+        if bits == 8:
+            parts["codes"] = (values - base).to(torch.int8)
+        else:
+            parts["codes"] = pack(values.to(torch.uint8).contiguous(), bits)
+            parts["table"] = (torch.arange(2**bits, dtype=torch.float32) - base)[None]
+        if not uniform:
+            parts["minimum"] = (base - zeros(start, stop)).float() * scale.float()
+        return parts
+
+    return StoredCodes(kind, shape, rows, dtype, order=order)
+
+
+def _refused(columns: int, groups: int, group: Tensor | None) -> str:
+    size = columns // groups
+    if size * groups != columns or (size not in (16, 32) and size % PART):
+        return f"its {groups} groups of {columns} columns are not of 16, 32 or a multiple of {PART}"
+    if group is not None and (torch.bincount(group, minlength=groups) != size).any():
+        return f"its groups (act-order) are not of {size} columns each"
+    return ""
+
+
+def table_codes(
+    kind: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    table: Tensor,
+    codes: Callable[[int, int], Tensor],
+    scales: Callable[[int, int], Tensor],
+    experts: bool = False,
+) -> StoredCodes:
+    """Return 4-bit codes [rows, K] into a table of 16 values, times scales [rows, groups]."""
+    if refused := _refused(shape[1], scales(0, 1).shape[1], None):
+        return StoredCodes.without(kind, refused)
+
+    def rows(start: int, stop: int) -> dict[str, Tensor]:
+        packed = pack(codes(start, stop).to(torch.uint8).contiguous(), 4)
+        return {"codes": packed, "table": table.float()[None], "scale": scales(start, stop)}
+
+    return StoredCodes(kind, shape, rows, dtype, experts=experts)
+
+
+def byte_codes(
+    kind: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    codes: Callable[[int, int], Tensor],
+    scales: Callable[[int, int], Tensor],
+) -> StoredCodes:
+    """Return int8 codes [rows, K] times scales [rows, groups]."""
+    if refused := _refused(shape[1], scales(0, 1).shape[1], None):
+        return StoredCodes.without(kind, refused)
+    return StoredCodes(
+        kind, shape, lambda *at: {"codes": codes(*at), "scale": scales(*at).contiguous()}, dtype
+    )
+
+
+def sorted_group(group: Tensor, size: int) -> Tensor | None:
+    """Return None where the columns' groups follow each other, `size` columns each, else `group`."""
+    return None if torch.equal(group, torch.arange(len(group)) // max(size, 1)) else group

@@ -1,0 +1,51 @@
+"""Codes of a weight that its source has quantized, for formats that carry them over as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Rows = Callable[[int, int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    """Codes of a weight [rows of outputs, columns], in the tensors of `kernels.ops.groupwise_codes`.
+
+    `kind`: the source's name of the form (Q4_K, gptq); `rows(start, stop)`: the tensors of these rows, the table shared;
+    `dtype`: to which the source's own reader rounds decoded weights; `experts`: the rows are those of one expert after
+    another, whatever the order of the weight's dimensions; `order` int64 [columns]: where the column that each code
+    belongs to lies in x, for codes sorted by group (act-order).
+    `refused` is the reason why the codes can't be carried over; then `rows` may not be called.
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    rows: Rows
+    dtype: torch.dtype = torch.float32
+    experts: bool = False
+    order: Tensor | None = None
+    refused: str = ""
+
+    @classmethod
+    def without(cls, kind: str, refused: str) -> StoredCodes:
+        """Return the description of codes that can't be carried over."""
+        return cls(kind, (0, 0), lambda start, stop: {}, refused=refused)
+
+
+@runtime_checkable
+class CodesReader(Protocol):
+    """Reader that also knows which weights its source has quantized."""
+
+    def codes(self, name: str) -> StoredCodes | None:
+        """Return the codes of a weight; None where the source stores it in float."""
+        ...
+
+
+def stored_codes(reader: object, name: str) -> StoredCodes | None:
+    """Return the codes of a weight; None where the source stores it in float, or the reader knows of none."""
+    return reader.codes(name) if isinstance(reader, CodesReader) else None

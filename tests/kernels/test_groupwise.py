@@ -1,0 +1,124 @@
+"""Layers on groupwise codes: every instruction set against the slow twin, and the portable operator against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer.kernels import cpu
+from infer.kernels.cpu.groupwise_layout import groupwise_layout, pack_groupwise, record_bytes
+from infer.kernels.ops.bitpack import pack
+from infer.kernels.ops.linear_groupwise import groupwise_twin
+
+PARTS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
+REASON = cpu.why_not()
+native = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+# Group, bits (8: bytes), dtype of the scales, a minimum.
+FORMS = [
+    (16, 4, torch.float32, False),
+    (16, 8, torch.int8, False),
+    (16, 2, torch.int8, True),
+    (32, 4, torch.float16, False),
+    (32, 4, torch.float16, True),
+    (32, 4, torch.int8, True),
+    (32, 4, torch.bfloat16, False),
+    (32, 8, torch.float16, True),
+    (64, 4, torch.float32, False),
+    (128, 4, torch.float16, True),
+    (320, 8, torch.float32, False),
+    (16, 3, torch.int8, False),
+]
+
+
+def operands(form: tuple[int, int, torch.dtype, bool], rows: int, columns: int) -> dict[str, Tensor]:
+    group, bits, dtype, has_minimum = form
+    rng = torch.Generator().manual_seed(rows * 7 + columns + group)
+    made: dict[str, Tensor] = {}
+    if bits == 8:
+        made["codes"] = torch.randint(-128, 128, (rows, columns), generator=rng).to(torch.int8)
+    else:
+        made["codes"] = pack(torch.randint(0, 2**bits, (rows, columns), generator=rng).to(torch.uint8), bits)
+        made["table"] = torch.randint(-8, 8, (1, 2**bits), generator=rng).float()
+    sizes = (rows, columns // group)
+
+    def numbers() -> Tensor:
+        if dtype == torch.int8:
+            return torch.randint(-32, 63, sizes, generator=rng).to(torch.int8)
+        return (torch.randn(sizes, generator=rng) / 64).to(dtype)
+
+    for name, super_name in (("scale", "super_scale"), ("minimum", "super_minimum"))[: 1 + has_minimum]:
+        made[name] = numbers()
+        if dtype == torch.int8:
+            made[super_name] = (torch.randn((rows, -(-columns // 256)), generator=rng) / 512).half()
+    return made
+
+
+@pytest.fixture(params=cpu.isas() if REASON is None else [])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = cpu.isa()
+    cpu.use_isa(request.param)
+    yield request.param
+    cpu.use_isa(before)
+
+
+def packed(x: Tensor, tensors: dict[str, Tensor], bias: Tensor | None) -> Tensor:
+    layout, rows = groupwise_layout(**tensors), tensors["codes"].shape[0]
+    parts = pack_groupwise(**tensors)
+    assert parts[1].shape[1] == record_bytes(layout, x.shape[-1])
+    return torch.ops.infer.linear_groupwise_packed(x, *parts, bias, layout, rows)
+
+
+@native
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_every_instruction_set_agrees_with_the_slow_twin(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
+    for rows, columns, count in ((1, 320, 1), (35, 640, 3), (64, 320, 17), (16, 960, 40)):
+        tensors = operands(form, rows, columns)
+        rng = torch.Generator().manual_seed(count)
+        x, bias = torch.randn((count, columns), generator=rng), torch.randn(rows, generator=rng)
+        parts = [tensors.get(name) for name in PARTS]
+        expected = groupwise_twin(x, *parts, bias)
+        found = packed(x, tensors, bias)
+        weight = torch.ops.infer.embedding_groupwise(torch.arange(rows), *parts)
+        size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + bias.abs()
+        torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-6)
+        alone = packed(x[:1], tensors, bias)
+        assert torch.equal(alone, found[:1]), "a row has other bits beside other rows"
+
+
+@native
+def test_a_row_with_nan_gives_nan_and_no_other_does(isa: str) -> None:
+    tensors = operands((32, 4, torch.float16, True), 20, 128)
+    x = torch.randn(5, 128)
+    x[2, 77] = torch.nan
+    assert packed(x, tensors, None).isnan().all(1).tolist() == [False, False, True, False, False]
+    assert packed(x[:0], tensors, None).shape == (0, 20)
+
+
+@native
+def test_experts_have_the_bits_of_their_layers(isa: str) -> None:
+    features, columns = 24, 128
+    tensors = operands((32, 4, torch.int8, True), 3 * features, columns)
+    each = [{k: v if k == "table" else v[e * features : (e + 1) * features] for k, v in tensors.items()} for e in range(3)]
+    parts = [pack_groupwise(**one) for one in each]
+    joined = [torch.cat(part) for part in zip(*parts, strict=True)]
+    x, expert = torch.randn(4, columns), torch.tensor([0, 2, 2, 0, 1, 2, 1, 1])
+    found = torch.ops.infer.linear_experts_groupwise_packed(
+        x, expert, *joined, groupwise_layout(**tensors), features, 2
+    )
+    for place, e in enumerate(expert.tolist()):
+        assert torch.equal(found[place : place + 1], packed(x[place // 2][None], each[e], None))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_portable_operator_and_its_decomposition_decode_the_same(form: tuple) -> None:  # type: ignore[type-arg]
+    tensors = operands(form, 35, 640)
+    x = torch.randn(3, 640)
+    parts = [tensors.get(name) for name in PARTS]
+    found = torch.ops.infer.linear_groupwise(x, *parts)
+    weight = torch.ops.infer.embedding_groupwise(torch.arange(35), *parts)
+    torch.testing.assert_close(found, x @ weight.t(), rtol=1e-4, atol=1e-4)
+    near = groupwise_twin(x, *parts)
+    assert float((near - found).norm() / found.norm()) < 0.02
