@@ -17,7 +17,7 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
 from infer.onnx import export as exporter
-from infer.onnx.decompositions import experts_refused
+from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.source import onnx_source
 from infer.openvino.openvino_layers import LayerConverter
 from infer.openvino.openvino_model import OpenvinoRunner, Settings, compiled, converted, running_nodes
@@ -47,7 +47,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return f"OpenVINO runs on CPUs only here, not on {plan.device}"
     if any(spec.name in ("state_cache", "kv_cache") for spec in graph.inputs):
         return "a step over a cache can't be run in place by OpenVINO; use --backend ort, inductor or eager"
-    if reason := experts_refused(graph.program):
+    if reason := experts_refused(graph.program) or codes_refused(graph.program):
         return reason
     if plan.dtype == "bfloat16" and not hardware.has_bfloat16():
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"

@@ -23,7 +23,7 @@ from infer.graph import storage
 from infer.graph.program import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
-from infer.onnx.decompositions import experts_refused
+from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.layers import paged_attention_node, table_layers
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
@@ -58,7 +58,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return reason
     if any(spec.name == "state_cache" for spec in graph.inputs):
         return "layers with state of their own have no ONNX form here; use --backend inductor or eager"
-    if reason := experts_refused(graph.program):
+    if reason := experts_refused(graph.program) or codes_refused(graph.program):
         return reason
     if plan.device.startswith("cuda"):
         import onnxruntime

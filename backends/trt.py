@@ -20,7 +20,7 @@ from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
-from infer.onnx.decompositions import experts_refused
+from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -91,7 +91,7 @@ class TrtBackend:
             reason = _uncovered(plan, self.library) if torch.cuda.is_available() else None
         if reason:
             return reason
-        if reason := experts_refused(graph.program):
+        if reason := experts_refused(graph.program) or codes_refused(graph.program):
             return reason
         if graph.onnx is not None and plan.quant != "none":
             return f"an ONNX source takes --quant none here; {plan.quant} needs the PyTorch model"

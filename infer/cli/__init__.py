@@ -16,7 +16,7 @@ import typer
 
 from ..errors import InferError
 from ..sanitize import sanitize_text
-from . import bench, generate, inspection, optimize, predict, serve, top, trials
+from . import bench, export, generate, inspection, optimize, predict, serve, top, trials
 
 INTERRUPTED = 130
 MAX_SENTENCE = 4096  # characters
@@ -39,6 +39,7 @@ for command in (
         top.top,
     ),
     *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report, trials.trials),
+    export.export,
 ):
     app.command()(command)
 

@@ -64,7 +64,9 @@ def source_findings(sources: Iterable[SourceCodes]) -> list[Finding]:
         groups[one.kind, one.refused].append(one)
     found = []
     for (kind, refused), members in groups.items():
-        error = sum(one.square_error for one in members) / max(sum(one.square_weight for one in members), 1e-30)
+        error = sum(one.square_error for one in members) / max(
+            sum(one.square_weight for one in members), 1e-30
+        )
         if refused:
             what = f"{kind} converted"
             why = f"to int8:weight, relative error {error**0.5:.2g}: {refused} ({members[0].layer})"

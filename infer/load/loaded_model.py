@@ -35,7 +35,9 @@ class LoadedModel:
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     onnx: Path | None = None
     weight_bytes: int | None = None  # as the source stores them, where it has them on disk
-    stored_as: str = ""  # "gptq", "Q4_K 80 %, Q6_K 20 %": what the source is quantized to; empty for a float one
+    stored_as: str = (
+        ""  # "gptq", "Q4_K 80 %, Q6_K 20 %": what the source is quantized to; empty for a float one
+    )
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     preprocessor: Preprocessor | None = None  # of image or sound files

@@ -40,6 +40,18 @@ def experts_refused(program: ExportedProgram | None) -> str | None:
     return None
 
 
+def codes_refused(program: ExportedProgram | None) -> str | None:
+    """Return the reason why layers on the codes of a quantized source can't become ONNX operators, or None."""
+    nodes = [] if program is None else [n for n in program.graph.nodes if n.op == "call_function"]
+    count = sum("groupwise" in str(node.target) for node in nodes)
+    if not count:
+        return None
+    return (
+        f"ONNX has no operator for {count} layers on the codes of the source; --quant float decodes them, and backends "
+        "eager and inductor compute with them"
+    )
+
+
 def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:
     """Decompose `infer::` operators; a program without any is returned as it is."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}

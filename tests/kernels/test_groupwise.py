@@ -102,7 +102,10 @@ def test_a_row_with_nan_gives_nan_and_no_other_does(isa: str) -> None:
 def test_experts_have_the_bits_of_their_layers(isa: str) -> None:
     features, columns = 24, 128
     tensors = operands((32, 4, torch.int8, True), 3 * features, columns)
-    each = [{k: v if k == "table" else v[e * features : (e + 1) * features] for k, v in tensors.items()} for e in range(3)]
+    each = [
+        {k: v if k == "table" else v[e * features : (e + 1) * features] for k, v in tensors.items()}
+        for e in range(3)
+    ]
     parts = [pack_groupwise(**one) for one in each]
     joined = [torch.cat(part) for part in zip(*parts, strict=True)]
     x, expert = torch.randn(4, columns), torch.tensor([0, 2, 2, 0, 1, 2, 1, 1])

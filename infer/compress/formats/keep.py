@@ -53,7 +53,7 @@ def _is_converted(tensors: Mapping[str, Tensor]) -> bool:
 def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
     if _is_converted(tensors):
         return int8.dequantize(tensors)
-    weight = decode(**{name: tensors[name] for name in PARTS if name in tensors})
+    weight = decode(tensors["codes"], tensors["scale"], *(tensors.get(name) for name in PARTS[2:]))
     if "order" not in tensors:
         return weight
     return torch.empty_like(weight).index_copy_(1, tensors["order"], weight)

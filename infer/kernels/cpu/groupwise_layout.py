@@ -1,4 +1,4 @@
-"""Packing of groupwise codes for this CPU, in the layout that src/groupwise_weight.h describes."""
+"""Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def pack_groupwise(
     super_scale: Tensor | None = None,
     super_minimum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pack the tensors of `groupwise_codes`: codes uint8 [blocks, K/64, bytes], scale uint8 [blocks, record], table int8.
+    """Pack the tensors of `groupwise_codes` for the instruction set in use.
 
-    The code -128 becomes -127: not every instruction set can negate it.
+    Returns codes uint8 [blocks, K/64, bytes], scale uint8 [blocks, record] and table int8 [blocks, 16]. The code -128
+    becomes -127: not every instruction set can negate it.
     """
     rows, columns = codes.shape[0], num_columns(codes, table)
     ones = torch.ones(rows)

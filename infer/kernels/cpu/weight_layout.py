@@ -49,7 +49,7 @@ class Layer(msgspec.Struct, frozen=True):
     minimum: str | None = None
     super_scale: str | None = None
     super_minimum: str | None = None
-    layout: int = 0  # of groupwise codes, see cpu/src/groupwise_weight.h
+    layout: int = 0  # of groupwise codes, see cpu/src/linear/groupwise_weight.h
 
 
 def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> tuple[str, Layer]:
@@ -63,7 +63,9 @@ def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
     if kind == GROUPWISE:
         held = {name: tensors[stored] for name, stored in names.items() if name != "bias"}
         layout = groupwise_layout(**held)
-        return kind, msgspec.structs.replace(layer, columns=num_columns(codes, held.get("table")), layout=layout)
+        return kind, msgspec.structs.replace(
+            layer, columns=num_columns(codes, held.get("table")), layout=layout
+        )
     if kind != LUT:
         return kind, layer
     table, scale = tensors[names["table"]], tensors[names["scale"]]
@@ -123,7 +125,14 @@ class ExpertsPacking(msgspec.Struct, frozen=True, tag="experts"):
         rows = slice(expert * self.features, (expert + 1) * self.features)
         tables = slice(rows.start // TABLE_ROWS, rows.stop // TABLE_ROWS)
         layer = self.layer
-        named = (layer.codes, layer.scale, layer.row_scale, layer.minimum, layer.super_scale, layer.super_minimum)
+        named = (
+            layer.codes,
+            layer.scale,
+            layer.row_scale,
+            layer.minimum,
+            layer.super_scale,
+            layer.super_minimum,
+        )
         found = {name: weights[name][rows] for name in named if name is not None}
         if (table := self.layer.table) is not None:
             found[table] = weights[table] if len(weights[table]) == 1 else weights[table][tables]

@@ -36,7 +36,9 @@ def group_columns(codes: Tensor, scale: Tensor, table: Tensor | None) -> int:
     columns, groups = num_columns(codes, table), scale.shape[1]
     group = columns // max(groups, 1)
     if group * groups != columns or (group not in FINE_GROUPS and group % PART):
-        raise ValueError(f"{groups} scales for {columns} columns: no groups of 16, 32 or a multiple of {PART}")
+        raise ValueError(
+            f"{groups} scales for {columns} columns: no groups of 16, 32 or a multiple of {PART}"
+        )
     return group
 
 
@@ -54,6 +56,7 @@ def decode(
     minimum: Tensor | None = None,
     super_scale: Tensor | None = None,
     super_minimum: Tensor | None = None,
+    *,
     unpacked: Callable[[Tensor, int], Tensor] = unpack,
 ) -> Tensor:
     """Return the float32 weight [N, K]."""

@@ -1,11 +1,11 @@
 """Layers on the codes of a groupwise-quantized checkpoint; the tensors are those of `groupwise_codes`.
 
-    linear_groupwise(x, codes, scale, table, minimum, super_scale, super_minimum, bias)   [..., K] → [..., N]
-    embedding_groupwise(ids, codes, scale, …)                                            [...] → float32 [..., K]
-    linear_experts_groupwise(x, expert, codes, scale, …, features, top_k)                as in `linear_experts`
+linear_groupwise(x, codes, scale, table, minimum, super_scale, super_minimum, bias)   [..., K] → [..., N]
+embedding_groupwise(ids, codes, scale, …)                                            [...] → float32 [..., K]
+linear_experts_groupwise(x, expert, codes, scale, …, features, top_k)                as in `linear_experts`
 
-    linear_groupwise_packed, linear_experts_groupwise_packed: the same on weights packed for this CPU, see
-    `cpu.groupwise_layout`; activations to int8 for each 64 columns, as `linear_lut4_packed` has them.
+linear_groupwise_packed, linear_experts_groupwise_packed: the same on weights packed for this CPU, see
+`cpu.groupwise_layout`; activations to int8 for each 64 columns, as `linear_lut4_packed` has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from .linear_lut import row_blocks
 from .linear_packed import rounded_table
 
 Optional = Tensor | None
-OPERANDS = "Tensor codes, Tensor scale, Tensor? table, Tensor? minimum, Tensor? super_scale, Tensor? super_minimum"
+OPERANDS = (
+    "Tensor codes, Tensor scale, Tensor? table, Tensor? minimum, Tensor? super_scale, Tensor? super_minimum"
+)
 
 
 def rows_of(tensors: tuple[Optional, ...], start: int, stop: int) -> tuple[Optional, ...]:
@@ -120,7 +122,11 @@ def groupwise_twin(
     without a table are at least -127.
     """
     rows = x.float().reshape(-1, x.shape[-1])
-    steps = (rows.reshape(len(rows), -1, GROUP).abs().amax(2) / LEVELS).clamp_min(TINY).repeat_interleave(GROUP, 1)
+    steps = (
+        (rows.reshape(len(rows), -1, GROUP).abs().amax(2) / LEVELS)
+        .clamp_min(TINY)
+        .repeat_interleave(GROUP, 1)
+    )
     q = to_grid(rows, steps) * steps
     if table is None:
         codes = codes.clamp(min=-LEVELS)
@@ -154,7 +160,9 @@ define(
 )
 
 
-def _packed_shape(x: Tensor, codes: Tensor, scale: Tensor, table: Tensor, bias: Optional, *sizes: int) -> Tensor:
+def _packed_shape(
+    x: Tensor, codes: Tensor, scale: Tensor, table: Tensor, bias: Optional, *sizes: int
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], sizes[-1]))
 
 

@@ -73,9 +73,7 @@ class ExpertsRewriter(Rewriter):
         op = getattr(torch.ops.infer, f"linear_experts_{packing.kind}_packed").default
         with self._graph.inserting_before(node):
             values = self._cast(x, torch.float32)
-            whole = self._graph.call_function(
-                op, (values, expert, *operands, *sizes, top_k)
-            )
+            whole = self._graph.call_function(op, (values, expert, *operands, *sizes, top_k))
             whole.meta = {**node.meta, "val": result.new_empty(result.shape, dtype=torch.float32)}
             node.replace_all_uses_with(self._cast(whole, result.dtype))
         self._graph.erase_node(node)

@@ -111,7 +111,9 @@ def _eight_bit(reader: IndexedReader, name: str) -> PackedWeight:
             return reader.read(scale)[start:stop, None].float() * _ROW_UNIT
 
         kind = "bitsandbytes int8"
-        return byte_codes(kind, (shape[0], shape[1]), torch.float32, lambda *at: reader.rows(weight, *at), steps)
+        return byte_codes(
+            kind, (shape[0], shape[1]), torch.float32, lambda *at: reader.rows(weight, *at), steps
+        )
 
     held = tuple(part for part in parts if part in reader)
     return PackedWeight(shape, torch.float32, rows, held, codes)

@@ -16,7 +16,7 @@ Rows = Callable[[int, int], dict[str, Tensor]]
 class StoredCodes:
     """Codes of a weight [rows of outputs, columns], in the tensors of `kernels.ops.groupwise_codes`.
 
-    `kind`: the source's name of the form (Q4_K, gptq); `rows(start, stop)`: the tensors of these rows, the table shared;
+    `kind`: the source's name of the form (Q4_K, gptq); `rows(start, stop)`: the tensors of these rows, whole tables;
     `dtype`: to which the source's own reader rounds decoded weights; `experts`: the rows are those of one expert after
     another, whatever the order of the weight's dimensions; `order` int64 [columns]: where the column that each code
     belongs to lies in x, for codes sorted by group (act-order).

@@ -1,0 +1,38 @@
+"""`infer export`: a model in the format of another engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import AsJson
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="a Hugging Face folder or a GGUF file; of onnx, an artifact"),
+    ],
+    to: Annotated[str, typer.Option("--to", help="gguf, hf, compressed-tensors or onnx")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="file (gguf) or folder to write")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--type",
+            help="type of the matrices: F32, F16, BF16, Q8_0, Q4_0 or Q4_1 (gguf, default F16), F32, F16 or BF16 (hf, "
+            "default BF16), int4 or int8 (compressed-tensors, default int4)",
+        ),
+    ] = "",
+    force: Annotated[bool, typer.Option(help="replace an existing output")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write SOURCE as a GGUF file, a Hugging Face folder, or an ONNX graph; read back before it stays."""
+    from ..export import export_model
+    from . import output as printed
+
+    found = export_model(source, to, output, kind=kind, replace=force)
+    printed.print_facts(
+        {one.what: f"{one.value:.1f} {one.unit}, {one.why}" for one in found}, as_json=as_json
+    )

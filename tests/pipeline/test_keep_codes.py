@@ -1,0 +1,84 @@
+"""A quantized source keeps its codes: through the whole pipeline, to an artifact that answers as its weights do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from infer import Plan, Predictor, optimize
+from infer.errors import NotUsableError
+from infer.load import load
+from infer.pipeline.resolve_plan import keep_codes, resolve
+from tests.support import tiny_decoders
+from tests.support.gguf_files import write_gguf
+
+QUANT = gguf.GGMLQuantizationType
+TYPES = {
+    "v_proj.weight": QUANT.Q8_0,
+    "gate_proj.weight": QUANT.Q4_1,
+    "norm.weight": QUANT.F32,
+    "": QUANT.Q4_0,
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    model: Any = tiny_decoders.build("llama")
+    kept = write_gguf(path, model, "llama", types=TYPES)
+    model.load_state_dict(kept, strict=False)
+    return path, model
+
+
+def test_a_gguf_file_runs_on_its_own_codes(source: tuple[Path, Any], tmp_path: Path) -> None:
+    path, model = source
+    plan = Plan(source=str(path), backend="eager", data="random", allow_slower=True, max_error=0.05)
+    done = optimize(plan, tmp_path / "m.infer")
+    assert done.report.plan.quant == "keep"
+    found = {
+        finding.what: finding.why
+        for finding in done.report.findings
+        if finding.what[:2] == "Q4" or "Q8" in finding.what
+    }
+    carried = {f"{kind} carried over": "exactly" for kind in ("Q4_0", "Q4_1", "Q8_0")}
+    assert found.items() >= carried.items()
+    assert "rows of 96 columns are no multiple of 64" in found["Q4_0 converted"]
+    prompt = [3, 5, 60, 70, 80]
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None
+        )
+    with Predictor.load(tmp_path / "m.infer") as predictor:
+        answer = predictor.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
+    assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "value"),
+    [("none", "auto", "keep"), ("float", "auto", "none"), ("int8", "auto", "int8"), ("none", "ort", "none")],
+)
+def test_codes_are_kept_unless_a_format_or_backend_says_otherwise(
+    source: tuple[Path, Any], asked: str, backend: str, value: str
+) -> None:
+    plan = Plan(source=str(source[0]), quant=asked, backend=backend, data="random")
+    stored_as = load(plan.with_(quant="none")).stored_as
+    assert stored_as.startswith("Q4_0")
+    run = keep_codes(resolve(plan), stored_as)
+    assert run.plan.quant == value
+    if asked == "none":
+        assert "the source" in next(choice.reason for choice in run.choices if choice.what == "quant")
+
+
+def test_keep_of_a_float_source_says_what_it_lacks(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_decoders.build("llama"), "llama")
+    plan = Plan(
+        source=str(tmp_path / "m.gguf"), quant="keep", backend="eager", data="random", allow_slower=True
+    )
+    with pytest.raises(NotUsableError, match="the source stores it in float"):
+        optimize(plan, tmp_path / "m.infer")
