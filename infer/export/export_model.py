@@ -103,7 +103,7 @@ def _gguf(loaded: LoadedModel, path: Path, kind: str) -> list[Finding]:
     metadata |= vocabulary_metadata(folder, tensors["token_embd.weight"].shape[0])
     write_gguf(path, metadata, tensors)
     again = open_gguf(path)
-    check_settings(config, _full_config(again.folder), path)
+    check_settings(config, _full_config(again.folder))
     _check_rows(reader, again.reader, _kinds(path))
     why = f"{metadata['general.architecture']}, matrices in {kind}; read back and compared"
     return [Finding("export", "GGUF", path.stat().st_size / 1e6, "MB", why)]

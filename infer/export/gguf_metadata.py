@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import NotUsableError
@@ -103,14 +102,14 @@ def llama3_factors(config: Mapping[str, Any]) -> list[float] | None:
     return found
 
 
-def check_settings(config: Mapping[str, Any], again: Mapping[str, Any], path: Path) -> None:
+def check_settings(config: Mapping[str, Any], again: Mapping[str, Any]) -> None:
     """Raise `NotUsableError` for a setting that a reader of the file would take otherwise."""
     for name, value in config.items():
-        if name in _IGNORED or name not in again or _same(value, again[name]):
+        is_alias = name == "num_local_experts" and "num_experts" in config
+        if name in _IGNORED or is_alias or name not in again or _same(value, again[name]):
             continue
         raise NotUsableError(
             f"a GGUF file has no place for {name} = {str(value)[:80]}: it would be read as {str(again[name])[:80]}",
-            where=str(path),
             hint=HINT,
         )
 
