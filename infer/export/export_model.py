@@ -14,7 +14,7 @@ import torch
 from .. import load as sources
 from ..artifact import store
 from ..errors import BusyError, InferError, NotUsableError, UsageError, unknown
-from ..load.converted_names import ConvertedReader
+from ..load.checkpoint.transformers_key_mapping import ConvertedReader
 from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
 from ..load.loaded_model import LoadedModel
