@@ -48,6 +48,9 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     own: dict[str, Any] = {"vocab_size": config["vocab_size"]}
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
     values = {"rope_theta": rope.get("rope_theta", 10000.0), "head_dim": width, **config}
+    values.setdefault(
+        "num_experts", config.get("num_local_experts")
+    )  # transformers' older name of one setting
     values["rope_theta"] = rope.get("rope_theta", values["rope_theta"])
     for key, setting in architecture.keys.items():
         value = values.get(setting)
@@ -105,8 +108,7 @@ def llama3_factors(config: Mapping[str, Any]) -> list[float] | None:
 def check_settings(config: Mapping[str, Any], again: Mapping[str, Any]) -> None:
     """Raise `NotUsableError` for a setting that a reader of the file would take otherwise."""
     for name, value in config.items():
-        is_alias = name == "num_local_experts" and "num_experts" in config
-        if name in _IGNORED or is_alias or name not in again or _same(value, again[name]):
+        if name in _IGNORED or name not in again or _same(value, again[name]):
             continue
         raise NotUsableError(
             f"a GGUF file has no place for {name} = {str(value)[:80]}: it would be read as {str(again[name])[:80]}",
