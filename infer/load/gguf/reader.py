@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..weights import StoredCodes
 from ..weights.file_blocks import FileBlocks, FileExtent
+from ..weights.stored_codes import StoredCodes
 from .block_codes import split_blocks
 from .header import GgufTensor
 

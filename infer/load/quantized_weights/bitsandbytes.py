@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import StoredCodes
+from ..weights.stored_codes import StoredCodes
 from .group_codes import byte_codes, table_codes
 from .packed_weight import IndexedReader, PackedWeight, Settings, modules, nibbles, require_shape, shape_of
 
