@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bitpack import GROUP, unpack, unpack_arithmetic
+from .define_op import declare, define
 from .groupwise_codes import decode, num_columns
-from .library import declare, define
 from .linear_experts import by_expert, every_expert
 from .linear_int8 import LEVELS, TINY, to_grid
 from .linear_lut import row_blocks
