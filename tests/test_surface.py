@@ -92,4 +92,4 @@ def _subclasses(cls: type) -> list[type]:
 
 def test_backends_and_quantizers() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "openvino", "ort", "trt"]
-    assert plugins.names("infer.compress.formats") == ["cluster", "fp4", "fp8", "int4", "int8", "nf4"]
+    assert plugins.names("infer.compress.formats") == ["cluster", "fp4", "fp8", "int4", "int8", "keep", "nf4"]

@@ -25,7 +25,7 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class CodeForm:
-    """How codes are split from blocks uint8 [n, bytes]: uint8 below 2**bits of `table`, or int8 where there is none.
+    """Split of codes from blocks uint8 [n, bytes]: uint8 below 2**bits of `table`, or int8 where there is none.
 
     `split` returns codes [n, weights of a block], scale [n, groups], and where present minimum, super_scale [n, 1] and
     super_minimum.
