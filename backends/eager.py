@@ -13,7 +13,8 @@ import torch
 
 from infer.graph import storage
 from infer.graph.program import Graph, plain_call
-from infer.kernels.passes import prepack
+from infer.kernels import gpu
+from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
 from infer.plan import Plan
 from infer.results import Lowered
@@ -60,4 +61,6 @@ def open(folder: Path, device: str) -> Runner:
     graph = storage.load(folder, device)
     if device == "cpu" and prepack.usable(graph.exported):
         graph = replace(graph, program=prepack.packed(graph.exported))
+    elif graph.program is not None and gpu.packs(device):
+        graph = replace(graph, program=fragment_fusion.packed(graph.exported))
     return Runner(graph, device)

@@ -25,7 +25,8 @@ from infer.graph import devices, storage
 from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
-from infer.kernels.passes import prepack
+from infer.kernels.gpu import fragment_packing
+from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
 from infer.plan import Plan
 from infer.results import Lowered
@@ -37,6 +38,7 @@ PORTABLE = False
 STEPS = True
 PACKAGE = "compiled/model.pt2"
 PACKINGS = "compiled/packed.json"
+FRAGMENTS = "compiled/fragments.json"
 ATTENTION_LENGTH = "compiled/attention_length.json"
 
 
@@ -79,6 +81,10 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     program, found = graph.exported, []
     if plan.device != "cpu":
         program = devices.moved(program, plan.device)
+        if kernels.gpu.packs(plan.device):
+            program, fragments = fragment_fusion.plan_fragments(program)
+            (folder / FRAGMENTS).write_bytes(msgspec.json.encode(fragments))
+            found = fragment_fusion.findings(fragments)
     else:
         found = prepack.findings(program)
         if prepack.usable(program):
@@ -128,6 +134,11 @@ class Runner:
                 (folder / PACKINGS).read_bytes(), type=list[weight_layout.AnyPacking]
             )
             self._weights |= weight_layout.pack(packings, self._weights)
+        if (folder / FRAGMENTS).exists():
+            fragments = msgspec.json.decode(
+                (folder / FRAGMENTS).read_bytes(), type=list[fragment_packing.FragmentPacking]
+            )
+            self._weights |= fragment_packing.pack(fragments, self._weights)
         with quiet():
             # One thread at a time calls it (the lock below); the events by which it would tell threads apart can't
             # be asked while a CUDA graph is recorded.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import fnmatch
+import functools
 import re
 import subprocess
 import sys
@@ -30,7 +31,8 @@ from infer.attention import AttentionArgs, _triton_attend, _triton_merge, _trito
 from infer.attention import triton as paged
 from infer.kernels.gpu import embedding, epilogue, experts
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
-from infer.kernels.gpu.lut import lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
+from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
+from infer.kernels.ops import linear_lut4_fragments
 from tests.support.triton_compile import compiled
 
 CAPABILITIES = (80, 90, 120)
@@ -38,7 +40,7 @@ GROWTH = 0.10  # of instructions or registers, beyond which a kernel has become 
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
     embedding, epilogue, experts, int8_quantize, int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv,
-    lut_decode, lut_gemv, lut_gemm, _triton_attend, _triton_merge, _triton_write,
+    lut_decode, lut_gemv, lut_gemm, fragment_gemm, _triton_attend, _triton_merge, _triton_write,
 )  # fmt: skip
 
 
@@ -99,12 +101,26 @@ def _lut4_int8(rows: int) -> None:
     lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
 
 
+def _fragments(rows: int, uniform: bool) -> None:
+    blocks, groups = N // linear_lut4_fragments.BLOCK, K // GROUP
+    fragment_gemm.linear(
+        _x(rows),
+        torch.empty((blocks * 8, groups, 128), dtype=torch.int32, device="meta"),
+        torch.empty((blocks * 4, 18), dtype=torch.int32, device="meta"),
+        torch.empty((groups // 4, N, 4), dtype=torch.int8, device="meta"),
+        torch.empty(N, device="meta"),
+        *(None, N, uniform, 1),
+    )
+
+
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
     "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), *_lut(4), split=1)),
     "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
     "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
+    **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind == "int4"))
+       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
     "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), *_lut(4), split=1)),
     "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), *_lut(4), split=1)),
     "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(3), split=1)),
@@ -127,6 +143,8 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
 # Weights that one lane multiplies in one turn of the loop, from the sizes of the tiles that the launches choose.
 WEIGHTS = {
     "lut4 rows, 1": 128, "lut4 rows, 4": 32, "lut4_int8 rows, 1": 128, "lut4_int8 rows, 8": 16,
+    **{f"{kind} fragments, {rows}": 256 if rows <= 16 else 128
+       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
     "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128,
     "int8 weight rows, 1": 128, "int8 weight rows, 2": 64, "int8 weight tiles, 16": 32,
 }  # fmt: skip

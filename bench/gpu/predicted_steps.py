@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bench.gpu import kernel_table
 from bench.shared.repository import RESULTS, ROOT
+from infer.kernels.gpu.lut import fragment_gemm
 
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- predicted steps -->", "<!-- end of predicted steps -->"
@@ -26,7 +27,8 @@ TENSOR = 989e12 * 0.6  # bfloat16 operations a second of the library
 START = 2.0e-6  # of one kernel in a recorded step: its launch and the tail of the one before
 CONTEXT = 2048
 BATCHES = (1, 8, 64)
-FORMATS = {"bfloat16": 2.0, "int8:weight": 1.0, "nf4": 0.5 + 1 / 64}  # bytes of one weight
+FORMATS = {"bfloat16": 2.0, "int8:weight": 1.0, "int4": 0.5 + 1 / 64, "nf4": 0.5 + 1 / 64}  # bytes of one weight
+FRAGMENTS = {"int4": "int4 fragments", "nf4": "lut4 fragments"}  # kernels of the formats that merge layers
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Shape:
             *((own, self.hidden), (keys, self.hidden), (keys, self.hidden), (self.hidden, own)),
             *((self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)),
         ]
+
+    @property
+    def merged(self) -> list[tuple[int, int]]:
+        """Return the linear layers of one block where those of one input are one: q/k/v, output, gate/up, down."""
+        query, key, _, output, gate, _, down = self.linears
+        return [(query[0] + 2 * key[0], self.hidden), output, (2 * gate[0], self.hidden), down]
 
 
 SHAPES = {
@@ -87,20 +95,29 @@ def instructions_of(table: dict[str, kernel_table.Count], kind: str, rows: int) 
             else "int8 weight tiles, 16"
         )
         return table[case].each or 0.0
-    case = "lut4 rows, 1" if rows == 1 else "lut4 rows, 4" if rows <= 4 else "lut4 tiles, 16"
-    case = "lut4 tiles, 64" if rows > 16 else case
+    tile = 1 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
+    case = f"{FRAGMENTS[kind]}, {tile}"
     return table[case].each or 0.0
+
+
+def parts_of(out: int, columns: int, rows: int) -> int:
+    """Return into how many parts `fragment_gemm` cuts the columns on 132 multiprocessors; more than 1: two launches."""
+    height, together, wanted = (64, 4, 6) if rows <= fragment_gemm.EXACT_ROWS else (fragment_gemm.BLOCK, 2, 2)
+    blocks = -(-out // height) * -(-rows // fragment_gemm.MOST_ROWS)
+    return max(1, min(132 * wanted // blocks, columns // 64 // together // 2, 16))
 
 
 def predict(shape: Shape, kind: str, batch: int, table: dict[str, kernel_table.Count]) -> Step:
     """Predict one decode step of `batch` sequences of `CONTEXT` tokens each."""
     each = instructions_of(table, kind, batch)
-    linears = [*(shape.linears * shape.layers), (shape.vocabulary, shape.hidden)]
+    linears = [*((shape.merged if kind in FRAGMENTS else shape.linears) * shape.layers)]
+    linears.append((shape.vocabulary, shape.hidden))
     num_bytes = instructions = seconds = 0.0
     for out, columns in linears:
         read, issued = out * columns * FORMATS[kind], out * columns * each
         num_bytes, instructions = num_bytes + read, instructions + issued
-        seconds += max(read / COPY, issued / ISSUE, 2 * batch * out * columns / TENSOR) + START
+        launches = 2 if kind in FRAGMENTS and parts_of(out, columns, batch) > 1 else 1
+        seconds += max(read / COPY, issued / ISSUE, 2 * batch * out * columns / TENSOR) + launches * START
     keys = batch * CONTEXT * shape.kv_heads * shape.layers
     read = keys * shape.width * 2 * 2
     issued = keys / 64 * (table["attention bfloat16, decode"].loop * 128) * shape.width / 128

@@ -6,6 +6,7 @@
     linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
     linear_groupwise, linear_experts_groupwise               codes of a checkpoint with a scale for each group
     linear_experts, linear_experts_int8, …                   the experts that each token asks for
+    linear_lut4_fragments                                    4-bit ones in the order of tensor-core fragments
     embedding_int8, embedding_lut, embedding_groupwise       rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
@@ -30,6 +31,7 @@ from .ops import (
     linear_groupwise,
     linear_int8,
     linear_lut,
+    linear_lut4_fragments,
     linear_packed,
 )
 from .ops.define_op import c_functions, decompositions, library, names
@@ -52,6 +54,7 @@ __all__ = [
     "linear_groupwise",
     "linear_int8",
     "linear_lut",
+    "linear_lut4_fragments",
     "linear_packed",
     "linear_scan",
     "names",

@@ -1,6 +1,7 @@
 """GPU twins of the quantized operators, in Triton: `register()` gives them to CUDA tensors.
 
     linear_lut                      `lut/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
+    linear_lut4_fragments           `lut/fragment_gemm`: 4-bit weights in the order of tensor-core fragments
     linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
     embedding_lut, embedding_int8   `embedding`
@@ -29,6 +30,7 @@ OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled
 _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")
 _WHERE = {
     "linear_lut": "lut.linear_lut",
+    "linear_lut4_fragments": "lut.fragment_gemm",
     "linear_int8": "int8.linear_int8",
     "linear_int8_static": "int8.linear_int8",
     "linear_int8_weight": "int8.linear_int8",
@@ -60,6 +62,11 @@ def why_not() -> str | None:
         )
         return f"{name} has compute capability {has}; the kernels need {needed}"
     return None
+
+
+def packs(device: str) -> bool:
+    """Tell if weights of a program for `device` are packed in the order of the kernels here."""
+    return device.startswith("cuda") and _registrable() and _capable(torch.device(device))
 
 
 def function(name: str) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ class Rewriter:
             node = self._graph.placeholder(f"b_{name}")
         node.meta["val"] = like.new_empty(shape, dtype=dtype)
         self._specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, True))
-        self._state[name] = torch.empty(shape, dtype=dtype)
+        self._state[name] = torch.empty(shape, dtype=dtype, device=like.device)
         return node
 
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -59,6 +59,12 @@ class Rewriter:
         cast = self._graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
         cast.meta["val"] = node.meta["val"].to(dtype)
         return cast
+
+    def _slice(self, node: fx.Node, start: int, length: int) -> fx.Node:
+        axis = node.meta["val"].dim() - 1
+        part = self._graph.call_function(torch.ops.aten.slice.Tensor, (node, axis, start, start + length))
+        part.meta["val"] = node.meta["val"].narrow(axis, start, length)
+        return part
 
     def _drop_unused(self) -> None:
         """Portable tensors that nothing reads any more need not be loaded."""

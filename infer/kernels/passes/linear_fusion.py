@@ -152,9 +152,3 @@ class LinearRewriter(Rewriter):
         shapes["bias"] = ((packing.out_features,), torch.float32)
         parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
         return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]
-
-    def _slice(self, node: fx.Node, start: int, length: int) -> fx.Node:
-        axis = node.meta["val"].dim() - 1
-        part = self._graph.call_function(torch.ops.aten.slice.Tensor, (node, axis, start, start + length))
-        part.meta["val"] = node.meta["val"].narrow(axis, start, length)
-        return part

@@ -1,0 +1,258 @@
+"""`linear_lut4_fragments` on a GPU: 4-bit weights that arrive in the registers where the tensor cores read them.
+
+A lane loads 16 bytes, through asynchronous copies: the codes of its own fragments of 16 rows and 64 columns. They are
+decoded in registers (`fragment_decode`) and multiplied; nothing of the weight passes through shared memory but the
+packed words. Up to 16 rows of x the group scales multiply sums, so that only entries of the table are rounded; above,
+they multiply the weight, which is rounded once more, and sums stay in the tensor cores. Many rows: the weight is
+decoded once, then the library multiplies. Columns are cut into parts where the rows of the weight are few.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...ops.bitpack import GROUP, LEVELS
+from ...ops.linear_lut4_fragments import BLOCK, weight_of
+from .. import kernel_thresholds
+from ..epilogue import finish
+from ..int8.int8_gemv import INTERPRETED
+from ..launch import cdiv, flat_rows, launch, same_device, split_of
+from .fragment_decode import decode, planes_of
+
+HALVES = (torch.float16, torch.bfloat16)
+MOST_ROWS = 64  # of x in one tile
+EXACT_ROWS = 16  # up to which scales multiply sums
+_LEVELS = tl.constexpr(LEVELS)
+
+
+@triton.jit
+def _gemm(
+    x_ptr: tl.tensor,
+    codes_ptr: tl.tensor,  # int32 [N / 16, groups, 128]
+    planes_ptr: tl.tensor,  # int32 [N / 32, 18], or its bytes for the interpreter
+    scale_ptr: tl.tensor,  # int32 [groups / 4, padded]: four int8
+    row_scale_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
+    num_rows: tl.tensor,  # M
+    num_out: tl.tensor,  # N
+    padded: tl.tensor,  # N in whole blocks
+    num_columns: tl.tensor,  # K
+    groups: tl.tensor,  # of 64 columns, padding included
+    steps_each: tl.tensor,  # of a part of the columns
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    TOGETHER: tl.constexpr,  # groups in one step
+    UNIFORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    EVEN: tl.constexpr,
+    LAST: tl.constexpr,  # there is one part: scale and store the result
+    BIAS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+) -> None:
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[:, None] * num_columns
+    begin = tl.program_id(2) * steps_each
+    end = tl.minimum(begin + steps_each, groups // TOGETHER)
+    tile = tl.program_id(0) * (BN // 16) + tl.arange(0, BN // 16)
+    lane = tl.arange(0, 32)
+    word_ptr = codes_ptr + (tile.to(tl.int64) * groups * 128)[:, None, None]
+    word_ptr += (lane * 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
+    block = tile // 2
+    p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(x_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
+    lane_row = (tile[:, None] * 16 + (lane // 4)[None])[:, :, None]
+    acc = tl.zeros([BN, BM], tl.float32)
+    for step in range(begin, end):
+        first = step * TOGETHER
+        four = scale_ptr + first // 4 * padded
+        shift = first % 4 * 8
+        s0 = tl.load(four + lane_row) >> shift if SCALED else lane_row
+        s1 = tl.load(four + lane_row + 8) >> shift if SCALED else lane_row
+        scales = n if SCALED else tl.load(four + n) >> shift
+        for i in tl.static_range(TOGETHER):
+            word = tl.load(word_ptr + (first + i) * 128)
+            r0, r1 = (s0 << (24 - 8 * i)) >> 24, (s1 << (24 - 8 * i)) >> 24
+            weight = decode(
+                x_ptr,
+                word,
+                planes_ptr,
+                block,
+                p0,
+                p1,
+                p2,
+                p3,
+                p4,
+                p5,
+                p6,
+                p7,
+                r0,
+                r1,
+                UNIFORM,
+                SCALED,
+                ASSEMBLY,
+            )
+            k = (first + i) * 64 + tl.arange(0, 64)
+            inside = (k < num_columns)[None]
+            x = tl.load(x_row + k[None]) if EVEN else tl.load(x_row + k[None], mask=inside, other=0.0)
+            if SCALED:
+                acc = tl.dot(weight, tl.trans(x), acc)
+            else:
+                scale = ((scales << (24 - 8 * i)) >> 24).to(tl.float32)
+                acc += tl.dot(weight, tl.trans(x)) * scale[:, None]
+    if LAST:
+        acc *= (tl.load(row_scale_ptr + n) / _LEVELS)[:, None]
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
+    at = (tl.program_id(2) * num_rows + m[None]).to(tl.int64) * num_out + n[:, None]
+    kept = (n < num_out)[:, None] & (m < num_rows)[None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _decode(
+    codes_ptr: tl.tensor,
+    planes_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [N, K]
+    num_out: tl.tensor,
+    padded: tl.tensor,
+    num_columns: tl.tensor,
+    groups: tl.tensor,
+    BN: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+) -> None:
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    tile = tl.program_id(0) * (BN // 16) + tl.arange(0, BN // 16)
+    group = tl.program_id(1)
+    block = tile // 2
+    p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(out_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
+    word_ptr = codes_ptr + (tile.to(tl.int64) * groups + group)[:, None, None] * 128
+    word = tl.load(word_ptr + (tl.arange(0, 32) * 4)[None, :, None] + tl.arange(0, 4)[None, None, :])
+    weight = decode(
+        out_ptr, word, planes_ptr, block, p0, p1, p2, p3, p4, p5, p6, p7, word, word, UNIFORM, False, ASSEMBLY
+    )
+    four = tl.load(scale_ptr + group // 4 * padded + n)
+    scale = (four << (24 - group % 4 * 8) >> 24).to(tl.float32) * (tl.load(row_scale_ptr + n) / _LEVELS)
+    k = group * 64 + tl.arange(0, 64)
+    kept = (n < num_out)[:, None] & (k < num_columns)[None]
+    value = (weight.to(tl.float32) * scale[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + n.to(tl.int64)[:, None] * num_columns + k[None], value, mask=kept)
+
+
+def linear_lut4_fragments(
+    x: Tensor,
+    codes: Tensor,
+    table: Tensor,
+    planes: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    uniform: bool,
+) -> Tensor:
+    """`infer::linear_lut4_fragments` on CUDA tensors: x [..., K] → [..., out_features] in x's dtype."""
+    same_device(x, codes, table, planes, scale, row_scale, bias)
+    rows = flat_rows(x)
+    if rows.dtype not in HALVES:
+        weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform)[:out_features]
+        y = F.linear(rows, weight, None if bias is None else bias.float())
+    elif rows.shape[0] < max(kernel_thresholds.of("lut4", x.device).library, MOST_ROWS + 1):
+        y = linear(rows, codes, planes, scale, row_scale, bias, out_features, uniform)
+    else:
+        weight = decoded(codes, planes, scale, row_scale, out_features, x.shape[-1], uniform, rows.dtype)
+        y = F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
+    return y.to(x.dtype).reshape(*x.shape[:-1], out_features)
+
+
+def linear(
+    x: Tensor,
+    codes: Tensor,
+    planes: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None,
+    num_out: int,
+    uniform: bool,
+    split: int | None = None,
+) -> Tensor:
+    """Multiply x [M, K] float16 or bfloat16 by packed weights: [M, num_out] in its dtype, sums are float32."""
+    num_rows, num_columns = x.shape
+    groups, padded = codes.shape[1], scale.shape[1]
+    scaled = num_rows > EXACT_ROWS
+    block = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS
+    height, together, warps = (BLOCK, 2, 4) if scaled else (64, 4, 2)
+    grid, steps = (cdiv(num_out, height), cdiv(num_rows, block)), groups // together
+    parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if scaled else 6)
+    each = max(cdiv(steps, parts), 1)
+    parts = max(cdiv(steps, each), 1)
+    last = parts == 1
+    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
+    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    launch(
+        _gemm,
+        (*grid, parts),
+        x.contiguous(),
+        codes,
+        planes.view(torch.uint8) if INTERPRETED else planes,
+        scale.view(torch.int32),
+        row_scale,
+        row_scale if bias is None else bias.contiguous(),
+        out,
+        num_rows,
+        num_out,
+        padded,
+        num_columns,
+        groups,
+        each,
+        BM=block,
+        BN=height,
+        TOGETHER=together,
+        UNIFORM=uniform,
+        SCALED=scaled,
+        EVEN=groups * GROUP == num_columns,
+        LAST=last,
+        BIAS=bias is not None,
+        ASSEMBLY=not INTERPRETED,
+        num_warps=warps,
+        num_stages=3,
+    )
+    return out if last else finish(out, None, row_scale[:num_out], bias, x.dtype, LEVELS)
+
+
+def decoded(
+    codes: Tensor,
+    planes: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    num_out: int,
+    num_columns: int,
+    uniform: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the weight [num_out, num_columns] in float16 or bfloat16; entries of the table are rounded to it first."""
+    out = codes.new_empty((num_out, num_columns), dtype=dtype)
+    launch(
+        _decode,
+        (cdiv(num_out, 64), cdiv(num_columns, GROUP)),
+        codes,
+        planes.view(torch.uint8) if INTERPRETED else planes,
+        scale.view(torch.int32),
+        row_scale,
+        out,
+        num_out,
+        scale.shape[1],
+        num_columns,
+        codes.shape[1],
+        BN=64,
+        UNIFORM=uniform,
+        ASSEMBLY=not INTERPRETED,
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,103 @@
+"""Portable 4-bit linear layers → layers in the order of tensor-core fragments, in a program for an NVIDIA GPU.
+
+Layers that read the same input (q, k and v; gate and up) become one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from ...spec import Finding
+from ..gpu.fragment_packing import FragmentLayer, FragmentPacking, pack
+from ..ops.bitpack import GROUP, bits_of, columns_of
+from ..ops.linear_lut4_fragments import uniform_zero
+from .graph_pass import Rewriter
+
+LAYER = "infer.linear_lut.default"
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class _Fragments(Rewriter):
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(program)
+        self.packings: list[FragmentPacking] = []
+
+    def pack_linear(self) -> None:
+        """Replace every 4-bit layer of a half-precision input whose weights are tensors of the program."""
+        groups: dict[tuple[object, int], list[tuple[fx.Node, FragmentLayer]]] = {}
+        for node in self._graph.nodes:
+            if (layer := self._layer(node)) is not None:
+                columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
+                groups.setdefault((node.args[0], columns), []).append((node, layer))
+        for (_, columns), members in groups.items():
+            self._replace(columns, members)
+        self._drop_unused()
+
+    def _layer(self, node: fx.Node) -> FragmentLayer | None:
+        """Return what to pack for this node; None for other operators, dtypes, formats and computed operands."""
+        if node.op != "call_function" or str(node.target) != LAYER or node.meta["val"].dtype not in HALVES:
+            return None
+        names = self._names_of(node)
+        if not names or "" in names.values():
+            return None
+        table, scale, codes = (self._tensors[names[part]] for part in ("table", "scale", "codes"))
+        if bits_of(table) != 4 or scale.shape[1] * GROUP != columns_of(codes, table):
+            return None
+        parts = {part: names[part] for part in ("codes", "table", "scale", "row_scale")}
+        return FragmentLayer(**parts, bias=names.get("bias"), rows=codes.shape[0])
+
+    def _replace(self, columns: int, members: list[tuple[fx.Node, FragmentLayer]]) -> None:
+        layers = tuple(layer for _, layer in members)
+        uniform = all(uniform_zero(self._tensors[layer.table].cpu()) is not None for layer in layers)
+        packing = FragmentPacking(f"fragments_{len(self.packings)}", layers, columns, uniform)
+        self.packings.append(packing)
+        first = members[0][0]
+        x: Any = first.args[0]  # as it is now: another layer that was replaced may have made it
+        given, features = x.meta["val"], packing.out_features
+        operands = {
+            part: self._operand(f"{packing.name}_{part}", *shape, given)
+            for part, shape in packing.shapes.items()
+        }
+        bias = operands.pop("bias", None)
+        with self._graph.inserting_before(first):
+            whole = self._graph.call_function(
+                torch.ops.infer.linear_lut4_fragments.default,
+                (x, *operands.values(), bias, features, uniform),
+            )
+            whole.meta = {**first.meta, "val": given.new_empty((*given.shape[:-1], features))}
+            for start, (node, layer) in zip(packing.starts, members, strict=False):
+                part = whole if len(members) == 1 else self._slice(whole, start, layer.rows)
+                node.replace_all_uses_with(part)
+        for node, _ in members:
+            self._graph.erase_node(node)
+
+
+def plan_fragments(program: ExportedProgram) -> tuple[ExportedProgram, list[FragmentPacking]]:
+    """Return a program that calls `linear_lut4_fragments`, and what its operands are packed from.
+
+    The input stays as it is.
+    """
+    rewriter = _Fragments(program)
+    rewriter.pack_linear()
+    return rewriter.program(), rewriter.packings
+
+
+def packed(program: ExportedProgram) -> ExportedProgram:
+    """`program` with 4-bit layers packed into fragments: what plain torch runs on a GPU."""
+    planned, packings = plan_fragments(program)
+    planned._state_dict = {
+        **planned.state_dict,
+        **pack(packings, {**program.state_dict, **program.constants}),
+    }
+    return planned
+
+
+def findings(packings: list[FragmentPacking]) -> list[Finding]:
+    """Report how many layers became how many calls."""
+    count = sum(len(packing.layers) for packing in packings)
+    why = f"4-bit weights in the order of tensor-core fragments, in {len(packings)} calls"
+    return [Finding("lower", "fragment layers", count, "layers", why)] if count else []

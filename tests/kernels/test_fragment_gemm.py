@@ -1,0 +1,211 @@
+"""4-bit layers in the order of tensor-core fragments: packing, pass, kernel in the interpreter, PTX, machine code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer.kernels.gpu import fragment_packing
+from infer.kernels.ops import bitpack, linear_lut4_fragments
+from infer.kernels.passes import fragment_fusion
+from tests.support import ptx_elementwise
+from tests.support.triton_compile import compiled, run_in_interpreter
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from infer.kernels.gpu.lut import fragment_decode, fragment_gemm  # noqa: E402
+
+OPS = torch.ops.infer
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+on_device = pytest.mark.skipif(
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_in_the_interpreter"
+)
+on_host = pytest.mark.skipif(INTERPRETED, reason="the interpreter needs only what runs on a device")
+HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+SHAPES = [(1, 33, 64), (9, 130, 320), (40, 16, 64), *([(17, 70, 576), (70, 3, 320)] if CUDA else [])]
+PARTS = ("codes", "table", "scale", "row_scale")
+FORMS = {"uniform": 1, "table": 1, "tables": None}  # number of tables, None: one for 32 rows
+
+
+def weights(rows: int, columns: int, form: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows + columns)
+    codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    tables = FORMS[form] or -(-rows // bitpack.TABLE_ROWS)
+    table = torch.rand(tables, 16, generator=generator).mul(2).sub(1).sort(1).values
+    if form == "uniform":
+        table = (torch.arange(16.0)[None] - 8) / 8
+    scale = torch.randint(-127, 128, (rows, columns // 64), dtype=torch.int8, generator=generator)
+    return bitpack.pack(codes, 4), table, scale, torch.rand(rows, generator=generator) + 0.1
+
+
+def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
+    assert got.shape == want.shape
+    error = (got.double() - want.double()).norm()
+    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
+
+
+@on_host
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (70, 320), (130, 256)])
+def test_packed_weights_stand_for_the_same_numbers(form: str, rows: int, columns: int) -> None:
+    portable = weights(rows, columns, form)
+    uniform = linear_lut4_fragments.uniform_zero(portable[1]) is not None
+    assert uniform == (form == "uniform")
+    x, bias = torch.randn(3, columns), torch.randn(rows)
+    packed = linear_lut4_fragments.pack(*portable, uniform)
+    got = OPS.linear_lut4_fragments(x, *packed, bias, rows, uniform)
+    assert_near(got, OPS.linear_lut(x, *portable, bias), 1e-6)
+    assert packed[0].shape[0] * 16 == -(-rows // 128) * 128
+    assert not packed[3].transpose(0, 1).reshape(packed[3].shape[1], -1)[rows:].any()
+
+
+@on_host
+def test_only_tables_with_an_integer_zero_are_uniform() -> None:
+    steps = torch.arange(16.0)[None]
+    assert linear_lut4_fragments.uniform_zero((steps - 7) * 0.3) == [7]
+    assert linear_lut4_fragments.uniform_zero((steps - 7.5) * 0.3) is None
+    assert linear_lut4_fragments.uniform_zero(steps * 0) is None
+    assert linear_lut4_fragments.uniform_zero(torch.cat([steps, steps**2])) is None
+
+
+@on_host
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("form", ["uniform", "table"])
+def test_the_assembly_decodes_every_code_at_every_place(form: str, dtype: torch.dtype, scaled: bool) -> None:
+    uniform, half = form == "uniform", HALVES[dtype]
+    table = weights(32, 64, form)[1]
+    zeros = linear_lut4_fragments.uniform_zero(table)
+    first = 0 if dtype == torch.bfloat16 else 9
+    planes = linear_lut4_fragments.planes_of(table, zeros)[0, first : first + 9].tolist()
+    entries = torch.arange(16.0) - 8 if uniform else table[0]
+    made = fragment_decode.uniform_assembly if uniform else fragment_decode.table_assembly
+    scales = torch.tensor([3.0, -127.0], dtype=dtype)
+    words = [int(s) & 0xFFFF for s in scales.view(torch.int16)]
+    operands = [planes[8]] if uniform else planes[:8]
+    operands += [word | word << 16 for word in words] if scaled else []
+    for shift in range(16):
+        codes = [(shift + 5 * j) % 16 for j in range(8)]
+        word = sum(
+            code << place for code, place in zip(codes, linear_lut4_fragments.places(uniform), strict=True)
+        )
+        bits = ptx_elementwise.run(made(half, scaled), [word, *operands], 8)
+        got = torch.tensor(bits).to(torch.int16).view(dtype)
+        want = entries[codes].to(dtype)
+        assert torch.equal(got, want * scales[[0, 0, 1, 1] * 2] if scaled else want)
+
+
+@on_device
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "shape", [(1, 33, 64), (9, 130, 320), (40, 16, 64)] + [(17, 70, 576), (70, 3, 320)] * CUDA, ids=str
+)
+def test_the_kernel_computes_the_layer(form: str, shape: tuple[int, int, int]) -> None:
+    rows, features, columns = shape
+    portable = weights(features, columns, form)
+    uniform = form == "uniform"
+    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(*portable, uniform)]
+    bias = torch.randn(features)
+    for dtype in HALVES if CUDA else (torch.float16,):  # the interpreter multiplies the bits of bfloat16
+        x = torch.randn(rows, columns).to(dtype)
+        want = OPS.linear_lut(x.float(), *portable, bias)
+        tolerance = 1e-3 if dtype == torch.float16 else 8e-3
+        operands = (x.to(DEVICE), packed[0], *packed[2:])
+        for split in (1, 2):
+            got = fragment_gemm.linear(*operands, bias.to(DEVICE), features, uniform, split)
+            assert_near(got.cpu(), want, tolerance)
+        weight = fragment_gemm.decoded(packed[0], *packed[2:], features, columns, uniform, dtype)
+        assert_near(x.float() @ weight.cpu().float().T + bias, want, tolerance)
+    bad = x.clone()
+    bad[0, 0] = float("nan")
+    y = fragment_gemm.linear(bad.to(DEVICE), packed[0], *packed[2:], None, features, uniform)
+    assert y[0].isnan().all()
+    assert y[1:].isfinite().all()
+
+
+@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
+def test_in_the_interpreter() -> None:
+    run_in_interpreter(__file__)
+
+
+class _Block(torch.nn.Module):
+    """Three layers of one input, one of them with a bias, and a fourth behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i, (rows, columns) in enumerate(((70, 128), (33, 128), (130, 128), (64, 130 - 130 % 64))):
+            for name, value in zip(
+                ("codes", "table", "scale", "row_scale"), weights(rows, columns, "table"), strict=True
+            ):
+                self.register_buffer(f"{name}_{i}", value)
+        self.register_buffer("bias", torch.randn(33))
+
+    def layer(self, x: Tensor, i: int, bias: Tensor | None = None) -> Tensor:
+        return OPS.linear_lut(x, *(getattr(self, f"{name}_{i}") for name in PARTS), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.layer(x, 0), self.layer(x, 1, self.bias), self.layer(x, 2)
+        return self.layer(torch.cat([first, second, third[..., :25]], -1), 3)
+
+
+@on_host
+def test_layers_of_one_input_become_one_call() -> None:
+    x = torch.randn(2, 5, 128).bfloat16()
+    program = torch.export.export(_Block(), (x,), dynamic_shapes=({1: torch.export.Dim("tokens", min=2)},))
+    planned, packings = fragment_fusion.plan_fragments(program)
+    assert [len(packing.layers) for packing in packings] == [3, 1]
+    assert packings[0].starts == [0, 128, 256, 512]
+    assert not [name for name in planned.state_dict if name.startswith(("codes", "table", "scale"))]
+    for packing in packings:
+        made = fragment_packing.pack([packing], program.state_dict)
+        for part, (shape, dtype) in packing.shapes.items():
+            tensor = made[f"{packing.name}_{part}"]
+            assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+    packed = fragment_fusion.packed(program)
+    calls = [n for n in packed.graph.nodes if "linear_lut" in str(n.target)]
+    assert [str(n.target) for n in calls] == ["infer.linear_lut4_fragments.default"] * 2
+    assert_near(packed.module()(x), program.module()(x), 8e-3)
+    assert fragment_fusion.findings(packings)[0].value == 4
+
+
+@on_host
+def test_layers_that_do_not_fit_stay_as_they_are() -> None:
+    program = torch.export.export(_Block(), (torch.randn(2, 128),))  # float32: no tensor cores
+    planned, packings = fragment_fusion.plan_fragments(program)
+    assert not packings
+    assert sum(str(n.target) == "infer.linear_lut.default" for n in planned.graph.nodes) == 4
+
+
+@on_host
+@pytest.mark.parametrize(("capability", "rows"), [(80, 64), (90, 4)])
+def test_weights_reach_the_tensor_cores_from_registers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, rows: int
+) -> None:
+    """Check machine code: words arrive by asynchronous copies and 16-byte loads; no half word is stored in the loop."""
+    launches: list[tuple] = []
+    monkeypatch.setattr(
+        fragment_gemm, "launch", lambda kernel, _, *args, **options: launches.append((kernel, args, options))
+    )
+    packed = linear_lut4_fragments.pack(*weights(256, 1024, "table"), False)
+    fragment_gemm.linear(
+        torch.empty(rows, 1024, dtype=torch.bfloat16), packed[0], *packed[2:], None, 256, False, 1
+    )
+    kernel = compiled(launches[0], capability)
+    (tmp_path / "a.cubin").write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    code = subprocess.run(
+        [tool, "-c", tmp_path / "a.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    last = max(match.start() for match in re.finditer(r"H\w*MMA", code))
+    assert "LDGSTS.E.BYPASS.128" in code
+    assert "LDS.128" in code[:last]
+    assert not re.search(r"STS\.U16|SHFL", code[:last])
+    assert code.count("PRMT") > 100
