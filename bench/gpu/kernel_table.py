@@ -27,7 +27,7 @@ import triton
 
 from bench.shared.repository import RESULTS
 from infer import attention
-from infer.attention import AttentionArgs, _triton_attend, _triton_merge, _triton_write
+from infer.attention import AttentionArgs, _triton_attend, _triton_write
 from infer.attention import triton as paged
 from infer.kernels.gpu import embedding, epilogue, experts
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
@@ -40,7 +40,7 @@ GROWTH = 0.10  # of instructions or registers, beyond which a kernel has become 
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
     embedding, epilogue, experts, int8_quantize, int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv,
-    lut_decode, lut_gemv, lut_gemm, fragment_gemm, _triton_attend, _triton_merge, _triton_write,
+    lut_decode, lut_gemv, lut_gemm, fragment_gemm, _triton_attend, _triton_write,
 )  # fmt: skip
 
 
@@ -134,7 +134,6 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "attention bfloat16, decode": ("_attend", lambda: _attend("bfloat16", 1)),
     "attention int8, decode": ("_attend", lambda: _attend("int8", 1)),
     "attention bfloat16, prefill": ("_attend", lambda: _attend("bfloat16", 1, 512)),
-    "attention merge": ("_merge", lambda: _attend("bfloat16", 1)),
     "attention write": ("_write", lambda: _attend("bfloat16", 1)),
     "attention write int8": ("_write", lambda: _attend("int8", 1)),
 }  # fmt: skip

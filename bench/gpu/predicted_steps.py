@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from bench.gpu import kernel_table
 from bench.shared.repository import RESULTS, ROOT
-from infer.kernels.gpu.lut import fragment_gemm
 
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- predicted steps -->", "<!-- end of predicted steps -->"
@@ -27,7 +26,12 @@ TENSOR = 989e12 * 0.6  # bfloat16 operations a second of the library
 START = 2.0e-6  # of one kernel in a recorded step: its launch and the tail of the one before
 CONTEXT = 2048
 BATCHES = (1, 8, 64)
-FORMATS = {"bfloat16": 2.0, "int8:weight": 1.0, "int4": 0.5 + 1 / 64, "nf4": 0.5 + 1 / 64}  # bytes of one weight
+FORMATS = {
+    "bfloat16": 2.0,
+    "int8:weight": 1.0,
+    "int4": 0.5 + 1 / 64,
+    "nf4": 0.5 + 1 / 64,
+}  # bytes of one weight
 FRAGMENTS = {"int4": "int4 fragments", "nf4": "lut4 fragments"}  # kernels of the formats that merge layers
 
 
@@ -65,7 +69,7 @@ SHAPES = {
     "8B": Shape(32, 4096, 14336, 32, 8, 128, 128256),
     "70B": Shape(80, 8192, 28672, 64, 8, 128, 128256),
 }
-OTHERS = 6  # kernels of a block beside its linear layers: two norms, rope, cache write, attention, its merge
+OTHERS = 5  # kernels of a block beside its linear layers: two norms, rope, cache write, attention
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,6 @@ def instructions_of(table: dict[str, kernel_table.Count], kind: str, rows: int) 
     return table[case].each or 0.0
 
 
-def parts_of(out: int, columns: int, rows: int) -> int:
-    """Return into how many parts `fragment_gemm` cuts the columns on 132 multiprocessors; more than 1: two launches."""
-    height, together, wanted = (64, 4, 6) if rows <= fragment_gemm.EXACT_ROWS else (fragment_gemm.BLOCK, 2, 2)
-    blocks = -(-out // height) * -(-rows // fragment_gemm.MOST_ROWS)
-    return max(1, min(132 * wanted // blocks, columns // 64 // together // 2, 16))
-
-
 def predict(shape: Shape, kind: str, batch: int, table: dict[str, kernel_table.Count]) -> Step:
     """Predict one decode step of `batch` sequences of `CONTEXT` tokens each."""
     each = instructions_of(table, kind, batch)
@@ -116,8 +113,7 @@ def predict(shape: Shape, kind: str, batch: int, table: dict[str, kernel_table.C
     for out, columns in linears:
         read, issued = out * columns * FORMATS[kind], out * columns * each
         num_bytes, instructions = num_bytes + read, instructions + issued
-        launches = 2 if kind in FRAGMENTS and parts_of(out, columns, batch) > 1 else 1
-        seconds += max(read / COPY, issued / ISSUE, 2 * batch * out * columns / TENSOR) + launches * START
+        seconds += max(read / COPY, issued / ISSUE, 2 * batch * out * columns / TENSOR) + START
     keys = batch * CONTEXT * shape.kv_heads * shape.layers
     read = keys * shape.width * 2 * 2
     issued = keys / 64 * (table["attention bfloat16, decode"].loop * 128) * shape.width / 128

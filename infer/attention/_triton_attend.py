@@ -2,7 +2,8 @@
 
 The rows of a tile are the query heads of one key head, of a few tokens of one sequence; sequences share no tile. Tile
 number `query_start[b] // tokens + b` is the first of sequence b: that is known without counting, and leaves some tiles
-without work. Logits are kept times log2(e), so that exponentials are powers of two.
+without work. The last program of a tile merges the pieces. Logits are kept times log2(e), so that exponentials are
+powers of two.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kernels.gpu.launch import launch
+from ..kernels.gpu.int8.int8_gemv import INTERPRETED
+from ..kernels.gpu.launch import launch, tickets
 from ._args import AttentionArgs, Tiling
-from ._triton_merge import merge, with_sink
+from ._triton_merge import merged, with_sink
 from ._triton_write import views
 
 LOG2E = math.log2(math.e)
@@ -57,6 +59,46 @@ def _alibi(slope: tl.tensor, j: tl.tensor, position: tl.tensor, ROUNDED: tl.cons
     return slope[:, None] * (j[None] - position[:, None]).to(tl.float32)
 
 
+# Four int8 in a word → four numbers of 16 bits, exact. float16: the byte plus 128 under the exponent of 1024. bfloat16
+# has seven bits of a fraction: the sign bit, which is worth 128, is taken apart and makes 256 of the exponent of 128.
+BYTES_TO_F16 = """{
+.reg .b32 b, m;
+xor.b32 b, $2, 0x80808080;
+mov.b32 m, 0xe480e480;
+prmt.b32 $0, b, 0x64646464, 0x4140;
+prmt.b32 $1, b, 0x64646464, 0x4342;
+add.rn.f16x2 $0, $0, m;
+add.rn.f16x2 $1, $1, m;
+}"""
+BYTES_TO_BF16 = """{
+.reg .b32 p, q, s, one;
+mov.b32 one, 0xbf80bf80;
+prmt.b32 p, $2, 0x43434343, 0x4140;
+prmt.b32 q, $2, 0x43434343, 0x4342;
+and.b32 s, p, 0x43804380;
+and.b32 p, p, 0x437f437f;
+fma.rn.bf16x2 $0, s, one, p;
+and.b32 s, q, 0x43804380;
+and.b32 q, q, 0x437f437f;
+fma.rn.bf16x2 $1, s, one, q;
+}"""
+_BYTES_TO_F16, _BYTES_TO_BF16 = tl.constexpr(BYTES_TO_F16), tl.constexpr(BYTES_TO_BF16)
+
+
+@triton.jit
+def _in_type_of(like: tl.tensor, x: tl.tensor, PURE: tl.constexpr, ASSEMBLY: tl.constexpr) -> tl.tensor:
+    """Convert keys or values to the type that `like` points to.
+
+    Not PURE: in the layout of the load. Values, which a product reads across their bytes, are then converted once on
+    the way to shared memory, not read from there byte by byte.
+    """
+    if ASSEMBLY and x.dtype == tl.int8 and like.dtype.element_ty == tl.float16:
+        return tl.inline_asm_elementwise(_BYTES_TO_F16, "=&r,=&r,r", [x], tl.float16, is_pure=PURE, pack=4)
+    if ASSEMBLY and x.dtype == tl.int8 and like.dtype.element_ty == tl.bfloat16:
+        return tl.inline_asm_elementwise(_BYTES_TO_BF16, "=&r,=&r,r", [x], tl.bfloat16, is_pure=PURE, pack=4)
+    return x.to(like.dtype.element_ty)
+
+
 @triton.jit(do_not_specialize=["batch", "blocks", "tokens"])
 def _attend(
     query_ptr: tl.tensor,
@@ -70,6 +112,8 @@ def _attend(
     out_ptr: tl.tensor,  # [T, Hq, D], or of each piece [splits, T, Hq, D] float32
     most_ptr: tl.tensor,  # float32 [splits, T, Hq]
     sum_ptr: tl.tensor,
+    result_ptr: tl.tensor,  # [T, Hq, D], of the merged pieces
+    ticket_ptr: tl.tensor,  # int32, 0 for each tile and key head
     query_token: tl.tensor,  # strides
     query_head: tl.tensor,
     page_stride: tl.tensor,  # of cache_ptr
@@ -97,6 +141,7 @@ def _attend(
     CHUNKS: tl.constexpr,
     ALIBI: tl.constexpr,
     ROUNDED: tl.constexpr,  # ALiBi in bfloat16
+    ASSEMBLY: tl.constexpr,
 ) -> None:
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
     split, splits = tl.program_id(2), tl.num_programs(2)
@@ -140,8 +185,8 @@ def _attend(
         page, place = page.to(tl.int64), kv_head * PAGE + j % PAGE
         at = cache_ptr + (page * page_stride + place * width)[:, None] + column[None]
         taken = inside[:, None] & filled[None]
-        key = tl.load(at, mask=taken, other=0).to(query_ptr.dtype.element_ty)
-        value = tl.load(at + half, mask=taken, other=0).to(query_ptr.dtype.element_ty)
+        key = _in_type_of(query_ptr, tl.load(at, mask=taken, other=0), True, ASSEMBLY)
+        value = _in_type_of(query_ptr, tl.load(at + half, mask=taken, other=0), False, ASSEMBLY)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         steps = step_ptr + page * step_stride + half // 2 + place
         if QUANTIZED:
@@ -178,11 +223,21 @@ def _attend(
         acc /= tl.where(total > 0, total, 1.0)[:, None]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=kept)
     else:
-        piece = split * tokens.to(tl.int64) * (kv_heads * GROUP)
-        tl.store(most_ptr + piece + to, most, mask=real)
-        if low < stop:  # the merge reads nothing else of a piece without keys
-            tl.store(sum_ptr + piece + to, total, mask=real)
-            tl.store(at + piece * width, acc, mask=kept)
+        piece = tokens.to(tl.int64) * (kv_heads * GROUP)
+        tl.store(most_ptr + split * piece + to, most, mask=real)
+        if low < stop:  # nothing else of a piece without keys is read
+            tl.store(sum_ptr + split * piece + to, total, mask=real)
+            tl.store(at + split * piece * width, acc, mask=kept)
+        tl.debug_barrier()  # all of the program's piece is written before it counts itself
+        ticket_ptr += tl.program_id(0) * kv_heads + kv_head
+        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == splits - 1:
+            most, total, acc = merged(most_ptr + to, sum_ptr + to, at, piece, width, splits, real, kept)
+            if SINKS:
+                most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr + head).to(tl.float32))
+            acc /= tl.where(total > 0, total, 1.0)[:, None]
+            to_result = result_ptr + to[:, None] * width + column[None]
+            tl.store(to_result, acc.to(result_ptr.dtype.element_ty), mask=kept)
+            tl.store(ticket_ptr, 0)
 
 
 def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> Tensor:
@@ -192,6 +247,9 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
     tokens, heads, width = query.shape
     batch, blocks = args.block_table.shape
     out = query.new_empty(query.shape)
+    grid = (tokens // tile.tokens + batch, args.layout.kv_heads)
+    counted = tickets(query, grid[0] * grid[1]) if splits > 1 else None
+    splits = 1 if counted is None else splits
     whole = splits == 1
     pieces = out if whole else query.new_empty((splits, *query.shape), dtype=torch.float32)
     most, total = (query.new_empty((splits, tokens, heads), dtype=torch.float32) for _ in range(2))
@@ -200,7 +258,7 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         scale, cap = 2 * scale / args.softcap, args.softcap * LOG2E
     launch(
         _attend,
-        (tokens // tile.tokens + batch, args.layout.kv_heads, splits),
+        (*grid, splits),
         query,
         cache,
         steps,
@@ -212,6 +270,8 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         pieces,
         most,
         total,
+        out,
+        args.seq_lens if counted is None else counted,
         *query.stride()[:2],
         cache.stride(0),
         steps.stride(0),
@@ -238,9 +298,8 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         CHUNKS=args.chunk > 0,
         ALIBI=args.slopes is not None,
         ROUNDED=args.slopes is not None and args.slopes.dtype == torch.bfloat16,
+        ASSEMBLY=not INTERPRETED,
         num_warps=tile.warps,
-        num_stages=2,
+        num_stages=3 if tile.rows <= 32 else 2,  # larger tiles fill shared memory with two
     )
-    if not whole:
-        merge(pieces, most, total, args.sinks, out)
     return out

@@ -16,10 +16,11 @@ from torch import Tensor
 from infer import attention
 from infer.attention import AttentionArgs, reference
 from infer.attention import triton as plugin
+from tests.support import ptx_elementwise
 from tests.support.triton_compile import assembly, run_in_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
-from infer.attention import _triton_attend, _triton_merge, _triton_write  # noqa: E402
+from infer.attention import _triton_attend, _triton_write  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -229,7 +230,7 @@ def test_in_the_interpreter() -> None:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Collect launches that were not made: (kernel, arguments, options)."""
     launches: list[tuple] = []
-    for module in (_triton_attend, _triton_merge, _triton_write):
+    for module in (_triton_attend, _triton_write):
         monkeypatch.setattr(
             module, "launch", lambda kernel, _, *args, **options: launches.append((kernel, args, options))
         )
@@ -247,9 +248,24 @@ def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability
         args = arguments(rows, heads=8, width=128, kind=kind, dtype=dtype, **changes)
         plugin.run(args, plugin.tiling(args), 4)
     texts = assembly(captured, capability)
-    assert len(texts) == 6
+    assert len(texts) == 4  # the write, and tiles whose last program merges
     assert "mma.sync" in texts[1]
-    assert not any("atom" in text for text in texts)
+    assert [text.count("atom.") for text in texts] == [0, 1, 0, 1]
+
+
+@on_host
+@pytest.mark.parametrize("half", ["F16", "BF16"])
+def test_int8_keys_and_values_become_halves_exactly(half: str) -> None:
+    text, dtype = (
+        getattr(_triton_attend, f"BYTES_TO_{half}"),
+        getattr(torch, {"F16": "float16"}.get(half, "bfloat16")),
+    )
+    for first in range(0, 256, 4):
+        word = sum((first + 67 * i) % 256 << 8 * i for i in range(4))
+        pairs = ptx_elementwise.run(text, [word], 2)
+        bits = torch.tensor([part for pair in pairs for part in (pair & 0xFFFF, pair >> 16)])
+        want = torch.tensor([(first + 67 * i) % 256 for i in range(4)]).to(torch.int8)
+        assert torch.equal(bits.to(torch.int16).view(dtype), want.to(dtype))
 
 
 @on_host

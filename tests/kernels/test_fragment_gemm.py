@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer.kernels.gpu import fragment_packing
+from infer.kernels.gpu import fragment_packing, launch
 from infer.kernels.ops import bitpack, linear_lut4_fragments
 from infer.kernels.passes import fragment_fusion
 from tests.support import ptx_elementwise
@@ -108,7 +108,9 @@ def test_the_assembly_decodes_every_code_at_every_place(form: str, dtype: torch.
 @pytest.mark.parametrize(
     "shape", [(1, 33, 64), (9, 130, 320), (40, 16, 64)] + [(17, 70, 576), (70, 3, 320)] * CUDA, ids=str
 )
-def test_the_kernel_computes_the_layer(form: str, shape: tuple[int, int, int]) -> None:
+def test_the_kernel_computes_the_layer(
+    monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, int, int]
+) -> None:
     rows, features, columns = shape
     portable = weights(features, columns, form)
     uniform = form == "uniform"
@@ -122,6 +124,11 @@ def test_the_kernel_computes_the_layer(form: str, shape: tuple[int, int, int]) -
         for split in (1, 2):
             got = fragment_gemm.linear(*operands, bias.to(DEVICE), features, uniform, split)
             assert_near(got.cpu(), want, tolerance)
+            assert not launch.tickets(operands[0], 1).any()
+        with monkeypatch.context() as patch:  # as where a compiler traces
+            patch.setattr(fragment_gemm, "tickets", lambda *_: None)
+            again = fragment_gemm.linear(*operands, bias.to(DEVICE), features, uniform, 2)
+        assert torch.equal(again, got)
         weight = fragment_gemm.decoded(packed[0], *packed[2:], features, columns, uniform, dtype)
         assert_near(x.float() @ weight.cpu().float().T + bias, want, tolerance)
     bad = x.clone()

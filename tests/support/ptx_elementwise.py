@@ -59,12 +59,16 @@ def _computed(name: str, given: list[int]) -> int:
             return given[0]
         case "and.b32":
             return given[0] & given[1]
+        case "xor.b32":
+            return given[0] ^ given[1]
         case "shr.u32":
             return given[0] >> given[1]
         case "lop3.b32":
             return _lut(*given)
         case "prmt.b32":
             return _permute(*given)
+        case "add.rn.f16x2":
+            return _multiply_add(given[0], 0x3C003C00, given[1], torch.float16)
         case "fma.rn.bf16x2":
             return _multiply_add(*given, torch.bfloat16)
         case "fma.rn.f16x2":

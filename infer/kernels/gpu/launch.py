@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.library import wrap_triton
 
 LARGEST_GRID = 65535  # programs on the second and the third axis of a grid; the first takes 2**31 - 1
+_MOST_TICKETS = 1 << 16
 # The kernels take activations in these types; others are converted to float32 first.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -60,6 +61,27 @@ def split_of(programs: int, steps: int, device: torch.device, wanted: int) -> in
     """
     room = processors(device) * wanted // max(programs, 1)
     return max(1, min(room, steps // 2, 16))
+
+
+_TICKETS: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def tickets(tensor: Tensor, count: int) -> Tensor | None:
+    """Return `count` zeros, int32, that programs of one kernel count up to find which of them is the last.
+
+    The last one sets its own back to zero. There is a set for each stream, whose kernels do not overlap. None while a
+    compiler traces, or where more are wanted than a set has.
+    """
+    if type(tensor) not in (Tensor, nn.Parameter) or count > _MOST_TICKETS:
+        return None
+    on_gpu = tensor.device.type == "cuda"
+    key = (tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream if on_gpu else 0)
+    if key not in _TICKETS:
+        made = torch.zeros(_MOST_TICKETS, dtype=torch.int32, device=tensor.device)
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            return made  # the graph's own memory, which the graph sets to zero
+        _TICKETS[key] = made
+    return _TICKETS[key]
 
 
 def same_device(x: Tensor, *others: Tensor | None) -> None:

@@ -4,7 +4,8 @@ A lane loads 16 bytes, through asynchronous copies: the codes of its own fragmen
 decoded in registers (`fragment_decode`) and multiplied; nothing of the weight passes through shared memory but the
 packed words. Up to 16 rows of x the group scales multiply sums, so that only entries of the table are rounded; above,
 they multiply the weight, which is rounded once more, and sums stay in the tensor cores. Many rows: the weight is
-decoded once, then the library multiplies. Columns are cut into parts where the rows of the weight are few.
+decoded once, then the library multiplies. Columns are cut into
+parts where the rows of the weight are few; the last program of a tile adds their sums in order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...ops.linear_lut4_fragments import BLOCK, weight_of
 from .. import kernel_thresholds
 from ..epilogue import finish
 from ..int8.int8_gemv import INTERPRETED
-from ..launch import cdiv, flat_rows, launch, same_device, split_of
+from ..launch import cdiv, flat_rows, launch, same_device, split_of, tickets
 from .fragment_decode import decode, planes_of
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -38,6 +39,8 @@ def _gemm(
     row_scale_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
+    sums_ptr: tl.tensor,  # float32 [parts, M, N], where the last program of a tile adds the parts up
+    ticket_ptr: tl.tensor,  # int32, 0 for each tile
     num_rows: tl.tensor,  # M
     num_out: tl.tensor,  # N
     padded: tl.tensor,  # N in whole blocks
@@ -50,19 +53,20 @@ def _gemm(
     UNIFORM: tl.constexpr,
     SCALED: tl.constexpr,
     EVEN: tl.constexpr,
-    LAST: tl.constexpr,  # there is one part: scale and store the result
+    PARTS: tl.constexpr,  # 0 one part, whose result is stored; 1 sums are stored; 2 the last program adds them up
     BIAS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ) -> None:
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[:, None] * num_columns
+    x_row = x_ptr + m.to(tl.int64)[:, None] * num_columns
+    given = (m < num_rows)[:, None]  # others are not read
     begin = tl.program_id(2) * steps_each
     end = tl.minimum(begin + steps_each, groups // TOGETHER)
     tile = tl.program_id(0) * (BN // 16) + tl.arange(0, BN // 16)
     lane = tl.arange(0, 32)
-    word_ptr = codes_ptr + (tile.to(tl.int64) * groups * 128)[:, None, None]
-    word_ptr += (lane * 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
+    # In two dimensions: in three, Triton 3.6 would give the lanes of a warp another order.
+    word_ptr = codes_ptr + (tile.to(tl.int64) * groups * 128)[:, None] + tl.arange(0, 128)[None]
     block = tile // 2
     p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(x_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
     lane_row = (tile[:, None] * 16 + (lane // 4)[None])[:, :, None]
@@ -75,7 +79,7 @@ def _gemm(
         s1 = tl.load(four + lane_row + 8) >> shift if SCALED else lane_row
         scales = n if SCALED else tl.load(four + n) >> shift
         for i in tl.static_range(TOGETHER):
-            word = tl.load(word_ptr + (first + i) * 128)
+            word = tl.reshape(tl.load(word_ptr + (first + i) * 128), [BN // 16, 32, 4])
             r0, r1 = (s0 << (24 - 8 * i)) >> 24, (s1 << (24 - 8 * i)) >> 24
             weight = decode(
                 x_ptr,
@@ -97,20 +101,32 @@ def _gemm(
                 ASSEMBLY,
             )
             k = (first + i) * 64 + tl.arange(0, 64)
-            inside = (k < num_columns)[None]
-            x = tl.load(x_row + k[None]) if EVEN else tl.load(x_row + k[None], mask=inside, other=0.0)
+            x = tl.load(x_row + k[None], mask=given if EVEN else given & (k < num_columns)[None], other=0.0)
             if SCALED:
                 acc = tl.dot(weight, tl.trans(x), acc)
             else:
                 scale = ((scales << (24 - 8 * i)) >> 24).to(tl.float32)
                 acc += tl.dot(weight, tl.trans(x)) * scale[:, None]
-    if LAST:
+    kept = (n < num_out)[:, None] & (m < num_rows)[None]
+    at = m[None].to(tl.int64) * num_out + n[:, None]
+    plane = tl.full([1, 1], num_rows, tl.int64) * num_out
+    if PARTS == 2:
+        tl.store(sums_ptr + tl.program_id(2) * plane + at, acc, mask=kept)
+        tl.debug_barrier()  # all of the program's sums are written before it counts itself
+        ticket_ptr += tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") < tl.num_programs(2) - 1:
+            return
+        acc = tl.zeros([BN, BM], tl.float32)
+        for part in range(tl.num_programs(2)):
+            acc += tl.load(sums_ptr + part * plane + at, mask=kept, other=0.0, cache_modifier=".cg")
+        tl.store(ticket_ptr, 0)
+    if PARTS != 1:
         acc *= (tl.load(row_scale_ptr + n) / _LEVELS)[:, None]
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
-    at = (tl.program_id(2) * num_rows + m[None]).to(tl.int64) * num_out + n[:, None]
-    kept = (n < num_out)[:, None] & (m < num_rows)[None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+        tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+    else:
+        tl.store(out_ptr + tl.program_id(2) * plane + at, acc, mask=kept)
 
 
 @triton.jit
@@ -133,8 +149,8 @@ def _decode(
     group = tl.program_id(1)
     block = tile // 2
     p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(out_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
-    word_ptr = codes_ptr + (tile.to(tl.int64) * groups + group)[:, None, None] * 128
-    word = tl.load(word_ptr + (tl.arange(0, 32) * 4)[None, :, None] + tl.arange(0, 4)[None, None, :])
+    word_ptr = codes_ptr + (tile.to(tl.int64) * groups + group)[:, None] * 128 + tl.arange(0, 128)[None]
+    word = tl.reshape(tl.load(word_ptr), [BN // 16, 32, 4])
     weight = decode(
         out_ptr, word, planes_ptr, block, p0, p1, p2, p3, p4, p5, p6, p7, word, word, UNIFORM, False, ASSEMBLY
     )
@@ -192,9 +208,10 @@ def linear(
     parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if scaled else 6)
     each = max(cdiv(steps, parts), 1)
     parts = max(cdiv(steps, each), 1)
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    counted = tickets(x, grid[0] * grid[1]) if parts > 1 else None
+    way = 0 if parts == 1 else 1 if counted is None else 2
+    sums = x.new_empty((parts, num_rows, num_out), dtype=torch.float32) if way else row_scale
+    out = sums if way == 1 else x.new_empty((num_rows, num_out))
     launch(
         _gemm,
         (*grid, parts),
@@ -205,6 +222,8 @@ def linear(
         row_scale,
         row_scale if bias is None else bias.contiguous(),
         out,
+        sums,
+        planes if counted is None else counted,
         num_rows,
         num_out,
         padded,
@@ -217,13 +236,13 @@ def linear(
         UNIFORM=uniform,
         SCALED=scaled,
         EVEN=groups * GROUP == num_columns,
-        LAST=last,
+        PARTS=way,
         BIAS=bias is not None,
         ASSEMBLY=not INTERPRETED,
         num_warps=warps,
         num_stages=3,
     )
-    return out if last else finish(out, None, row_scale[:num_out], bias, x.dtype, LEVELS)
+    return finish(sums, None, row_scale[:num_out], bias, x.dtype, LEVELS) if way == 1 else out
 
 
 def decoded(
