@@ -4,9 +4,9 @@ Two launches: new keys and values go to their slots; tiles of queries attend to 
 program of a tile merges. Grids and scratch depend on shapes alone; lengths are read on the device. So nothing waits for
 the GPU, and a CUDA graph of a step is good for any lengths that its block table can hold.
 
-Prompts are computed here too, of any length: `torch.nn.attention.varlen` reads pages of [token, head, width] in 16 bits,
-where these are [head, token, width] or int8; SDPA needs the keys gathered and the lengths on the host. What this file
-refuses is computed by `sdpa`.
+Prompts are computed here too, of any length: `torch.nn.attention.varlen` reads pages of [token, head, width] in 16
+bits, where these are [head, token, width] or int8; SDPA needs the keys gathered and the lengths on the host. What this
+file refuses is computed by `sdpa`.
 
 (Dao et al., Flash-Decoding for long-context inference, 2023.) Compilers keep `infer::attend_paged` whole, as they keep
 every operator whose number of rows is symbolic: the best tile is known when it runs.
