@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bitpack import GROUP, LEVELS, TABLE_ROWS, unpack
-from .library import define
+from .define_op import define
 
 BLOCK = 128  # rows: the tallest tile of a kernel
 UNIT = 256  # columns whose scales are one word
