@@ -163,10 +163,17 @@ def _needs(record: TrialRecord, limits: Sequence[Limit]) -> str:
     return " and ".join(missed) or "nothing else"
 
 
+def _rounded(value: float, figures: int, *, up: bool) -> float:
+    """Round to so many figures, never past the value in the other direction."""
+    near = float(f"{value:.{figures - 1}e}")
+    if near == value or (near > value) is up:
+        return near
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - figures + 1)
+    return float(f"{near + (step if up else -step):.{figures - 1}e}")
+
+
 def _up_seconds(value: float) -> str:
-    """Write a time that is met by `value`: three figures, rounded up."""
-    digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1e-9
-    return format_seconds(round(math.ceil(value / digits) * digits, 12))
+    return format_seconds(_rounded(value, 3, up=True))
 
 
 def _up_bytes(value: float) -> str:
@@ -174,19 +181,15 @@ def _up_bytes(value: float) -> str:
 
 
 def _up_share(value: float) -> str:
-    return f"{math.ceil(value * 1e5) / 1e3:g}%" if value < 1 else f"{value:.3g}"
+    return f"{_rounded(100 * value, 3, up=True):g}%" if value < 0.999 else _up(value)
 
 
 def _up(value: float) -> str:
-    """Write a number that `value` does not exceed: three figures, rounded up."""
-    digits = 10 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
-    return f"{math.ceil(value / digits) * digits:.3g}"
+    return f"{_rounded(value, 3, up=True):g}"
 
 
 def _down(value: float) -> str:
-    """Write a number that `value` reaches: six figures, rounded down."""
-    digits = 10 ** (math.floor(math.log10(abs(value))) - 5) if value else 1.0
-    return f"{math.floor(value / digits) * digits:.6g}"
+    return f"{_rounded(value, 6, up=False):g}"
 
 
 def said(record: TrialRecord, budgets: Budgets) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import torch
 from torch import nn
 
 from infer import plugins
+from infer.budget_search import run_search
 from infer.budget_search.messages import Done, Failed, Request, Setup
 from infer.budget_search.session import Session, SourceFailure
+from infer.budget_search.trial_loop import Search
 from infer.budget_search.worker_process import TrialLimits
 from infer.plan import Plan
 from infer.reporter import Reporter
@@ -25,6 +29,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), folder / "model.pt")
     torch.save({"input": torch.randn(48, 64)}, folder / "data.pt")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def own_timing_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a test a machine's lock of its own, so that no other search makes it wait."""
+    (tmp_path / "machine").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "machine"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 @pytest.fixture
@@ -70,7 +82,4 @@ class InProcess:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the trials of a search in this process."""
-    from infer.budget_search import trial_loop
-
-    monkeypatch.setattr(trial_loop, "WorkerProcess", InProcess)
-    monkeypatch.setattr(trial_loop.Search, "start", staticmethod(InProcess))
+    monkeypatch.setattr(run_search, "Search", functools.partial(Search, start=InProcess))

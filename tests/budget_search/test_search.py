@@ -1,0 +1,279 @@
+"""A search through the whole pipeline: the winner published with its record, resumed, refused with the nearest."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import infer
+from infer import Budgets, Plan, Predictor, cli
+from infer.artifact import store
+from infer.budget_search import trial_loop
+from infer.budget_search.messages import Done, Request, Setup
+from infer.budget_search.run_search import SearchResult
+from infer.budget_search.timing_lock import TimingLock
+from infer.budget_search.worker_process import TrialLimits
+from infer.errors import BusyError, GateError, UnsafeSourceError, UsageError
+from infer.report import inspection
+from infer.report.screen import screen
+from infer.report.search_record import Candidate, Measured
+from infer.reporter import Reporter
+
+SPACE = {"backend": ("eager",), "quant": ("none", "int8")}
+
+
+def found(plan: Plan, output: Path, *, replace: bool = False, **budgets: Any) -> SearchResult:
+    made = Budgets(**{"space": SPACE, "objective": "size", **budgets})
+    result = infer.search(plan, made, output, replace=replace)
+    assert isinstance(result, SearchResult)
+    return result
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("searched")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_winner_is_an_artifact_like_any_other(plan: Plan, kept: Path) -> None:
+    result = found(plan, kept / "best.infer", fresh=True)
+    assert result.best.candidate == Candidate(backend="eager", quant="int8")
+    assert result.path == kept / "best.infer"
+    store.verify(result.path, store.read_manifest(result.path))
+    with Predictor.load(result.path) as predictor:
+        rows = torch.load(str(plan.data))["input"][:3]
+        assert predictor.predict({"input": rows.numpy()})
+    assert not list(kept.glob(".best.infer.*"))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_artifact_carries_front_trials_and_commands(plan: Plan, kept: Path) -> None:
+    record = inspection.report(kept / "best.infer").search
+    assert record is not None
+    assert [t.outcome for t in record.trials] == ["published"] * len(record.trials)
+    assert sum(t.chosen for t in record.trials) == 1
+    assert all("infer optimize" in t.command for t in record.trials)
+    assert "--for size" in record.command
+    assert "Backends" in (kept / "best.infer" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_same_search_again_runs_only_its_winner(
+    plan: Plan, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    run = trial_loop.Search.run
+
+    def counted(self: trial_loop.Search, candidate: Candidate) -> Any:
+        ran.append(candidate.label)
+        return run(self, candidate)
+
+    monkeypatch.setattr(trial_loop.Search, "run", counted)
+    again = found(plan, kept / "best.infer", replace=True)
+    assert ran == ["eager int8"]
+    assert any(t.record.from_journal for t in again.trials)
+    assert any("known from earlier runs" in line for line in cli_screen(kept / "best.infer"))
+
+
+def cli_screen(artifact: Path) -> list[str]:
+    return screen(inspection.report(artifact), artifact)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_any_trial_of_the_front_can_be_published(plan: Plan, kept: Path, tmp_path: Path) -> None:
+    result = found(plan, kept / "front.infer")
+    floating = next(t for t in result.trials if t.candidate.quant == "none")
+    made = floating.publish(tmp_path / "float.infer")
+    assert made.report.plan.quant == "none"
+    assert made.report.search is None
+
+
+@pytest.mark.usefixtures("in_process")
+def test_when_nothing_fits_the_nearest_are_named_and_nothing_is_left(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["optimize", plan.source, "--data", str(plan.data), "--input", plan.inputs[0], "--trust-code"]
+    words += ["--batch", "1", "--max-size", "1KB", "--space", "backend=eager", "--space", "quant=none,int8"]
+    assert cli.main([*words, "-o", str(tmp_path / "out.infer")]) == 4
+    said = capsys.readouterr().err
+    assert "no trial meets the budgets. The nearest: eager int8 would need --max-size" in said
+    assert "eager float would need --max-size" in said
+    assert list(tmp_path.glob("*out.infer*")) == []
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_metric_of_the_user_judges_the_trials(plan: Plan, tmp_path: Path) -> None:
+    score = tmp_path / "score.py"
+    score.write_text(
+        "import numpy\n"
+        "def score(predictor):\n"
+        "    rows = numpy.ones((2, 64), dtype='float32')\n"
+        "    return 1.0 if 'input' in predictor.inputs[0].name and len(predictor.predict({'input': rows})) else 0\n"
+    )
+    result = found(plan, tmp_path / "out.infer", metric=f"{score}:score", min_score=0.5)
+    assert result.best.measured is not None
+    assert result.best.measured.score == 1.0
+    with pytest.raises(GateError, match=r"would need --min-score 1\b"):
+        found(plan, tmp_path / "none.infer", metric=f"{score}:score", min_score=2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"min_score": 0.5}, "--min-score limits the value of --metric"),
+        ({"metric": "nothing.py:score"}, "no file nothing.py"),
+        ({"metric": "nothing"}, "expected FILE.py:FUNCTION"),
+        ({"objective": "speed"}, "no aim named 'speed'"),
+        ({"max_latency": -1.0}, "expected --max-latency above 0"),
+        ({"space": {"backend": ("inducter",)}}, "no backend named 'inducter'.*Did you mean inductor"),
+        ({"space": {"quant": ("int9",)}}, "no quantizer named 'int9'"),
+    ],
+)
+def test_wrong_budgets_are_refused_before_anything_runs(
+    plan: Plan, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        found(plan, tmp_path / "out.infer", **changes)
+    assert not list(tmp_path.glob("*.infer*"))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_source_that_can_not_be_opened_ends_the_search(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeSourceError):
+        found(plan.with_(trust_code=False), tmp_path / "out.infer")
+    (tmp_path / "there.infer").mkdir()
+    with pytest.raises(BusyError):
+        found(plan, tmp_path / "there.infer")
+
+
+class Scripted:
+    """A worker that answers from a table: outcome or seconds by label."""
+
+    answers: dict[str, Any] = {}
+    asked: list[str] = []
+
+    def __init__(self, setup: Setup, log: Path) -> None:
+        self.setup, self.trials, self.alive = setup, 0, True
+
+    def run(self, request: Request, limits: TrialLimits, step: Any) -> Done:
+        label = request.candidate.label
+        self.asked.append(label)
+        answer = self.answers.get(label, 0.01)
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, str):
+            self.alive = False
+            return Done(outcome=answer, reason="planted")  # type: ignore[arg-type]
+        self.trials += 1
+        place = Path(self.setup.work) / f"trial-{request.number}" / self.setup.name
+        place.mkdir(parents=True)
+        return Done(
+            outcome="published",
+            artifact=str(place),
+            measured=Measured(seconds={1: answer}, size=int(1e6 * answer)),
+        )
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def scripted(plan: Plan, folder: Path, answers: dict[str, Any], **budgets: Any) -> trial_loop.Search:
+    Scripted.answers, Scripted.asked = answers, []
+    space = {"backend": ("eager", "ort"), "quant": ("none", "int8")}
+    made = Budgets(**{"space": space, "fresh": True, **budgets})
+    work = folder / "work"
+    work.mkdir()
+    return trial_loop.Search(
+        plan, made, folder / "out.infer", work, Reporter(), TrialLimits(), start=Scripted
+    )
+
+
+def test_cheap_trials_come_first_and_a_crash_goes_on(plan: Plan, tmp_path: Path) -> None:
+    search = scripted(plan, tmp_path, {"ort float": "crashed", "eager int8": 0.005})
+    assert search.all_trials() == ""
+    assert Scripted.asked == ["eager float", "ort float", "ort float", "eager int8"]
+    assert search.known.records[Candidate(backend="ort", quant="int8")].outcome == "skipped"
+    best = search.best_with_artifact()
+    assert best.candidate == Candidate(backend="eager", quant="int8")
+
+
+def test_a_crash_in_a_used_process_is_tried_once_more_alone(plan: Plan, tmp_path: Path) -> None:
+    search = scripted(plan, tmp_path, {"eager float": "crashed"})
+    search.all_trials()
+    assert Scripted.asked.count("eager float") == 1
+
+
+def test_artifacts_that_can_not_win_are_deleted_at_once(plan: Plan, tmp_path: Path) -> None:
+    search = scripted(plan, tmp_path, {"eager float": 0.02, "ort float": 0.01, "ort int8": 0.004})
+    search.all_trials()
+    assert list(search.artifacts) == [Candidate(backend="ort", quant="int8")]
+    assert [path.name for path in (tmp_path / "work").glob("trial-*")] == ["trial-3"]
+
+
+def test_without_time_left_trials_are_skipped_and_said(plan: Plan, tmp_path: Path) -> None:
+    search = scripted(plan, tmp_path, {}, time=60.0)
+    now = iter(range(0, 10_000, 20))
+    search.clock = lambda: float(next(now))
+    search.began = search.clock()
+    search.all_trials()
+    skipped = [r for r in search.known.records.values() if r.outcome == "skipped"]
+    assert skipped
+    assert all("left" in r.reason or "over" in r.reason for r in skipped)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_interruption_ends_the_trials(plan: Plan, tmp_path: Path, keep: bool) -> None:
+    search = scripted(plan, tmp_path, {"ort float": KeyboardInterrupt()}, keep_best=keep)
+    if not keep:
+        with pytest.raises(KeyboardInterrupt):
+            search.all_trials()
+        return
+    assert search.all_trials() == "Ctrl-C"
+    assert search.best_with_artifact(interrupted=True).candidate.backend == "eager"
+
+
+def test_two_searches_never_time_at_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    timing, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        lock = TimingLock(lambda *_: None, tmp_path / "lock")
+        with lock.working(), lock.timing():
+            timing.set()
+            assert over.wait(60)
+            said.append("the other ended")
+
+    def step(name: str, detail: str) -> None:
+        said.append(f"{name}: {detail}")
+        over.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert timing.wait(60)
+    with TimingLock(step, tmp_path / "lock").working():
+        said.append("working")
+    thread.join()
+    assert said == ["wait: another search on this machine is timing", "the other ended", "working"]
+
+
+def test_two_searches_that_both_wait_to_time_do_not_block_each_other(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+    times: list[str] = []
+
+    def one(name: str) -> None:
+        lock = TimingLock(lambda *_: None, tmp_path / "lock")
+        with lock.working():
+            both.wait(60)
+            with lock.timing():
+                times.extend([name, name])
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert times in (list("aabb"), list("bbaa"))
