@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import torch
@@ -13,12 +15,13 @@ from torch import nn
 from backends import ort
 from infer import Plan, Predictor, llm
 from infer.graph import encoder_decoder_graphs
-from infer.llm.engine.requests import Request
+from infer.llm.engine.requests import Request, TokenLogprob
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.step.encoder_decoder.encoder_decoder_runner import SourceSequenceRunner
 from infer.spec import DECODER_IDS
 from tests.backends.test_ort_steps import LENGTHS, in_steps
 from tests.backends.test_ort_steps import opened as opened_step
+from tests.support.fake_predictors import live
 from tests.support.tiny_decoders import build as build_decoder
 from tests.support.tiny_encoder_decoders import START, artifact, build, greedy
 
@@ -72,8 +75,51 @@ def test_sound_is_read_through_onnx_runtime(tmp_path: Path) -> None:
         )
 
 
-def test_an_artifact_of_both_graphs_generates_after_preemption(tmp_path: Path) -> None:
-    folder = artifact(tmp_path, "bart", backend="ort")
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lower a tiny BART to ONNX Runtime."""
+    return artifact(tmp_path_factory.mktemp("bart"), "bart", backend="ort")
+
+
+def test_forks_of_a_source_have_the_probabilities_of_transformers(bart: Path) -> None:
+    import transformers
+
+    source = list(range(5, 50))  # its last page is shared in part
+    sampling = Sampling(temperature=1, seed=3, n=3, max_tokens=40, min_tokens=40, logprobs=0)
+    found: list[list[TokenLogprob]] = [[], [], []]
+    with Predictor.load(bart) as predictor:
+        engine = predictor.language_model.new_engine()
+        engine.submit(Request(id="forked", prompt=source, sampling=sampling))
+        while not engine.idle:
+            for output in engine.step():
+                found[output.index].extend(output.logprobs)
+        engine.check_integrity()
+    texts = [[one.token_id for one in row] for row in found]
+    assert len({tuple(text) for text in texts}) == 3
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(bart.with_suffix(""))
+    given = torch.tensor([[START, *text[:-1]] for text in texts])
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([source] * 3), decoder_input_ids=given).logits
+    likely = logits.log_softmax(-1).gather(-1, torch.tensor(texts)[..., None])[..., 0]
+    got = torch.tensor([[one.logprob for one in row] for row in found])
+    torch.testing.assert_close(got, likely, rtol=1e-4, atol=1e-4)
+
+
+def test_a_server_streams_what_onnx_runtime_generates(bart: Path) -> None:
+    prompt, many = list(range(5, 38)), {"max_tokens": 20, "temperature": 0}
+    with Predictor.load(bart) as predictor, live(predictor) as server:
+        expected = predictor.generate([prompt], **many)[0].text
+        url, asked = f"{server.url}/v1/completions", {"model": predictor.name, "prompt": prompt, **many}
+        (choice,) = httpx.post(url, json=asked, timeout=60).json()["choices"]
+        with httpx.stream("POST", url, json={**asked, "stream": True}, timeout=60) as answer:
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    assert choice["text"] == expected
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == expected
+
+
+def test_an_artifact_of_both_graphs_generates_after_preemption(bart: Path) -> None:
+    folder = bart
     generator = torch.Generator().manual_seed(3)
     rows = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (1, 33, 50)]
     wanted = [greedy(folder.with_suffix(""), row, 40) for row in rows]
