@@ -320,6 +320,8 @@ def test_an_image_is_compared_with_texts(tmp_path: Path, images: Path) -> None:
             data, url = base64.b64encode(file.read_bytes()).decode(), f"{server.url}/predict"
             given = {"candidate_labels": labels, "hypothesis_template": "the {} ran", "top_k": 2}
             alike(httpx.post(url, json={"inputs": data, "parameters": given}, timeout=60).json(), other[:2])
+            form = {"candidate_labels": labels}
+            alike(httpx.post(url, data=form, files={"file": file.read_bytes()}, timeout=60).json(), expected)
             answer = httpx.post(url, json={"inputs": data}, timeout=60)
             assert (answer.status_code, "at least two texts" in answer.text) == (400, True)
 

@@ -15,7 +15,9 @@ export class MediaForm {
     this.sound = model.files === "sound";
     this.file = h("input", { type: "file", accept: this.sound ? "audio/*" : "image/*", onchange: () => this.preview() });
     this.shown = h("div", { class: "media" });
-    this.elements = [field(this.sound ? "Sound file" : "Image file", this.file), this.shown];
+    this.labels = model.task === "zero-shot-image-classification" ? h("textarea", { rows: 4, value: "a cat\na dog" }) : null;
+    const asked = this.labels ? [field("Labels to compare the image with, one a line", this.labels)] : [];
+    this.elements = [field(this.sound ? "Sound file" : "Image file", this.file), ...asked, this.shown];
     this.buttons = [];
   }
 
@@ -62,6 +64,7 @@ export class MediaForm {
     const form = new FormData();
     form.set("model", this.model.name);
     form.set("file", file);
+    for (const label of this.labels?.value.split("\n") ?? []) if (label.trim()) form.append("candidate_labels", label.trim());
     if (speech) {
       form.set("response_format", "verbose_json");
       form.append("timestamp_granularities[]", "segment");

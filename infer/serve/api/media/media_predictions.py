@@ -35,9 +35,11 @@ Prediction = list[LabelScore] | list[float]
 
 
 def parameters_of(form: Form) -> PredictParameters:
-    """Return the parameters that a form gives as fields."""
-    names = ("top_k", "threshold", "function_to_apply")
-    fields = {name: value for name in names if (value := form.text(name)) is not None}
+    """Return the parameters that a form gives as fields, `candidate_labels` as one field for each label."""
+    names = ("top_k", "threshold", "function_to_apply", "hypothesis_template")
+    fields: dict[str, Any] = {name: value for name in names if (value := form.text(name)) is not None}
+    if labels := [label for label in form.fields.get("candidate_labels", ()) if label]:
+        fields["candidate_labels"] = labels
     try:
         return msgspec.convert(fields, PredictParameters, strict=False)
     except msgspec.ValidationError as error:
