@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import infer.attention
 import infer.kernels
-from infer.kernels.ops import bitpack
+from infer.kernels.ops import bitpack, linear_lut4_fragments
 from infer.kernels.ops.linear_int8 import EXACT_TERMS
 from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.attention_cases import Case
@@ -278,6 +278,9 @@ def sample_calls() -> dict[str, tuple]:
     step, conv = torch.tensor(0.02), ((2, 2), (1, 1), (1, 1), 2)
     experts, rows = tuple(weights_lut(64, 128, 6)[0].values()), weights_int8(64, 128)[:2]
     asked = torch.tensor([0, 1, 1, 0, 1, 1])  # of two experts, by three rows of x
+    fragments = linear_lut4_fragments.pack(*weights_lut(40, 128, 4)[0].values(), False)
+    nibbles, steps = weights_lut(64, 128, 4)[0]["codes"], torch.rand(64, 2) + 0.1
+    groupwise = (nibbles, steps, torch.linspace(-1, 1, 16)[None], None, None, None)
     return {
         "linear_experts": (x, asked, torch.randn(2, 32, 128), 2),
         "linear_experts_int8": (x, asked, *rows, 32, 2),
@@ -288,6 +291,10 @@ def sample_calls() -> dict[str, tuple]:
         "linear_int8_weight": (x, codes, scale, bias),
         "linear_fp8": (x, codes.to(torch.float8_e4m3fn), scale, bias),
         "linear_lut": (x, *tensors, bias),
+        "linear_lut4_fragments": (x, *fragments, bias, 40, False),
+        "linear_groupwise": (x, *groupwise, None),
+        "embedding_groupwise": (ids, *groupwise),
+        "linear_experts_groupwise": (x, asked, *groupwise, 32, 2),
         "embedding_int8": (ids, codes, scale),
         "embedding_lut": (ids, *tensors),
         "conv2d_int8": (image, kernels, scale[:4], bias[:4], *conv),
