@@ -20,7 +20,13 @@ from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.source import onnx_source
 from infer.openvino.openvino_layers import LayerConverter
-from infer.openvino.openvino_model import OpenvinoRunner, Settings, compiled, converted, running_nodes
+from infer.openvino.openvino_model import (
+    NumericSettings,
+    OpenvinoRunner,
+    compiled,
+    count_executed_ops,
+    read_converted_model,
+)
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -79,14 +85,14 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             exporter.save(exporter.to_ir(graph, "ort-u8s8"), source)
         else:
             onnx_source.copy(graph.onnx, source)
-        model = converted(source, layers)
+        model = read_converted_model(source, layers)
         openvino.save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
-    settings = Settings(precision, layers.group, layers.num_static > 0)
+    settings = NumericSettings(precision, layers.group, layers.num_static > 0)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
     start = time.perf_counter()
-    nodes = running_nodes(compiled(path, settings))
+    nodes = count_executed_ops(compiled(path, settings))
     seconds = time.perf_counter() - start
     size = sum(file.stat().st_size for file in (path, path.with_suffix(".bin")))
     fused = ", ".join(f"{count} {name}" for name, count in nodes.most_common(6))
@@ -110,7 +116,7 @@ def open(folder: Path, device: str) -> OpenvinoRunner:
     Raises `NotUsableError` for int8 products on a CPU without VNNI, `ArtifactError` for a damaged file.
     """
     signature = storage.load_signature(folder)
-    settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=Settings)
+    settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=NumericSettings)
     if settings.vnni and not hardware.has_vnni():
         raise NotUsableError(
             "this artifact multiplies int8 by int8, which saturates on a CPU without VNNI",
@@ -126,7 +132,7 @@ def _finding(what: str, value: float | str, unit: str = "", why: str = "") -> Fi
     return Finding("lower", f"openvino {what}", value, unit, why)
 
 
-def _precision_findings(plan: Plan, settings: Settings) -> list[Finding]:
+def _precision_findings(plan: Plan, settings: NumericSettings) -> list[Finding]:
     """Report the compute dtype where it isn't the one that was asked for, or isn't float32."""
     if plan.dtype == "float16":
         return [_finding("arithmetic", "float32", why="float16 on disk only: this CPU computes in float32")]

@@ -114,7 +114,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         done = RewriteResult()
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
-    nodes = ort_session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
+    nodes = ort_session.count_executed_ops(path, plan.device, is_dynamic=is_dynamic)
     seconds = time.perf_counter() - start
     findings = [
         _finding("opset", onnx_source.opset(path)),

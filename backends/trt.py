@@ -46,7 +46,7 @@ class TrtBackend:
 
     @property
     def library(self) -> str:
-        return trt_library.chosen(self.option)
+        return trt_library.select_library(self.option)
 
     @property
     def capability(self) -> str:
@@ -114,7 +114,7 @@ class TrtBackend:
         with torch.cuda.device(device) if device else contextlib.nullcontext():
             built = trt_lowering.build(graph, plan, path, options)
         if device is None:
-            trt_stand_in.write(path, folder)
+            trt_stand_in.write_float32_model(path, folder)
         (folder / ENGINE).write_bytes(built.engine.blob)
         (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
         if graph.onnx is None:
@@ -133,7 +133,7 @@ class TrtBackend:
             )
         return None
 
-    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner | trt_stand_in.StandIn:
+    def open(self, folder: Path, device: str) -> trt_runner.TrtRunner | trt_stand_in.OrtStandIn:
         """Open the engine; raise `NotUsableError` when it was built for another library, version or GPU.
 
         On the CPU what `lower` wrote ahead of time is opened as a stand-in, in the folder where it was lowered alone.
@@ -142,7 +142,7 @@ class TrtBackend:
             if not (folder / trt_stand_in.MODEL).exists():
                 raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
             signature = storage.load_signature(folder)
-            return trt_stand_in.StandIn(folder, signature.inputs, signature.outputs)
+            return trt_stand_in.OrtStandIn(folder, signature.inputs, signature.outputs)
         made = json.loads((folder / BUILD_INFO).read_text())
         library = trt_library.RTX if trt_library.RTX in made else trt_library.TENSORRT
         if reason := trt_library.missing(library):
@@ -164,7 +164,7 @@ class TrtBackend:
 
 def variant(option: str) -> TrtBackend:
     """Return the backend of `trt:OPTION`; raise `UsageError` for an unknown option."""
-    trt_library.chosen(option)
+    trt_library.select_library(option)
     return TrtBackend(option)
 
 

@@ -35,7 +35,7 @@ from infer.graph import storage
 from infer.graph.program import Graph
 from infer.load.samples import sample_split
 from infer.pipeline import stages
-from infer.pipeline.float_reference import FloatForms
+from infer.pipeline.float_reference import FloatReferences
 from infer.pipeline.trial import Trial
 from infer.pipeline.try_backends import Compressed, try_backends
 from infer.plan import Plan
@@ -107,7 +107,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
             loaded.calibration = sample_split.exclude_rows(rows, loaded.samples)
         original = stages.capture_original(run.plan, loaded, Reporter())
-        floats = FloatForms(original.graph, Path(work) / "float", lambda: original.step)
+        floats = FloatReferences(original.graph, Path(work) / "float", lambda: original.step)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):
             folder = Path(work) / quant.replace(":", "-")
             folder.mkdir()
@@ -131,7 +131,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
 
 
 def _tried(
-    cell: TableCell, plan: Plan, original: Graph, small: Compressed, folder: Path, floats: FloatForms
+    cell: TableCell, plan: Plan, original: Graph, small: Compressed, folder: Path, floats: FloatReferences
 ) -> TableCell:
     try:
         (trial,) = try_backends(plan, original, small, folder, floats).trials

@@ -31,8 +31,10 @@ LEAST_ROUNDS = 5  # of two artifacts in turns
 
 
 class BatchResult(msgspec.Struct, kw_only=True):
-    """`batch` prompts of `context` tokens at once. Seconds; `floor` is what reading weights and cache once costs at the
-    measured bandwidth. `pair` compares steps, `first_pair` times to the first token, with the other artifact.
+    """Times in seconds of `batch` prompts of `context` tokens that run together.
+
+    `floor` is the memory-bandwidth bound of a decode step: weights and cache read once, as measured. `pair`
+    compares steps, `first_pair` times to the first token, with the other artifact.
     """
 
     batch: int

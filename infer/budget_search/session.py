@@ -18,7 +18,7 @@ from ..latency import WORKLOAD
 from ..library_errors import as_resource_error
 from ..pipeline import stages
 from ..pipeline.float_graph import Original
-from ..pipeline.float_reference import FloatForms
+from ..pipeline.float_reference import FloatReferences
 from ..pipeline.llm_mode import refuse_backend
 from ..pipeline.publish import publish
 from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
@@ -49,7 +49,7 @@ class Prepared:
 
     key: tuple[object, ...]
     original: Original
-    floats: FloatForms
+    floats: FloatReferences
     findings: list[Finding]
     stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
 

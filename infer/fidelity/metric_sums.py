@@ -212,8 +212,8 @@ def _add_targets(sums: MetricSums, p: Tensor, q: Tensor, targets: Tensor) -> Non
         sums.nll[side] += float(loss[both].sum())
 
 
-def next_tokens(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the token of input_ids [B, T] after each position of the logits, flat; -1 where none follows.
+def next_token_targets(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the target of each position of the logits, int64 [B * T]: input_ids shifted left; -1 where none follows.
 
     Of an encoder-decoder they are the decoder's tokens.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..results import Metric
 from ..spec import CHOICES
 from . import retrieval
-from .metric_sums import MetricSums, add_output, is_logits, next_tokens
+from .metric_sums import MetricSums, add_output, is_logits, next_token_targets
 from .retrieval import Retrieval
 
 _WHY = {
@@ -90,7 +90,7 @@ class Comparison:
                 expected, actual = (_of_real_positions(value, given) for value in (expected, actual))
             sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
             generates = sums.logits and self._task == "text-generation"
-            targets = next_tokens(expected, given) if generates else None
+            targets = next_token_targets(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
             if (
                 self._task in ("embedding", "image-embedding")

@@ -1,4 +1,4 @@
-"""Effect of a change: mean KL per row for logits, else squared relative error of the outputs.
+"""Divergence from kept float outputs: mean KL per row for logits, else squared relative error of the outputs.
 
 Against `metrics` it keeps the float side (its softmax, its norm) from call to call: it is asked hundreds of times.
 """
@@ -17,8 +17,8 @@ from .metric_sums import is_logits, kept_rows, rows_of
 MOST_DOUBLE = 1 << 20
 
 
-class Effect:
-    """Reference float `outputs` (named by `names`) of `inputs`; `of` compares others with them, in `unit`."""
+class OutputDivergence:
+    """Divergence of other outputs from these float `outputs` of `inputs`, named by `names`; `unit` is that of `of`."""
 
     def __init__(
         self, names: Sequence[str], outputs: Sequence[Tensor], inputs: Mapping[str, Tensor], task: str

@@ -19,8 +19,8 @@ _NOISE = ("Exception from ", "Check ", "[ GENERAL_ERROR ]", "[ NOT_IMPLEMENTED ]
 _SUMMARY = "Summary:"
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Settings that the numbers depend on, stored beside the model."""
+class NumericSettings(msgspec.Struct, frozen=True):
+    """Settings that change numerics: precision, activation group and VNNI; stored beside the model."""
 
     precision: str = (
         "f32"  # compute dtype of float operators: the plugin's own choice would be bf16 where it is fast
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True):
         }
 
 
-def converted(path: Path, layers: LayerConverter) -> Any:
+def read_converted_model(path: Path, layers: LayerConverter) -> Any:
     """Read an ONNX file as an OpenVINO model; nodes of the domain `infer` are converted by `layers`.
 
     Raises `NotUsableError` naming the operator when there is none for it.
@@ -54,21 +54,22 @@ def converted(path: Path, layers: LayerConverter) -> Any:
         return core.read_model(path)
     except RuntimeError as error:
         raise NotUsableError(
-            f"OpenVINO has no form of this model: {sentence(error)}", hint="Use --backend ort or inductor"
+            f"OpenVINO has no form of this model: {clean_error_message(error)}",
+            hint="Use --backend ort or inductor",
         ) from error
 
 
-def compiled(model: Any, settings: Settings) -> Any:
+def compiled(model: Any, settings: NumericSettings) -> Any:
     """Compile a model, or the file of one; raise `NotUsableError` when the CPU plugin refuses it."""
     import openvino
 
     try:
         return openvino.Core().compile_model(model, "CPU", settings.properties())
     except RuntimeError as error:
-        raise NotUsableError(f"OpenVINO refuses the model: {sentence(error)}") from error
+        raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
 
 
-def running_nodes(model: Any) -> Counter[str]:
+def count_executed_ops(model: Any) -> Counter[str]:
     """Count the layers of a compiled model by type, constants and ends left out."""
     found: Counter[str] = Counter()
     for node in model.get_runtime_model().get_ordered_ops():
@@ -80,7 +81,11 @@ class OpenvinoRunner:
     """Compiled model as a `Runner`. Each thread has a request of its own, so that several may call it at once."""
 
     def __init__(
-        self, model: Any, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], settings: Settings
+        self,
+        model: Any,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        settings: NumericSettings,
     ) -> None:
         self.inputs, self.outputs, self.settings = inputs, outputs, settings
         self._model: Any = compiled(model, settings)
@@ -100,7 +105,7 @@ class OpenvinoRunner:
         except RuntimeError as error:
             if "bad_alloc" in str(error) or "allocate" in str(error):
                 raise ResourceError(
-                    f"out of memory: {sentence(error)}", hint="Send smaller batches"
+                    f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
                 ) from error
             raise
         arrays = (results[index] for index in range(len(self._names)))
@@ -111,7 +116,7 @@ class OpenvinoRunner:
         self._model = None
 
 
-def sentence(error: BaseException) -> str:
+def clean_error_message(error: BaseException) -> str:
     """Strip source paths and conditions from an exception of OpenVINO, which has its message in the last lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     wanted = [line for line in lines if not line.startswith(_NOISE) and line != _SUMMARY]

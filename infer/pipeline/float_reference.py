@@ -22,10 +22,11 @@ from ..spec import Finding
 EAGER = "torch eager"
 
 
-class FloatForms:
-    """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
-    module, called as the user calls it. `rewritten`: layers of the captured graph are ours, so that outputs are
-    compared with those of the module.
+class FloatReferences:
+    """Float original in each form that trials are compared with or timed against, lowered once.
+
+    `step` captures the original as a step, for a language model; `module` is the user's own module, called as the user
+    calls it. `rewritten`: layers of the captured graph are ours, so that outputs are compared with those of the module.
     """
 
     def __init__(

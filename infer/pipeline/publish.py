@@ -43,7 +43,7 @@ def publish(
     original: Original,
     small: Compressed,
     selected: Selected,
-    ceiling: roofline.Ceiling,
+    ceiling: roofline.MachineRoofline,
     folder: Path,
     output: Path,
     reporter: Reporter,

@@ -26,7 +26,7 @@ from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements import roofline
 from ..results import Metric
-from .float_reference import FloatForms, opened
+from .float_reference import FloatReferences, opened
 from .trial import Trial
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
@@ -39,7 +39,7 @@ def run_trial(
     folder: Path,
     work: Path,
     step: Callable[[str, str], None],
-    floats: FloatForms | None = None,
+    floats: FloatReferences | None = None,
     shape: StepShape | None = None,
 ) -> Trial:
     """Lower `small` into `work/small` and compare it with `original` on its samples; `trial_timing` times it.
@@ -47,7 +47,7 @@ def run_trial(
     With `shape`, `small` is the step of a language model: whole windows are compared.
     `floats` keeps the float forms for the next trial of the same original.
     """
-    floats = floats or FloatForms(original, work)
+    floats = floats or FloatReferences(original, work)
     backend = plugins.get("backends", plan.backend)
     ours = lowering_folder(folder, work / "small")
     lowered = encoder_decoder_graphs.lower(backend, small, plan, ours)

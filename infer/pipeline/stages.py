@@ -33,7 +33,7 @@ from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding, TensorSpec
 from .float_graph import Original, capture_original, captured, decoder_of, float_graph, module_of
-from .float_reference import FloatForms
+from .float_reference import FloatReferences
 from .llm_mode import no_step, refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
@@ -133,9 +133,9 @@ def make_assignment(plan: Plan, original: Original, reporter: Reporter | None = 
     return assign.Assignment(plan, real, reporter or Reporter())
 
 
-def float_forms(original: Original, work: Path) -> FloatForms:
+def float_forms(original: Original, work: Path) -> FloatReferences:
     """Return the float forms of the original, lowered below `work` when they are needed."""
-    return FloatForms(
+    return FloatReferences(
         original.graph,
         work,
         lambda: original.step,
@@ -150,7 +150,7 @@ def search(
     assignment: assign.Assignment,
     folder: Path,
     reporter: Reporter,
-    floats: FloatForms,
+    floats: FloatReferences,
     *,
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Compressed, Selected, str]:

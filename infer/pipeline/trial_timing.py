@@ -16,11 +16,11 @@ from ..graph.program import Graph
 from ..latency import WORKLOAD
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
-from ..predict.tensors import ExclusiveCalls
+from ..predict.tensors import CheckedRunner
 from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
-from .float_reference import FloatForms
+from .float_reference import FloatReferences
 from .run_trial import batches_of
 from .trial import Timing, Trial
 
@@ -42,7 +42,7 @@ def time_trials(
     plan: Plan,
     original: Graph,
     trials: Sequence[Trial],
-    floats: FloatForms,
+    floats: FloatReferences,
     step: Callable[[str, str], None],
     failed: Callable[[Trial, Exception], None],
 ) -> list[Finding]:
@@ -140,7 +140,7 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     inputs = next(batches_of(graph, batch))
     inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
     if served:
-        calls = ExclusiveCalls(graph.inputs, graph.outputs, graph.sizes, runner)
+        calls = CheckedRunner(graph.inputs, graph.outputs, graph.sizes, runner)
         return lambda: calls.predict(inputs)
     return lambda: runner.run(inputs)
 

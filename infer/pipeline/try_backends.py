@@ -19,7 +19,7 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Finding, LayerChoice
-from .float_reference import EAGER, FloatForms
+from .float_reference import EAGER, FloatReferences
 from .run_trial import run_trial
 from .trial import Trial
 from .trial_timing import time_trials
@@ -45,7 +45,7 @@ def try_backends(
     original: Graph,
     small: Compressed,
     folder: Path,
-    floats: FloatForms,
+    floats: FloatReferences,
     reporter: Reporter | None = None,
     *,
     only: str = "auto",
@@ -84,7 +84,7 @@ class Trials:
     original: Graph
     small: Compressed
     folder: Path
-    floats: FloatForms
+    floats: FloatReferences
     reporter: Reporter
     trials: list[Trial] = field(default_factory=list)
     refused: list[BackendResult] = field(default_factory=list)

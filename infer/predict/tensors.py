@@ -19,8 +19,8 @@ from .input_fast_path import FastInputs
 Array = np.ndarray | Tensor
 
 
-class ExclusiveCalls:
-    """Calls of a runner with tensors that are checked against its specs.
+class CheckedRunner:
+    """Runner whose tensors are checked against the specs and split into batches, one call at a time.
 
     `attention_length`: see `spec.work_of_rows`; None where the runner computes padding.
     """
@@ -141,7 +141,7 @@ class ExclusiveCalls:
                 self._runner = None
 
 
-class TensorInputs(ExclusiveCalls):
+class TensorInputs(CheckedRunner):
     """The calls of an artifact."""
 
     def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:

@@ -17,7 +17,7 @@ from ..plan import Plan
 from ..results import BackendResult, Metric
 from .document import CacheSize, FidelityRow, LatencyRow, Report
 from .measurements.memory import Memory
-from .measurements.roofline import Ceiling
+from .measurements.roofline import MachineRoofline
 from .measurements.step_breakdown import StepBreakdown
 from .rendering import formatting
 
@@ -43,7 +43,7 @@ class Results:
     limitations: Sequence[str] = ()  # sentences of the verdict on what the artifact can't do
     quantized: str = ""  # for display: the share of the weights that is quantized
     original_size: int | None = None  # bytes of the weights as the source stores them
-    ceiling: Ceiling | None = None
+    ceiling: MachineRoofline | None = None
     memory: Memory | None = None
     steps: Sequence[StepBreakdown] = ()
     cache: CacheSize | None = None
@@ -117,7 +117,7 @@ def _headline(rows: Sequence[LatencyRow], results: Results, *, passed: bool, dec
     return " · ".join(part for part in parts if part)
 
 
-def _latency_row(timed: Timed, ceiling: Ceiling | None) -> LatencyRow:
+def _latency_row(timed: Timed, ceiling: MachineRoofline | None) -> LatencyRow:
     p50 = timed.pair.a.p50
     per_second = timed.batch / max(p50, 1e-12)
     least = ceiling.floor(timed.batch) if ceiling is not None else None

@@ -13,7 +13,7 @@ from ..results import BackendResult
 from ..sanitize import sanitize_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from .measurements.memory import Memory
-from .measurements.roofline import Ceiling
+from .measurements.roofline import MachineRoofline
 from .measurements.step_breakdown import StepBreakdown
 from .search_record import SearchRecord
 
@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     original_size: int | None
     decodes: bool = False  # what was timed is one decode step of `batch` sequences, not a batch of samples
-    ceiling: Ceiling | None = None
+    ceiling: MachineRoofline | None = None
     memory: Memory | None = None
     steps: tuple[StepBreakdown, ...] = ()  # of a language model: where a decode step goes
     cache: CacheSize | None = None

@@ -108,7 +108,7 @@ def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimit
     """Make limits from `NAME=VALUE` strings, sizes also as 16MiB, or from values by name. Raises `UsageError`."""
     if isinstance(limits, ServeLimits):
         return limits
-    given = dict(limits) if isinstance(limits, Mapping) else dict(map(_pair, limits))
+    given = dict(limits) if isinstance(limits, Mapping) else dict(map(_parse_limit, limits))
     for name in given:
         if name not in ServeLimits.__struct_fields__:
             raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
@@ -118,7 +118,7 @@ def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimit
         raise UsageError(f"a limit has the wrong type: {error}") from error
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _parse_limit(text: str) -> tuple[str, Any]:
     """Split `max_body_bytes=16MiB` into the name and 16777216."""
     name, equals, value = text.partition("=")
     if name not in ServeLimits.__struct_fields__:

@@ -34,7 +34,7 @@ def module_name(kind: str) -> str | None:
     return next((name for name in MODULES[kind] if find_spec(name) is not None), None)
 
 
-def chosen(option: str = "") -> str:
+def select_library(option: str = "") -> str:
     """Return the library that an option of the backend names; without one TensorRT where it is installed, else RTX.
 
     Raises `UsageError` for another option.

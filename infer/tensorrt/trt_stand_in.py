@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MODEL = Path("stand_in") / "model.onnx"  # beside compiled/, so that it is not published
 
 
-def write(model: Path, folder: Path) -> None:
+def write_float32_model(model: Path, folder: Path) -> None:
     """Write the float32 form of the ONNX file that an engine was built from into `folder`."""
     import onnx_ir as ir
 
@@ -52,8 +52,8 @@ def to_float32(model: ir.Model) -> None:
             node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
 
 
-class StandIn:
-    """Runner of the float32 form on the CPU: operators as they are written, none fused; outputs in their own dtypes."""
+class OrtStandIn:
+    """ONNX Runtime on the CPU in place of an engine whose GPU is absent: float32, unfused, outputs in their dtypes."""
 
     def __init__(self, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         from ..onnx.ort.ort_session import OrtRunner

@@ -18,7 +18,7 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.graph.program import Graph
 from infer.kernels.ops.linear_packed import lut4_twin
 from infer.openvino.openvino_layers import LayerConverter
-from infer.openvino.openvino_model import Settings, sentence
+from infer.openvino.openvino_model import NumericSettings, clean_error_message
 from infer.plan import Plan
 from infer.spec import Finding, TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -57,7 +57,9 @@ def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> 
         torch.testing.assert_close(runner.run({"input": x})["output"], made.callable()(input=x)[0])
     empty = runner.run({"input": torch.randn(0, 3, 8)})["output"]
     assert empty.shape == (0, 3, 16)
-    assert runner.settings == Settings("f32", 0), "the plugin's own choice is bfloat16 where that is fast"
+    assert runner.settings == NumericSettings("f32", 0), (
+        "the plugin's own choice is bfloat16 where that is fast"
+    )
 
 
 @needs_openvino
@@ -220,7 +222,7 @@ def test_int8_products_are_refused_on_a_cpu_where_they_saturate(
     monkeypatch.setattr(device, "has_vnni", lambda: False)
     assert "saturate" in str(openvino.refuses(made, plan(quant="int8:static")))
     (tmp_path / "compiled").mkdir()
-    (tmp_path / openvino.SETTINGS).write_bytes(msgspec.json.encode(Settings(vnni=True)))
+    (tmp_path / openvino.SETTINGS).write_bytes(msgspec.json.encode(NumericSettings(vnni=True)))
     with pytest.raises(NotUsableError, match="saturates on a CPU without VNNI"):
         openvino.open(tmp_path, "cpu")
 
@@ -257,5 +259,5 @@ def test_the_group_of_activations_fits_every_layer() -> None:
 
 def test_errors_of_openvino_keep_only_their_message() -> None:
     raw = "Exception from src/core.cpp:84:\nCheck 'a == b' failed at src/y.cpp:3:\nNo form of Foo\n\n"
-    assert sentence(RuntimeError(raw)) == "No form of Foo"
-    assert sentence(RuntimeError("")) == "RuntimeError"
+    assert clean_error_message(RuntimeError(raw)) == "No form of Foo"
+    assert clean_error_message(RuntimeError("")) == "RuntimeError"

@@ -12,7 +12,7 @@ from infer import compress
 from infer.compress import Candidates, PackingCache
 from infer.compress.assign import sensitivity
 from infer.compress.assign.partial_forward import Replay
-from infer.fidelity import Effect, compare
+from infer.fidelity import OutputDivergence, compare
 from infer.plan import Plan
 
 PLAN = Plan(source="x", quant="nf4")
@@ -186,7 +186,7 @@ def test_padded_tokens_and_masked_classes_do_not_count() -> None:
     logits = torch.randn(2, 5, 7)
     logits[..., 3] = -torch.inf
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    effect = Effect(("logits",), [logits], {"attention_mask": mask}, "text-generation")
+    effect = OutputDivergence(("logits",), [logits], {"attention_mask": mask}, "text-generation")
     changed = logits.clone()
     changed[0, 3:] = torch.randn(2, 7)
     assert effect.of([changed]) == pytest.approx(0.0, abs=1e-9)
@@ -198,12 +198,12 @@ def test_padded_tokens_and_masked_classes_do_not_count() -> None:
 
 def test_what_is_not_finite_is_infinitely_bad() -> None:
     for task in ("text-generation", "tensors"):
-        effect = Effect(("y",), [torch.ones(2, 3)], {}, task)
+        effect = OutputDivergence(("y",), [torch.ones(2, 3)], {}, task)
         assert effect.of([torch.ones(2, 3)]) == 0.0
         assert effect.of([torch.full((2, 3), torch.nan)]) == torch.inf
 
 
 def test_outputs_that_are_no_logits_count_by_their_squared_relative_error() -> None:
-    effect = Effect(("y",), [torch.full((2, 3), 2.0)], {}, "embedding")
+    effect = OutputDivergence(("y",), [torch.full((2, 3), 2.0)], {}, "embedding")
     assert effect.unit == "squared relative error"
     assert effect.of([torch.full((2, 3), 2.2)]) == pytest.approx(0.01)

@@ -33,7 +33,7 @@ def run(
     done = exporter.export(made, target, path / "model.onnx", form=form).rewritten
     opened = ort_session.open_session(path / "model.onnx", "cpu")
     got = torch.from_numpy(opened.run(None, {"input": x.numpy()})[0])
-    return got, made.callable()(input=x)[0], ort_session.running_nodes(path / "model.onnx", "cpu"), done
+    return got, made.callable()(input=x)[0], ort_session.count_executed_ops(path / "model.onnx", "cpu"), done
 
 
 def two_layers(kind: str) -> nn.Sequential:

@@ -13,7 +13,7 @@ from infer import Plan, Predictor, plugins
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
 from infer.graph import storage
 from infer.pipeline import stages
-from infer.pipeline.float_reference import FloatForms
+from infer.pipeline.float_reference import FloatReferences
 from infer.pipeline.run_trial import run_trial
 from infer.reporter import Reporter
 
@@ -52,7 +52,7 @@ class Original:
         loaded, run = stages.load(stages.resolve(DIGITS))
         self.plan, self.model = run.plan, stages.capture_original(run.plan, loaded, Reporter())
         self.graph = self.model.graph
-        self.floats = FloatForms(self.graph, work)
+        self.floats = FloatReferences(self.graph, work)
 
 
 @pytest.fixture(scope="module")

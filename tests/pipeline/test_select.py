@@ -11,7 +11,7 @@ import pytest
 
 from infer.latency import Paired, in_turns, summarize, verdict
 from infer.pipeline import try_backends as backends
-from infer.pipeline.float_reference import EAGER, FloatForms
+from infer.pipeline.float_reference import EAGER, FloatReferences
 from infer.pipeline.select import choose
 from infer.pipeline.trial import Timing, Trial
 from infer.pipeline.try_backends import Compressed, Trials, try_backends
@@ -47,7 +47,7 @@ def trial(
 def chosen(*trials: Trial) -> tuple[str, str]:
     graph: Any = None
     tried = Trials(
-        PLAN, graph, Compressed(graph, None), Path(), FloatForms(graph, Path()), Reporter(), list(trials)
+        PLAN, graph, Compressed(graph, None), Path(), FloatReferences(graph, Path()), Reporter(), list(trials)
     )
     best = choose(tried)
     return best.trial.backend, best.choice.reason
@@ -105,7 +105,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         monkeypatch.setattr(backends.plugins, "why_not", lambda *_: None)
         monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
         graph: Any = SimpleNamespace(encoder=None)
-        floats = FloatForms(graph, tmp_path)
+        floats = FloatReferences(graph, tmp_path)
         return order, try_backends(plan, graph, Compressed(graph, None), tmp_path, floats).trials
 
     return run
@@ -151,7 +151,7 @@ def test_a_whole_window_graph_is_written_again_after_layers_rose(
     shape: Any = object()
     small = Compressed(graph, None, shape, windows=lambda: graph)
     for _ in range(2):
-        attempt = Trials(PLAN, graph, small, tmp_path, FloatForms(graph, tmp_path), Reporter())
+        attempt = Trials(PLAN, graph, small, tmp_path, FloatReferences(graph, tmp_path), Reporter())
         assert attempt._form("ort")[1:3] == (None, saved[-1])
     assert len(saved) == 2
 

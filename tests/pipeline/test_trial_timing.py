@@ -16,11 +16,11 @@ from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
-from infer.pipeline.float_reference import EAGER, FloatForms, UserModuleRunner
+from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
 from infer.pipeline.trial import Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
-from infer.predict.tensors import ExclusiveCalls
+from infer.predict.tensors import CheckedRunner
 from infer.spec import TensorSpec
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
@@ -78,7 +78,7 @@ def trial(backend: str, *seconds: float) -> Trial:
     return Trial(backend, Path(), [], {}, 1, 1, changed=True, runner=Named(*seconds))
 
 
-class Forms(FloatForms):
+class Forms(FloatReferences):
     """Float forms with given times, and a note of what was lowered."""
 
     def __init__(self, original: Graph, **seconds: tuple[float, float]) -> None:
@@ -128,7 +128,7 @@ def test_of_auto_the_float_form_of_a_backend_that_lost_by_far_is_not_lowered() -
 def test_a_later_trial_meets_the_float_forms_of_earlier_ones(tmp_path: Path) -> None:
     """Plain torch in int8, tried last, is compared with the float form of ONNX Runtime too."""
     made, first, last = graph(), trial("ort", 0.8, 0.8), trial("eager", 0.9, 0.9)
-    forms = FloatForms(made, tmp_path, module=Net().eval())
+    forms = FloatReferences(made, tmp_path, module=Net().eval())
     forms._plain = lambda plan, shape: Named(1.0, 1.0)  # type: ignore[method-assign]
     forms._runners = {"float-inductor": Named(1.0, 1.0), "float-ort": Named(0.7, 0.7)}
     for ours in (first, last):
@@ -190,7 +190,7 @@ def test_prompts_count_in_the_time_of_a_request(decode: float, prompt: float, sl
 def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> None:
     module = Net().eval()
     made = graph(module)
-    plain = FloatForms(made, tmp_path, module=module)._plain(PLAN, None)
+    plain = FloatReferences(made, tmp_path, module=module)._plain(PLAN, None)
     assert isinstance(plain, UserModuleRunner)
     torch.testing.assert_close(plain.run(made.samples), made.run(made.samples))
 
@@ -238,7 +238,7 @@ def test_inputs_that_fit_come_as_tensors_in_the_order_of_the_specs() -> None:
 
 def test_the_short_way_answers_as_the_long_one() -> None:
     made = graph()
-    calls = ExclusiveCalls(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
+    calls = CheckedRunner(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
     arrays = {name: value.numpy() for name, value in made.samples.items()}
     short, long = calls.predict(arrays)["y"], calls.predict([arrays])[0]["y"]
     assert isinstance(short, np.ndarray)

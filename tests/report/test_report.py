@@ -21,7 +21,7 @@ from infer.latency import Latency, Paired, summarize
 from infer.plan import Plan
 from infer.report import build, document
 from infer.report.measurements.memory import Memory
-from infer.report.measurements.roofline import Ceiling, Floor
+from infer.report.measurements.roofline import MachineRoofline, RooflineBound
 from infer.report.rendering import formatting, html, optimize_summary, terminal
 from infer.results import BackendResult, Metric
 from infer.spec import Choice, Finding, TensorSpec
@@ -62,9 +62,9 @@ MEMORY = Memory(
     batch=2,
     method="high-water mark of the kernel (VmHWM)",
 )
-SMALL = Floor(batch=1, seconds=0.002167, bound="memory", num_bytes=23_400_000, flops=680_100_000)
-LARGE = Floor(batch=8, seconds=0.01101, bound="compute", num_bytes=23_400_000, flops=5_440_800_000)
-CEILING = Ceiling(
+SMALL = RooflineBound(batch=1, seconds=0.002167, bound="memory", num_bytes=23_400_000, flops=680_100_000)
+LARGE = RooflineBound(batch=8, seconds=0.01101, bound="compute", num_bytes=23_400_000, flops=5_440_800_000)
+CEILING = MachineRoofline(
     weight_bytes=23_400_000,
     read_bandwidth=10.8e9,
     multiply_peak=494e9,

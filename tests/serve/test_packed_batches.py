@@ -17,7 +17,7 @@ from infer.graph.program import Graph
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.plan import Plan
-from infer.predict.tensors import ExclusiveCalls
+from infer.predict.tensors import CheckedRunner
 from infer.serve.batching.collate import Collator
 from infer.serve.batching.fair_queue import FairBatchQueue
 from infer.serve.batching.queue_items import QueueItem
@@ -214,7 +214,7 @@ def encoder() -> Any:
     outputs = (TensorSpec("embedding", "float32", ("batch", WIDTH)),)
     limits = {"batch": (1, 64), "seq": (1, 600)}
     graph = Graph(inputs, outputs, samples, limits, prepack.packed(program))
-    calls: Any = ExclusiveCalls(inputs, outputs, limits, eager.Runner(graph, "cpu"))
+    calls: Any = CheckedRunner(inputs, outputs, limits, eager.Runner(graph, "cpu"))
     calls.name, calls.version, calls.task = "encoder", "1", "embedding"
     calls.padding = dict.fromkeys(samples, 0)
     calls.manifest = SimpleNamespace(backend="eager", meta={})

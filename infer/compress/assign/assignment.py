@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import compress, library_errors
 from ...errors import NotUsableError, UsageError
-from ...fidelity import Comparison, Effect, drop
+from ...fidelity import Comparison, OutputDivergence, drop
 from ...graph.program import flatten
 from ...plan import Plan
 from ...reporter import Reporter
@@ -195,7 +195,9 @@ class Assignment:
         inputs = {name: value[:rows] for name, value in self.calibration_set.calibration.items()}
         layers = [site.layer for weight in self.candidates.weights for site in weight.sites]
         replay = Replay(self.model, layers, inputs)
-        effect = Effect(self.calibration_set.outputs, replay.outputs, inputs, self.calibration_set.task)
+        effect = OutputDivergence(
+            self.calibration_set.outputs, replay.outputs, inputs, self.calibration_set.task
+        )
         with self.candidates.in_place(formats) as changed:
             return effect.of(replay.run(changed))
 

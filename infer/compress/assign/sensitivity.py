@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from ...fidelity import Effect
+from ...fidelity import OutputDivergence
 from .. import Candidates, Weight
 from .partial_forward import Replay
 
@@ -131,7 +131,7 @@ def _prepare(
     task: str,
     allowed: float,
     clock: Callable[[], float],
-) -> tuple[Replay, Effect, int]:
+) -> tuple[Replay, OutputDivergence, int]:
     """Build a replay with as many rows as take at most `allowed` seconds per run."""
     rows = min(len(next(iter(samples.values()))), MOST_ROWS)
     layers = [site.layer for weight in weights for site in weight.sites]
@@ -140,7 +140,7 @@ def _prepare(
         replay = Replay(model, layers, inputs)
         begin = clock()
         replay.run(layers)
-        effect = Effect(names, replay.outputs, inputs, task)
+        effect = OutputDivergence(names, replay.outputs, inputs, task)
         effect.of(replay.outputs)
         taken = clock() - begin
         if taken <= allowed or rows == 1:

@@ -120,16 +120,16 @@ def _common(names: list[str]) -> list[str]:
 
 
 def _exact(fit: CheckpointMatch) -> bool:
-    return len(fit.missing) == len(training_only(fit)) and not fit.unexpected and not fit.shapes
+    return len(fit.missing) == len(missing_batch_counters(fit)) and not fit.unexpected and not fit.shapes
 
 
-def training_only(fit: CheckpointMatch) -> list[str]:
-    """List the model's counters of training steps that the checkpoint lacks: zero does for them."""
+def missing_batch_counters(fit: CheckpointMatch) -> list[str]:
+    """List the `num_batches_tracked` buffers that the checkpoint lacks; 0 does, since only training reads them."""
     return [name for name in fit.missing if name.endswith(TRAINING_ONLY)]
 
 
 def _note_missing(fit: CheckpointMatch) -> list[str]:
-    counters = training_only(fit)
+    counters = missing_batch_counters(fit)
     return (
         [f"{len(counters)} num_batches_tracked are not in it: 0 (training alone reads them)"]
         if counters
@@ -142,7 +142,7 @@ def _fitting_option(module: nn.Module, reader: WeightReader, names: list[str], f
     keys = [key for key in _prefixes(names) if _fits_under(key, module, reader, names)]
     if keys:
         return f"What is under {' or '.join(map(repr, keys[:4]))} fits the model: --key {keys[0]}"
-    if fit.unexpected and not fit.shapes and len(fit.missing) == len(training_only(fit)):
+    if fit.unexpected and not fit.shapes and len(fit.missing) == len(missing_batch_counters(fit)):
         return f"If the model can do without: {' '.join(f'--ignore-keys {glob!r}' for glob in _globs(fit))}"
     return ""
 

@@ -94,7 +94,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         wrapped, joined, lambda name: _other_names(stored.get(name, name), model, plan.key)
     )
     fit.check(where or str(folder), strict=False)
-    findings += [*heads.attention_findings(model), *steps, *_left(fit)]
+    findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit)]
     findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     findings += [tower.finding(name)] if tower is not None else []
@@ -168,7 +168,7 @@ def _stored_as(reader: WeightReader) -> list[Finding]:
     return findings
 
 
-def _left(fit: CheckpointMatch) -> list[Finding]:
+def _unused_tensors(fit: CheckpointMatch) -> list[Finding]:
     if not fit.unexpected:
         return []
     left = f"the model does not use {', '.join(fit.unexpected[:8])}"

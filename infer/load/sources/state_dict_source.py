@@ -10,7 +10,7 @@ from torch import nn
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
-from ..checkpoint.checkpoint_names import fit_names, training_only
+from ..checkpoint.checkpoint_names import fit_names, missing_batch_counters
 from ..identification.identify import model_folder
 from ..loaded_model import LoadedModel
 from ..weight_loading.meta_model import assign, build_on_meta
@@ -39,11 +39,11 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
 
     def rebuild() -> nn.Module:
-        return _with_zero(build_on_meta(user_module.build, user_module.text)[0], training_only(fit))
+        return _with_zero(build_on_meta(user_module.build, user_module.text)[0], missing_batch_counters(fit))
 
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
-        module=_with_zero(module, training_only(fit)),
+        module=_with_zero(module, missing_batch_counters(fit)),
         reader=FiniteReader(reader, str(path)),
         inputs=user_module.inputs,
         samples={},

@@ -86,7 +86,8 @@ def _kind(at: Mapping[str, Any]) -> ir.DataType:
     return ir.DataType[KV_DTYPES[at["dtype"]].upper().replace("FLOAT32", "FLOAT")]
 
 
-def _index(emit: GraphBuilder, name: str) -> ir.Value:
+def _step_input(emit: GraphBuilder, name: str) -> ir.Value:
+    """Return the graph input of that name, added if absent: indices int64, masks and places float32."""
     import onnx_ir as ir
 
     kind = ir.DataType.FLOAT if name in ("source_mask", "places") else ir.DataType.INT64
@@ -103,9 +104,9 @@ def _write(emit: GraphBuilder) -> ir.Value:
     """Write the new keys and values into a layer's cache; returns the cache after it, an output of the graph."""
     at, cache = _attributes(emit), _cache(emit)
     key, value = emit.node.inputs[1:3]
-    new = emit("Gather", emit("Concat", key, value, axis=1), _index(emit, "scattered"), axis=0)
+    new = emit("Gather", emit("Concat", key, value, axis=1), _step_input(emit, "scattered"), axis=0)
     new = emit("Cast", _shaped(emit, new, -1, at["head_dim"]), to=int(_kind(at)))
-    written: ir.Value = emit("ScatterND", cache, _index(emit, "slots"), new)
+    written: ir.Value = emit("ScatterND", cache, _step_input(emit, "slots"), new)
     written.name = f"cache_{at['layer']}_new"
     written.type, written.shape = cache.type, cache.shape
     emit.graph.outputs.append(written)
@@ -123,15 +124,15 @@ def _attention(emit: GraphBuilder, cache: ir.Value, pages: str, mask: str) -> ir
         taken = _shaped(emit, emit("Gather", cache, rows, axis=0), 0, heads, -1, width)
         return emit("Cast", taken, to=int(ir.DataType.FLOAT))
 
-    rows_of_keys = _index(emit, pages)
+    rows_of_keys = _step_input(emit, pages)
     hidden = (
-        _index(emit, mask)
+        _step_input(emit, mask)
         if mask in _RANKS
         else _input(emit.graph, mask, ir.DataType.FLOAT, [None, 1, None, None])
     )
     keys = gathered(rows_of_keys)
     values = gathered(emit("Add", rows_of_keys, emit.scalar(heads, np.int64)))
-    rows = emit("Gather", emit.node.inputs[0], _index(emit, "padded"), axis=0)
+    rows = emit("Gather", emit.node.inputs[0], _step_input(emit, "padded"), axis=0)
     rows = emit("Transpose", _shaped(emit, rows, 0, 0, heads, group, width), perm=[0, 2, 3, 1, 4])
     rows = _shaped(emit, rows, 0, heads, -1, width)
     scores = emit(
@@ -146,7 +147,7 @@ def _attention(emit: GraphBuilder, cache: ir.Value, pages: str, mask: str) -> ir
     weights = emit("Softmax", emit("Add", scores, hidden), axis=-1)
     mixed = _shaped(emit, emit("MatMul", weights, values), 0, heads, group, -1, width)
     mixed = _shaped(emit, emit("Transpose", mixed, perm=[0, 3, 1, 2, 4]), -1, heads * group, width)
-    done: ir.Value = emit("Gather", mixed, _index(emit, "flat"), axis=0)
+    done: ir.Value = emit("Gather", mixed, _step_input(emit, "flat"), axis=0)
     return done
 
 
@@ -157,10 +158,10 @@ def _bias(emit: GraphBuilder) -> ir.Value:
     at = _attributes(emit)
     slopes = emit("Cast", emit.node.inputs[-1], to=int(ir.DataType.FLOAT))
     if at["bias"] == 1:
-        done: ir.Value = emit("Mul", _shaped(emit, slopes, 1, -1, 1, 1), _index(emit, "places"))
+        done: ir.Value = emit("Mul", _shaped(emit, slopes, 1, -1, 1, 1), _step_input(emit, "places"))
         return done
     last = emit.scalar(at["distances"] - 1, np.int64)
-    rows = emit("Gather", slopes, emit("Min", _index(emit, "distances"), last), axis=1)
+    rows = emit("Gather", slopes, emit("Min", _step_input(emit, "distances"), last), axis=1)
     by_distance: ir.Value = emit("Transpose", rows, perm=[1, 0, 2, 3])
     return by_distance  # noqa: RET504
 
@@ -201,6 +202,7 @@ def finish(model: ir.Model, nodes: list[ir.Node]) -> None:
 
 
 def _input(graph: ir.Graph, name: str, kind: ir.DataType, shape: list[int | str | None]) -> ir.Value:
+    """Return the graph input `name`, added if absent; sizes None become symbolic."""
     import onnx_ir as ir
 
     for value in graph.inputs:

@@ -72,7 +72,7 @@ def open_session(
             enable_fallback=0,  # on an error it would print a banner and try again
         )
     except runtime_errors() as error:
-        raise NotUsableError(f"ONNX Runtime refuses the model: {sentence(error)}") from error
+        raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(error)}") from error
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:
@@ -89,7 +89,7 @@ def is_damaged(error: NotUsableError) -> bool:
     return cause is not None and type(cause).__name__ not in ("NotImplemented", "EPFail")
 
 
-def running_nodes(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
+def count_executed_ops(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
     """Count the operators of the graph that ONNX Runtime runs after its fusions."""
     import onnx
 
@@ -128,7 +128,7 @@ class OrtRunner:
         except runtime_errors() as error:
             if "allocate memory" in str(error) or "bad_alloc" in str(error):
                 raise ResourceError(
-                    f"out of memory: {sentence(error)}", hint="Send smaller batches"
+                    f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
                 ) from error
             raise
         return dict(zip(self._names, outputs, strict=True))
@@ -177,7 +177,7 @@ _NUMBERS |= {"float64": 11, "bfloat16": 16}
 _ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
 
 
-def sentence(error: BaseException) -> str:
+def clean_error_message(error: BaseException) -> str:
     """Strip error codes, source paths and C++ signatures from a runtime error."""
     text = _SOURCE.sub("", " ".join(str(error).split()).rpartition(" : ")[2])
     depth = 0

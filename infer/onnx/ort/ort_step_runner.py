@@ -20,7 +20,7 @@ from torch import Tensor
 from ...attention import PageLayout
 from ...spec import TensorSpec
 from ..layers.paged_attention_lowering import HIDDEN, KEY, StepForm
-from .ort_session import open_session, runtime_errors, sentence
+from .ort_session import clean_error_message, open_session, runtime_errors
 
 Array = np.ndarray
 _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto
@@ -58,7 +58,7 @@ class _CacheRunner:
         try:
             self._session.run_with_iobinding(binding)
         except runtime_errors() as error:
-            raise RuntimeError(f"ONNX Runtime: {sentence(error)}") from error
+            raise RuntimeError(f"ONNX Runtime: {clean_error_message(error)}") from error
         found: Array = binding.get_outputs()[0].numpy()
         return found
 

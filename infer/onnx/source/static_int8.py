@@ -53,7 +53,7 @@ def input_ranges(source: Path, rows: Mapping[str, Tensor], copy: Any) -> dict[st
             return _largest(opened, rows, wanted)
         except ort_session.runtime_errors() as error:
             raise NotUsableError(
-                f"the calibration rows do not run in the model: {ort_session.sentence(error)}"
+                f"the calibration rows do not run in the model: {ort_session.clean_error_message(error)}"
             ) from error
 
 

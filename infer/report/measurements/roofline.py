@@ -27,8 +27,8 @@ IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cac
 Bound = Literal["memory", "compute"]
 
 
-class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """The least seconds of a call at a batch size; `bound` is what allows no less.
+class RooflineBound(msgspec.Struct, frozen=True, kw_only=True):
+    """Roofline lower bound of one call's time at a batch size; `bound` names the limiting resource.
 
     `in_cache`: what a call reads stays in the processor's caches, whose bandwidth is taken.
     """
@@ -48,20 +48,20 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
         return Finding("ceiling", f"floor batch {self.batch}", self.seconds, "s", why)
 
 
-class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of this machine: bytes/s, operations/s, and the least seconds of a call at each batch size."""
+class MachineRoofline(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured bandwidth (bytes/s) and peak (FLOP/s) of this machine, and the bounds of a call's time they give."""
 
     weight_bytes: int
     read_bandwidth: float
     multiply_peak: float
     peak_source: str  # how `multiply_peak` came about
-    floors: tuple[Floor, ...]
+    floors: tuple[RooflineBound, ...]
 
-    def floor(self, batch: int) -> Floor | None:
+    def floor(self, batch: int) -> RooflineBound | None:
         return next((floor for floor in self.floors if floor.batch == batch), None)
 
     def findings(self) -> list[Finding]:
-        """For display."""
+        """List bandwidth, peak and bounds as findings for the report."""
         return [
             Finding("ceiling", "weight bytes", self.weight_bytes, "B", "read once a call"),
             Finding("ceiling", "read bandwidth", self.read_bandwidth, "B/s", "measured, all threads"),
@@ -132,7 +132,7 @@ def probe(
     *,
     batches: Sequence[int] | None = None,
     shape: StepShape | None = None,
-) -> Ceiling:
+) -> MachineRoofline:
     """Compute the ceiling of an artifact that reads `weight_bytes` a call, with the floor at each batch size.
 
     `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
@@ -155,7 +155,7 @@ def probe(
         bandwidth = hardware.bandwidth_for(reads, plan.device)
         seconds, bound = least_time(reads, flops, bandwidth, peak)
         floors.append(
-            Floor(
+            RooflineBound(
                 batch=batch,
                 seconds=seconds,
                 bound=bound,
@@ -165,7 +165,7 @@ def probe(
                 bandwidth=bandwidth,
             )
         )
-    return Ceiling(
+    return MachineRoofline(
         weight_bytes=weight_bytes,
         read_bandwidth=memory_speed,
         multiply_peak=peak,

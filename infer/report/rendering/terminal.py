@@ -40,7 +40,7 @@ def _render(report: Report, console: Console, width: int) -> None:
     for table in (*_search(report), *_decisions(report)):
         console.print(table, width=width)
     _lines(console, "Card", card(report), width)
-    for table in _numbers(report, narrow=width < 96):
+    for table in _measurement_tables(report, narrow=width < 96):
         console.print(table, width=width)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     _lines(
@@ -72,7 +72,8 @@ def _decisions(report: Report) -> Iterator[Table]:
         yield _table("Chosen", ("what", "asked", "taken", "why"), chosen)
 
 
-def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
+def _measurement_tables(report: Report, *, narrow: bool) -> Iterator[Table]:
+    """Yield the tables of latency, fidelity, layers and memory that were measured."""
     if report.latency:
         yield _latency(report, narrow=narrow)
     if report.fidelity:

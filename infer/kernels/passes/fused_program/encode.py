@@ -64,7 +64,7 @@ def inputs_of(operations: Sequence[Operation]) -> list[fx.Node]:
     return list(dict.fromkeys(nodes))
 
 
-class _Slots:
+class _SlotAllocator:
     """Allocation of memory slots to values; a slot that all threads write must have no readers left."""
 
     def __init__(self, operations: Sequence[Operation], kept: set[Value]) -> None:
@@ -131,7 +131,7 @@ class _Encoder:
         self._numbers: list[float] = []
         self._direct = [value for value in given if self._is_direct(value)]
         self._written: dict[Value, list[int]] = {}  # places in the result
-        self._slots = _Slots(operations, set(given).difference(self._direct))
+        self._slots = _SlotAllocator(operations, set(given).difference(self._direct))
 
     def _is_direct(self, value: Value) -> bool:
         """Made by a linear layer and not read again: written where the result is."""

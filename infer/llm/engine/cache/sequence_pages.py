@@ -59,7 +59,7 @@ class SequencePages:
         for page in (*child.pages, *child.source_pages):
             self.block_manager.add_reference(page)
         if self.state_rows is not None:
-            self.state_rows.hold(child, parent.state_row)
+            self.state_rows.assign(child, parent.state_row)
 
     def use_cached(self, sequence: Sequence) -> int:
         """Replace own pages by those that another sequence with the same beginning has computed meanwhile.

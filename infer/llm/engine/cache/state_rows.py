@@ -66,14 +66,14 @@ class StateRows:
         return border if self.max_snapshots and done < border < end else 0
 
     def commit(self, sequence: Sequence) -> None:
-        """Make the row after its computed tokens the sequence's own; of the other rows snapshots are kept."""
+        """Adopt the row of the last computed token; keep rows at page ends as snapshots, release the others."""
         done, written = sequence.num_computed_tokens, sequence.written_rows
         self._num_written -= len(written) - 1
         for tokens, row in written:
             if self.max_snapshots and tokens % self.page == 0 and tokens <= done:
                 self._snapshot(sequence, tokens, row)
             if tokens == done:
-                self.hold(sequence, row)
+                self.assign(sequence, row)
             self.release(row)
         written.clear()
 
@@ -85,8 +85,8 @@ class StateRows:
                 self.release(row)
             sequence.written_rows.clear()
 
-    def hold(self, sequence: Sequence, row: int) -> None:
-        """Make `row` the state of a sequence, beside who else holds it; -1: zero."""
+    def assign(self, sequence: Sequence, row: int) -> None:
+        """Point the sequence at `row`, one reference more, and release the row that it had; -1: no state."""
         if row >= 0:
             self.ref_counts[row] += 1
         if sequence.state_row >= 0:
@@ -96,7 +96,7 @@ class StateRows:
     def stop(self, sequence: Sequence) -> None:
         """Release all rows of a sequence that ends or is preempted."""
         self.drop_written([sequence])
-        self.hold(sequence, -1)
+        self.assign(sequence, -1)
 
     def release(self, row: int) -> None:
         """Drop one reference; a row without any is free."""
@@ -111,7 +111,7 @@ class StateRows:
     def restore(self, sequence: Sequence, page_hash: bytes) -> None:
         """Start a sequence from the snapshot at the end of this page."""
         self._snapshots.move_to_end(page_hash)
-        self.hold(sequence, self._snapshots[page_hash])
+        self.assign(sequence, self._snapshots[page_hash])
 
     def _take(self) -> int:
         row = self._free.pop()

@@ -63,6 +63,7 @@ def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> GrammarCost:
 
 
 def _walk(first: Any, kind: str, most_seconds: float) -> None:
+    """Take random allowed tokens; raise `GrammarError` if masks take too long or the grammar is too complex."""
     chance, began = random.Random(0), time.process_time()
     for _ in range(WALKS):
         matcher = first.deep_copy()

@@ -38,7 +38,7 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     """Run one request; raise `InputError` for anything that does not fit the model."""
     tenant = queue_tenant_of(context.service, context.headers)
     request, raw = _read(context, engine)
-    timeout, priority = _schedule(context, request)
+    timeout, priority = _timeout_and_priority(context, request)
     wanted = _wanted(request, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         service = context.service
@@ -64,7 +64,7 @@ def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest
     request, raw = _read(context, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         return None
-    _, priority = _schedule(context, request)
+    _, priority = _timeout_and_priority(context, request)
     wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
     specs = {spec.name: spec for spec in engine.predictor.inputs}
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
@@ -120,7 +120,7 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     return InferRequest(inputs=[given], parameters={"binary_data_output": True})
 
 
-def _schedule(context: RequestContext, request: InferRequest) -> tuple[float, int]:
+def _timeout_and_priority(context: RequestContext, request: InferRequest) -> tuple[float, int]:
     """Return timeout in seconds and priority; raise `InputError` for unsupported parameters."""
     refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
     if refused:
