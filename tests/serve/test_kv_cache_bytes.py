@@ -11,7 +11,7 @@ import pytest
 from infer import device as hardware
 from infer.attention import KV_DTYPES
 from infer.llm.engine.cache import block_manager
-from infer.llm.engine.cache.cache_sizing import CacheRooms
+from infer.llm.engine.cache.cache_sizing import CacheSizes
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.llm.step.step_shape import StepShape
 from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, STATE_ROWS, cache_bytes
@@ -44,8 +44,8 @@ def test_predicted_cache_size_equals_the_engine_s(
 
 def test_states_of_all_sequences_count(tmp_path: Path) -> None:
     shape = StepShape(**SIZES, max_positions=256, state_layers=2, state_floats=1000)
-    rooms = CacheRooms.divide(shape, EngineLimits(), None, "cpu")
-    assert rooms.state_rows == STATE_ROWS
+    sizes = CacheSizes.divide(shape, EngineLimits(), None, "cpu")
+    assert sizes.state_rows == STATE_ROWS
     assert cache_bytes(model(tmp_path, shape), None, 1 << 40) == block_manager.default_budget(
         shape.layers * shape.page_bytes, shape.page, 256, state_bytes=STATE_ROWS * shape.state_bytes
     )

@@ -21,7 +21,7 @@ from ..step.graph_inputs import decode_buckets, mixed_sizes
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
-from .cache.cache_sizing import CacheRooms
+from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
 from .interfaces import GrammarBackend, Speculation
 from .model_runner import FAILURES, ModelRunner, StepRunner
@@ -64,14 +64,14 @@ class Engine:
         self.limits = limits or default_limits(device)
         self.limits.check(shape.page)
         self.shape, self.eos_ids = shape, frozenset(eos_ids)
-        rooms = CacheRooms.divide(shape, self.limits, kv_bytes, device)
-        self.limits = msgspec.structs.replace(self.limits, max_running=rooms.max_running)
-        self.cache = new_cache(shape.layers, rooms.pages, shape.page_bytes, device)
+        sizes = CacheSizes.divide(shape, self.limits, kv_bytes, device)
+        self.limits = msgspec.structs.replace(self.limits, max_running=sizes.max_running)
+        self.cache = new_cache(shape.layers, sizes.pages, shape.page_bytes, device)
         self.block_manager = BlockManager(self.cache, shape.page, prefix_caching=self.limits.prefix_cache)
         self.state_rows = None
         if shape.state_floats:
-            states = new_cache(1, rooms.state_rows, shape.state_bytes, device)[0].view(torch.float32)
-            self.state_rows = StateRows(states, shape.page, rooms.snapshots)
+            states = new_cache(1, sizes.state_rows, shape.state_bytes, device)[0].view(torch.float32)
+            self.state_rows = StateRows(states, shape.page, sizes.snapshots)
         self.context = min(shape.max_positions, self.block_manager.num_pages * shape.page)
         self.scheduler = Scheduler(self.block_manager, self.limits, self.state_rows)
         self.statistics = EngineStats(pages_total=self.block_manager.num_pages, page=shape.page)

@@ -18,7 +18,7 @@ from .prometheus_text import Family, Scalar, scraped_family
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
-STATE_ROWS = 2 * 64 + 64  # as `CacheRooms` has it by default
+STATE_ROWS = 2 * 64 + 64  # as `CacheSizes` has it by default
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory → kind
 

@@ -14,7 +14,7 @@ SNAPSHOT_SHARE = 4  # of the rows, where memory is short
 MAX_SNAPSHOTS = 64
 
 
-class CacheRooms(NamedTuple):
+class CacheSizes(NamedTuple):
     """Sizes of the caches of an engine. A running sequence takes two rows, of which a step reads one and writes one."""
 
     pages: int
@@ -46,9 +46,9 @@ class CacheRooms(NamedTuple):
             )
         running = rows * (SNAPSHOT_SHARE - 1) // SNAPSHOT_SHARE // 2 if snapshots else rows // 2
         running = min(limits.max_running, max(running, 1))
-        rooms = cls(0, running, min(rows - 2 * running, snapshots))
+        sizes = cls(0, running, min(rows - 2 * running, snapshots))
         if page_bytes:
-            pages = pages_for(budget_bytes - rooms.state_rows * row_bytes, page_bytes)
+            pages = pages_for(budget_bytes - sizes.state_rows * row_bytes, page_bytes)
         else:  # they take no memory, but tokens are counted by them
             pages = -(-max(ENOUGH_TOKENS, shape.max_positions) // shape.page)
-        return rooms._replace(pages=pages)
+        return sizes._replace(pages=pages)
