@@ -60,7 +60,7 @@ def run(twins: str, folder: Path, *, emulated: bool) -> str:
     return done.stdout
 
 
-TWINS = ["native_twins"]
+TWINS = ["native_twins", "native_conv_twins"]
 
 
 @pytest.mark.parametrize("twins", TWINS)

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "conv/conv_loop.h"
+#include "conv/conv_results_avx512.h"
 
 namespace infer_native {
 namespace {
@@ -17,18 +17,6 @@ inline __m512i quad(const uint8_t* x) {
 // Written out because compilers copy the sums to and fro around the intrinsic when nearly all registers are taken.
 [[gnu::always_inline]] inline void add_products(__m512i& sum, __m512i a, __m512i w) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(w));
-}
-
-template <int BLOCKS>
-[[gnu::always_inline]] inline void store_bytes(uint8_t* y, const __m512i (&v)[BLOCKS]) {
-  if constexpr (BLOCKS == 4) {
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i all = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
-    _mm512_storeu_si512(y, _mm512_permutexvar_epi32(order, all));
-  } else {
-    for (int j = 0; j < BLOCKS; ++j)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(y + 16 * j), _mm512_cvtepi32_epi8(v[j]));
-  }
 }
 
 template <int BLOCKS, int PIXELS>
@@ -52,27 +40,8 @@ void run(const Tile& tile) {
       });
     }
   }
-  const __m512 low = _mm512_set1_ps(tile.low), high = _mm512_set1_ps(tile.high);
-  const __m512 factor = _mm512_set1_ps(tile.residual_multiplier);
-  const auto last = static_cast<__mmask16>((1u << tile.tail) - 1);
-  const bool has_residual = tile.residual[0] != nullptr, is_float = tile.y_float[0] != nullptr;
-  unrolled<PIXELS>([&](auto i) INFER_INLINE {
-    __m512i bytes[BLOCKS];
-    unrolled<BLOCKS>([&](auto j) INFER_INLINE {
-      __m512 y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i][j]), _mm512_loadu_ps(tile.multiplier + 16 * j),
-                                 _mm512_loadu_ps(tile.offset + 16 * j));
-      if (has_residual) {
-        const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile.residual[i] + 16 * j));
-        y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(q)), factor, y);
-      }
-      y = _mm512_min_ps(high, _mm512_max_ps(low, y));  // NaN stays NaN
-      if (is_float)
-        _mm512_mask_storeu_ps(tile.y_float[i] + 16 * j, j + 1 < BLOCKS ? __mmask16{0xffff} : last,
-                              _mm512_add_ps(y, _mm512_set1_ps(tile.poison[i])));
-      bytes[j] = _mm512_cvtps_epi32(y);
-    });
-    if (!is_float) store_bytes<BLOCKS>(tile.y[i], bytes);
-  });
+  const Results results(tile);
+  unrolled<PIXELS>([&](auto i) INFER_INLINE { results.store<BLOCKS>(i, sum[i]); });
 }
 
 template <int BLOCKS, int... PIXELS>

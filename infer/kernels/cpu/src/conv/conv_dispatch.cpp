@@ -56,7 +56,7 @@ struct Walk {
   int64_t blocks, panels, quads, num_runs, run_quads, pixels;
   int64_t runs[MAX_RUNS];
 
-  explicit Walk(const Conv& c) : conv(c), kernels(conv_kernels()),
+  explicit Walk(const Conv& c) : conv(c), kernels(conv_kernels(c.out.batch * c.out.height * c.out.width)),
         from(c.in, c.in.border, c.in.border - c.window.padding[0], c.in.border - c.window.padding[1], c.window.stride[0],
              c.window.stride[1], c.out),
         to(c.out, c.out.border, c.out.border, c.out.border, 1, 1, c.out),
@@ -75,7 +75,7 @@ struct Walk {
     pixels = c.out.batch * c.out.height * c.out.width;
   }
 
-  // Pixels [first, last) of one panel, in tiles of nearly equal size.
+  // Pixels [first, last) of one panel.
   void panel(int64_t panel, int64_t first, int64_t last) const {
     const int64_t count = std::min(blocks - panel * CONV_PANEL, CONV_PANEL), before = panel * CONV_PANEL;
     Tile tile{};
@@ -91,7 +91,7 @@ struct Walk {
     Cursor cursor(conv.out, from, to, residual, first);
     int64_t pixel = first;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t size = (last - first) / tiles + (t < (last - first) % tiles);
+      const int64_t size = kernels.full_tiles ? std::min(limit, last - pixel) : (last - first) / tiles + (t < (last - first) % tiles);
       for (int64_t i = 0; i < size; ++i, ++pixel, cursor.advance()) {
         tile.x[i] = conv.x + cursor.source;
         if (conv.residual) tile.residual[i] = conv.residual + cursor.other + channel;
@@ -102,6 +102,7 @@ struct Walk {
           tile.poison[i] = conv.poison ? conv.poison[cursor.sample] : 0.0f;
         }
       }
+      tile.pixels = static_cast<int>(size);
       kernels.kernels[count - 1][size - 1](tile);
     }
   }
@@ -109,9 +110,10 @@ struct Walk {
 
 }  // namespace
 
-const ConvKernels& conv_kernels() {
+const ConvKernels& conv_kernels([[maybe_unused]] int64_t pixels) {
   [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
+  if (isa != &active_isa() && pixels >= CONV_AMX.least) return CONV_AMX;
   if (isa == &AVX512_VNNI) return CONV_AVX512_VNNI;
   if (isa == &AVX2) return CONV_AVX2;
 #elif defined(__aarch64__)
@@ -132,8 +134,11 @@ void conv2d(const Conv& conv) {
     const int64_t panel1 = by_panel ? walk.panels * (own + 1) / threads : walk.panels;
     const int64_t pixel0 = by_panel ? 0 : walk.pixels * own / threads;
     const int64_t pixel1 = by_panel ? walk.pixels : walk.pixels * (own + 1) / threads;
-    if (pixel0 < pixel1)
+    if (pixel0 < pixel1) {
+      if (walk.kernels.begin) walk.kernels.begin();
       for (int64_t panel = panel0; panel < panel1; ++panel) walk.panel(panel, pixel0, pixel1);
+      if (walk.kernels.end) walk.kernels.end();
+    }
     if (conv.y)
       for (int64_t sample = own; sample < conv.out.batch; sample += threads) 
         conv_fill_border(conv.out, conv.fill, conv.y + sample * conv.out.bytes());

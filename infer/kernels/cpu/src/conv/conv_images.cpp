@@ -51,7 +51,7 @@ void conv_fill_border(const Image& image, uint8_t value, uint8_t* y) {
 
 void conv_quantize(const float* x, const int64_t* strides, int64_t channels, const Image& image, float step,
                    float zero, float low, uint8_t* y, float* poison) {
-  const ConvKernels& kernels = conv_kernels();
+  const ConvKernels& kernels = conv_kernels(0);
   const Grid grid{step, zero, low};
   std::vector<uint8_t> bad(static_cast<size_t>(image.batch * image.height));
 #pragma omp parallel for if (image.batch * image.bytes() > 16384)
@@ -71,7 +71,7 @@ void conv_quantize(const float* x, const int64_t* strides, int64_t channels, con
 }
 
 void conv_max_pool(const uint8_t* x, const Image& in, const Window& window, uint8_t fill, const Image& out, uint8_t* y) {
-  const ConvKernels& kernels = conv_kernels();
+  const ConvKernels& kernels = conv_kernels(0);
 #pragma omp parallel for if (out.batch * out.bytes() > 16384)
   for (int64_t i = 0; i < out.batch * out.height; ++i) {
     const int64_t sample = i / out.height, row = i % out.height;

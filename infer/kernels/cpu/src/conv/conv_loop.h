@@ -10,11 +10,12 @@
 
 namespace infer_native {
 
-constexpr int MAX_TILE = 16;  // pixels
+constexpr int MAX_TILE = 32;  // pixels
 constexpr int MAX_RUNS = 64;  // stretches of contiguous input bytes under a window
 
 // What a kernel of `blocks` blocks of 16 channels needs for one tile.
 struct Tile {
+  int pixels;
   const uint8_t* x[MAX_TILE];  // first byte under the window of each pixel
   const uint8_t* residual[MAX_TILE];
   uint8_t* y[MAX_TILE];
@@ -43,10 +44,15 @@ struct ConvKernels {
   int limit[CONV_PANEL];
   bool (*quantize_row)(const float* x, int64_t count, const Grid& grid, uint8_t* y);
   void (*max_row)(const uint8_t* x, int64_t count, uint8_t* y);
+  void (*begin)() = nullptr;  // of a thread's tiles, where they need a state of the CPU, and their end
+  void (*end)() = nullptr;
+  int64_t least = 0;  // pixels of an image for which these are worth it
+  bool full_tiles = false;  // all but the last, rather than tiles of nearly equal size
 };
 
 // Each is defined where its architecture is.
 extern const ConvKernels CONV_AVX512_VNNI;
+extern const ConvKernels CONV_AMX;
 extern const ConvKernels CONV_AVX2;
 extern const ConvKernels CONV_NEON_DOTPROD;
 extern const ConvKernels CONV_SCALAR;
@@ -64,7 +70,7 @@ template <int COUNT, typename Body>
   unrolled(body, std::make_integer_sequence<int, COUNT>());
 }
 
-const ConvKernels& conv_kernels();  // of the active instruction set
+const ConvKernels& conv_kernels(int64_t pixels);  // of the active instruction set
 
 // Of one sample.
 void conv_fill_border(const Image& image, uint8_t value, uint8_t* y);
