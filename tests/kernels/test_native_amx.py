@@ -1,7 +1,7 @@
-"""Layers on the tile registers of AMX, on any CPU with AVX-512.
+"""Layers on the tile registers of AMX and with AVX-VNNI, on any CPU with AVX-512.
 
-By a plain C++ twin of the tile instructions, and by the instructions themselves: each is trapped, decoded and done by
-the twin.
+AMX by a plain C++ twin of the tile instructions, and by the instructions themselves: each is trapped, decoded and done
+by the twin. AVX-VNNI by the same instruction in its encoding of AVX-512.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
     "avx512_vnni" not in device.isa() or compile_library.compiler() is None,
     reason="no AVX-512 VNNI or no C++ compiler",
 )
-HERE, EMULATED = Path(__file__).parent, "-DINFER_AMX_EMULATED"
+HERE = Path(__file__).parent
+EMULATED = {"_amx": "-DINFER_AMX_EMULATED", "_avx_vnni": "-DINFER_AVX_VNNI_AS_AVX512"}
 
 
 def compiled(source: Path, *flags: str) -> Path:
@@ -47,7 +48,8 @@ def run(twins: str, folder: Path, *, emulated: bool) -> str:
     for source, flags in compile_library.sources().items():
         if source.stem.startswith("torch_") or (source.stem == "permission_amx" and not emulated):
             continue
-        objects.append(compiled(source, *flags, *[EMULATED] * (emulated and source.stem.endswith("_amx"))))
+        defined = [EMULATED[end] for end in EMULATED if emulated and source.stem.endswith(end)]
+        objects.append(compiled(source, *flags, *defined))
     objects += [] if emulated else [compiled(HERE / "native_amx_trap.cpp")]
     program = folder / twins
     command = [str(compile_library.compiler()), "-fopenmp", *map(str, objects), "-o", str(program)]
@@ -64,8 +66,10 @@ TWINS = ["native_twins", "native_conv_twins"]
 
 
 @pytest.mark.parametrize("twins", TWINS)
-def test_emulated_tiles_compute_what_plain_c_computes(tmp_path: Path, twins: str) -> None:
-    assert "amx_emulated" in run(twins, tmp_path, emulated=True)
+def test_emulated_instructions_compute_what_plain_c_computes(tmp_path: Path, twins: str) -> None:
+    checked = run(twins, tmp_path, emulated=True)
+    assert "amx_emulated" in checked
+    assert "avx_vnni" in checked
 
 
 @pytest.mark.parametrize("twins", TWINS)

@@ -66,7 +66,7 @@ def built() -> bool:
 
 
 def isa() -> str:
-    """Return the instruction set in use: amx, avx512_vnni, avx2, neon_dotprod or scalar."""
+    """Return the instruction set in use: amx, avx512_vnni, avx_vnni, avx2, neon_dotprod or scalar."""
     return str(load().infer_isa().decode())
 
 

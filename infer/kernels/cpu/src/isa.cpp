@@ -27,6 +27,15 @@ const Isa& amx(const char* name) {
   }();
   return isa;
 }
+
+const Isa& avx_vnni() {
+  static const Isa isa = [] {
+    Isa made = AVX_VNNI;
+    made.rows = AVX2.rows;
+    return made;
+  }();
+  return isa;
+}
 #endif
 
 // Best first; the files of other architectures are not compiled.
@@ -43,7 +52,10 @@ const std::vector<const Isa*>& usable() {
       found.push_back(&AVX512_VNNI);
       if (name != nullptr && !real) found.push_back(&amx(name));
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&AVX2);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      if (has_avx_vnni()) found.push_back(&avx_vnni());
+      found.push_back(&AVX2);
+    }
 #elif defined(__aarch64__) && defined(__linux__)
     if ((getauxval(AT_HWCAP) & (1UL << 20)) != 0) found.push_back(&NEON_DOTPROD);  // HWCAP_ASIMDDP
 #elif defined(__aarch64__)

@@ -83,6 +83,7 @@ struct Isa {
 // Each is defined where its architecture is.
 extern const Isa AVX512_VNNI;
 extern const Isa AVX2;
+extern const Isa AVX_VNNI;  // without `rows`: those of AVX2
 extern const Isa NEON_DOTPROD;
 extern const Isa SCALAR;
 
@@ -97,6 +98,8 @@ extern const AmxLinear AMX_LINEAR;
 // "amx" where this process may use the tile registers (it asks the kernel once), "amx_emulated" in a build whose tiles are
 // plain C++, else null. Only for CPUs that have AVX512_VNNI.
 const char* amx_name();
+
+bool has_avx_vnni();  // only for CPUs that have AVX2
 
 const Isa& active_isa();
 

@@ -113,7 +113,8 @@ struct Walk {
 const ConvKernels& conv_kernels([[maybe_unused]] int64_t pixels) {
   [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
-  if (isa != &active_isa() && pixels >= CONV_AMX.least) return CONV_AMX;
+  const bool tiles = isa == &AVX512_VNNI && isa != &active_isa();
+  if (tiles && pixels >= CONV_AMX.least) return CONV_AMX;
   if (isa == &AVX512_VNNI) return CONV_AVX512_VNNI;
   if (isa == &AVX2) return CONV_AVX2;
 #elif defined(__aarch64__)
