@@ -62,7 +62,7 @@ def run(twins: str, folder: Path, *, emulated: bool) -> str:
     return done.stdout
 
 
-TWINS = ["native_twins", "native_conv_twins"]
+TWINS = ["native_twins", "native_conv_twins", "native_attend_twins"]
 
 
 @pytest.mark.parametrize("twins", TWINS)

@@ -24,6 +24,14 @@ constexpr int64_t ALL_ROWS = 192;  // queries of an encoder that share one readi
 const AttendKernel& kernel() {
   [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
+  if (isa == &AVX512_VNNI && isa != &active_isa()) {
+    static const AttendKernel amx = [] {
+      AttendKernel made = ATTEND_AVX512_VNNI;
+      made.tile = attend_tile_amx;
+      return made;
+    }();
+    return amx;
+  }
   if (isa == &AVX512_VNNI) return ATTEND_AVX512_VNNI;
   if (isa == &AVX2) return ATTEND_AVX2;
 #elif defined(__aarch64__)

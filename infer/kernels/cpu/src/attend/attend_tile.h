@@ -57,13 +57,17 @@ struct Tiler {
   // sums [rows][width], total [rows][LANES]; most and keep [rows]
   float *keys, *values, *q, *logits, *sums, *most, *total, *keep;
 
-  Tiler(const AttendArgs& given, const Piece& piece)
+  // `more` floats at `extra`, a multiple of 64 bytes, are the caller's.
+  float* extra;
+
+  Tiler(const AttendArgs& given, const Piece& piece, int64_t more = 0)
       : args(given), span(given, piece.sequence), sequence(piece.sequence), head(piece.head), group(group_size(given)),
         first_token(piece.begin), rows((piece.end - piece.begin) * group),
         parts((rows + Lane::TILE_ROWS - 1) / Lane::TILE_ROWS), dim(given.head_dim), panels((dim + PANEL - 1) / PANEL),
         width(panels * PANEL) {
     const int64_t floats = BLOCK * (dim + width) + (rows + 1) * width + rows * (BLOCK + width + LANES + 2);
-    keys = static_cast<float*>(attend_workspace(floats * static_cast<int64_t>(sizeof(float)) + 64));
+    keys = static_cast<float*>(attend_workspace((floats + more + 16) * static_cast<int64_t>(sizeof(float)) + 64));
+    extra = keys + (floats + 15) / 16 * 16;
     values = keys + BLOCK * dim;
     logits = values + BLOCK * width;
     sums = logits + rows * BLOCK;
