@@ -55,6 +55,16 @@ def places(names: list[str]) -> dict[str, float]:
     return place
 
 
+_SHOWN: set[str] = set()  # optional backends of the test that runs
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note the optional backends of a test before its fixtures are made, which may try backends."""
+    _SHOWN.clear()
+    _SHOWN.update({"openvino"} & {mark.name for mark in item.iter_markers()})
+
+
 @pytest.fixture(scope="session")
 def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder that the workers of a run share."""
@@ -147,6 +157,21 @@ def brief_timings() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_timing, "PAIR_SECONDS", 0.5)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hidden_openvino() -> Iterator[None]:
+    """Hide OpenVINO from tests without the mark `openvino`: `auto` would try one backend more in each of them."""
+    from backends import openvino
+
+    find_spec = openvino.find_spec
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            openvino,
+            "find_spec",
+            lambda name: find_spec(name) if name != "openvino" or "openvino" in _SHOWN else None,
+        )
         yield
 
 

@@ -23,6 +23,7 @@ from infer.plan import Plan
 from infer.spec import Finding, TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
 
+pytestmark = pytest.mark.openvino
 needs_openvino = pytest.mark.skipif(openvino.missing() is not None, reason=openvino.missing() or "")
 needs_vnni = pytest.mark.skipif(not device.has_vnni(), reason="activations stay float without VNNI")
 EXACT, INT8_STEP = 1e-4, 0.02  # a tie may round the other way; one rounding of activations to int8

@@ -58,3 +58,16 @@ def test_a_backend_that_is_not_installed_is_named_with_its_install_line(
     assert plugins.why_not("backends", "openvino") == (
         "openvino is not installed (pip install 'infer[openvino]')"
     )
+
+
+def test_openvino_is_hidden_from_tests_that_do_not_ask_for_it() -> None:
+    assert plugins.why_not("backends", "openvino") == (
+        "openvino is not installed (pip install 'infer[openvino]')"
+    )
+
+
+@pytest.mark.openvino
+def test_openvino_is_seen_by_tests_that_ask_for_it() -> None:
+    from importlib.util import find_spec
+
+    assert (plugins.why_not("backends", "openvino") is None) == (find_spec("openvino") is not None)
