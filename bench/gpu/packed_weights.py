@@ -13,7 +13,7 @@ from infer.kernels.gpu import kernel_thresholds
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv
 from infer.kernels.gpu.int8 import linear_int8 as int8
 from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_gemm, lut_gemv
-from infer.kernels.ops import bitpack, linear_int8
+from infer.kernels.ops import bitpack, linear_int8, linear_lut4_fragments
 from infer.kernels.ops.linear_fp8 import to_float8
 
 OPS = torch.ops.infer
@@ -32,7 +32,15 @@ LAYERS = {
     "70B up": (28672, 8192),
     "70B down": (8192, 28672),
 }
-USUAL = ("lut4", "lut4_int8", "int8", "int8_weight", "fp8")  # measured on every layer; the others on one
+USUAL = (
+    "lut4_fragments",
+    "int4_fragments",
+    "lut4",
+    "lut4_int8",
+    "int8",
+    "int8_weight",
+    "fp8",
+)  # measured on every layer; the others on one
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,19 @@ def _lut(bits: int, n: int, k: int) -> Weight:
         return x @ bitpack.decode(*tensors, bitpack.tables_of_rows(n, table)).double().t()
 
     return Weight(OPS.linear_lut, tensors, exact)
+
+
+def _fragments(uniform: bool, n: int, k: int) -> Weight:
+    codes, table, scale, row_scale = _lut(4, n, k).tensors
+    if uniform:
+        table = (torch.arange(16.0, device="cuda")[None] - 8) / 8
+    weight = bitpack.decode(codes, table, scale, row_scale, None)
+
+    def run(x: Tensor, *operands: Tensor | None) -> Tensor:
+        return OPS.linear_lut4_fragments(x, *operands, n, uniform)
+
+    packed = linear_lut4_fragments.pack(codes, table, scale, row_scale, uniform)
+    return Weight(run, packed, lambda x: x @ weight.double().t())
 
 
 def _lut4_int8(n: int, k: int) -> Weight:
@@ -101,6 +122,8 @@ def _fp8(n: int, k: int) -> Weight:
 # Kind → relative error that is allowed beside the rounding of x's type, and how a weight is made. Tensor-core paths
 # round the table or the weight to 8 (bfloat16) or 11 bits; the library's float8 product gives bfloat16.
 KINDS: dict[str, tuple[float, Callable[[int, int], Weight]]] = {
+    "lut4_fragments": (1e-5, partial(_fragments, False)),
+    "int4_fragments": (1e-5, partial(_fragments, True)),
     "lut4": (1e-5, lambda n, k: _lut(4, n, k)),
     "int8": (1e-5, lambda n, k: _int8("int8", n, k)),
     "int8_weight": (1e-5, lambda n, k: _int8("int8_weight", n, k)),

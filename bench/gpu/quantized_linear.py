@@ -35,7 +35,8 @@ from bench.gpu.copy_bandwidth import copy_bandwidth
 from bench.gpu.packed_weights import LAYERS, Weight
 from infer.kernels.gpu.kernel_thresholds import graph_seconds
 
-BAR_SHARE = 0.6  # of the copy bandwidth: lut4, one row, packed weights of BAR_BYTES and more
+BARRED = ("lut4_fragments", "int4_fragments")  # what 4-bit layers of opened artifacts run
+BAR_SHARE = 0.6  # of the copy bandwidth: one row, packed weights of BAR_BYTES and more
 BAR_BYTES = 16e6
 BAR_SLOWER = 1.0  # time against bfloat16: no quantized layer of LARGE bytes (in bfloat16) may take longer
 LARGE = 4e6
@@ -52,7 +53,7 @@ def check() -> list[str]:
         for n, k in ((1, 64), (33, 192), (70, 1088), (4097, 4160))
     ]
     for kind, (tolerance, make) in packed_weights.KINDS.items():
-        for m, n, k in shapes if kind in ("lut4", "int8") else shapes[2::4]:
+        for m, n, k in shapes if kind in (*BARRED, "int8") else shapes[2::4]:
             dtype = (torch.bfloat16, torch.float16, torch.float32)[count % 3]
             weight = make(n, k)
             x, bias = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, device="cuda")
@@ -87,9 +88,10 @@ def measure(kind: str, name: str, n: int, k: int, rows: int, copy: float) -> dic
 def missed(row: dict) -> str | None:
     """Return the bar that a row misses, or None."""
     slow = row["us"] / row["bf16_us"]
-    if row["kind"] == "lut4" and row["rows"] == 1 and row["bytes"] >= BAR_BYTES and row["share"] < BAR_SHARE:
+    barred = row["kind"] in BARRED
+    if barred and row["rows"] == 1 and row["bytes"] >= BAR_BYTES and row["share"] < BAR_SHARE:
         return f"{row['share']:.0%} of the copy bandwidth, not {BAR_SHARE:.0%}"
-    if row["kind"] == "lut4" and 2 * row["n"] * row["k"] >= LARGE and slow > BAR_SLOWER:
+    if barred and 2 * row["n"] * row["k"] >= LARGE and slow > BAR_SLOWER:
         return f"{slow:.2f} x the time of bfloat16"
     return None
 
