@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import gguf
 import numpy as np
 import pytest
 import torch
 
+from infer import Plan, load
 from infer.compress.formats import keep
 from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
+from infer.load.weights import stored_codes
 from tests.load.test_quantized_weights import CASES, opened
+from tests.support import tiny_decoders
+from tests.support.gguf_files import write_gguf
 
 FLOAT8 = [case for case in CASES if "float8" in case]
 
@@ -50,3 +57,34 @@ def test_float8_can_not_be_carried_over_and_says_so(case: str) -> None:
     codes = opened(parts, settings).codes("layer.weight")
     assert codes is not None
     assert "no packed form" in codes.refused
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers has many to give
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
+def test_codes_lie_where_transformers_has_their_weights(architecture: str, tmp_path: Path) -> None:
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+    settings = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    is_moe = architecture == "qwen3moe"
+    sizes = {**tiny_decoders.WIDE, **(experts if is_moe else {})}
+    model = tiny_decoders.build("qwen3_moe" if is_moe else "llama", sizes=sizes)
+    types = {"norm.weight": gguf.GGMLQuantizationType.F32, "": gguf.GGMLQuantizationType.Q4_0}
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model, architecture, settings=settings if is_moe else {}, types=types)
+    reader = load.load(Plan(source=str(path), data="random")).reader
+    assert reader is not None
+    carried = [(name, codes) for name in reader.names() if (codes := stored_codes(reader, name)) is not None]
+    assert any(codes.experts for _, codes in carried) == is_moe
+    assert len(carried) >= 14
+    for name, codes in carried:
+        assert codes.refused == ""
+        weight = reader.read(name).flatten(0, -2).float()
+        middle = len(weight) // 2 + 1
+        for start, stop in ((0, len(weight)), (middle - 1, middle)):
+            torch.testing.assert_close(
+                keep.dequantize(codes.rows(start, stop)), weight[start:stop], rtol=0, atol=0
+            )

@@ -1,0 +1,132 @@
+"""Damaged GGUF files through the reader; `python -m tests.fuzz.gguf_files [SECONDS [FIRST_SEED]]`.
+
+A sound file of a tiny model is changed in one to eight places: bytes, lengths and counts, pieces cut out or repeated,
+the file cut off. Each one is opened, its tensors and codes are read. It ends as tensors, or as a refusal with a sentence;
+any other exception, or more than `MEMORY` bytes, makes the run fail.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import torch
+
+from infer.errors import InferError
+from infer.load.gguf import describe_gguf, open_gguf
+from tests.support import tiny_decoders
+from tests.support.gguf_files import write_gguf
+
+MEMORY = 4 << 30  # bytes of address space beyond the start
+KINDS = gguf.GGMLQuantizationType
+TYPES = {
+    "v_proj.weight": KINDS.Q8_0,
+    "gate_proj.weight": KINDS.Q4_1,
+    "norm.weight": KINDS.F32,
+    "": KINDS.Q4_0,
+}
+ODD = (
+    0,
+    1,
+    2,
+    7,
+    31,
+    32,
+    255,
+    1 << 16,
+    1 << 31,
+    (1 << 31) - 1,
+    (1 << 32) - 1,
+    1 << 40,
+    1 << 62,
+    (1 << 64) - 1,
+)
+
+
+def sound(folder: Path) -> bytes:
+    """Return the bytes of a sound file."""
+    write_gguf(folder / "sound.gguf", tiny_decoders.build("llama"), "llama", types=TYPES)
+    return (folder / "sound.gguf").read_bytes()
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return the file with one to eight changes; most lie in the header."""
+    changed = bytearray(data)
+    head = min(len(changed), 6000)
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(head if rng.random() < 0.85 else len(changed))
+        way = rng.random()
+        if way < 0.35:
+            changed[at] = rng.randrange(256)
+        elif way < 0.5:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif way < 0.75:
+            code = rng.choice("IQ")
+            value = rng.choice(ODD) & (0xFFFFFFFF if code == "I" else 0xFFFFFFFFFFFFFFFF)
+            changed[at : at + struct.calcsize(code)] = struct.pack(f"<{code}", value)
+        elif way < 0.85:
+            del changed[at : at + rng.randint(1, 64)]
+        elif way < 0.95:
+            piece = changed[at : at + rng.randint(1, 64)]
+            changed[at:at] = piece
+        else:
+            del changed[rng.randrange(len(changed)) :]
+        head = min(len(changed), 6000)
+        if not changed:
+            return b"GGUF"
+    return bytes(changed)
+
+
+def run(path: Path) -> str:
+    """Open a file and read all of it; returns "read", or "refused" with the beginning of the sentence."""
+    try:
+        describe_gguf(path)
+        source = open_gguf(path)
+        for name in source.reader.names():
+            if torch.Size(source.reader.shape(name)).numel() > 1 << 22:
+                continue
+            source.reader.read(name)
+            codes = source.reader.codes(name)
+            if codes is not None and not codes.refused:
+                codes.rows(0, codes.shape[0])
+    except InferError as error:
+        return f"refused: {error.message[:40]}"
+    return "read"
+
+
+def main(seconds: float, seed: int) -> int:
+    ends: Counter[str] = Counter()
+    faults = 0
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    with tempfile.TemporaryDirectory() as work:
+        data, path = sound(Path(work)), Path(work) / "m.gguf"
+        assert run(Path(work) / "sound.gguf") == "read"
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            path.write_bytes(damaged(data, random.Random(seed)))
+            try:
+                ends[run(path)] += 1
+            except Exception:  # noqa: BLE001 - that is what is looked for
+                faults += 1
+                print(f"seed {seed}:", file=sys.stderr)
+                traceback.print_exc()
+            seed += 1
+    for said, count in ends.most_common(60):
+        print(f"{count:8} {said}")
+    print(f"{sum(ends.values()) + faults} files, {faults} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    sys.exit(main(float(arguments[0]) if arguments else 600, int(arguments[1]) if len(arguments) > 1 else 0))
