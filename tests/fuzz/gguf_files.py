@@ -1,8 +1,8 @@
 """Damaged GGUF files through the reader; `python -m tests.fuzz.gguf_files [SECONDS [FIRST_SEED]]`.
 
 A sound file of a tiny model is changed in one to eight places: bytes, lengths, counts, pieces cut out or repeated, the
-file cut off. Each one is opened, its tensors and codes are read. It ends as tensors, or as a refusal with a sentence; any
-other exception, or more than `MEMORY` bytes, makes the run fail.
+file cut off. Each one is opened, its tensors and codes are read. It ends as tensors, or as a refusal with a sentence.
+Any other exception, or more than `MEMORY` bytes, makes the run fail.
 """
 
 from __future__ import annotations
