@@ -29,7 +29,15 @@ on_device = pytest.mark.skipif(
 )
 on_host = pytest.mark.skipif(INTERPRETED, reason="the interpreter needs only what runs on a device")
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-SHAPES = [(1, 33, 64), (9, 130, 320), (40, 16, 64), *([(17, 70, 576), (70, 3, 320)] if CUDA else [])]
+CASES = [
+    *(
+        ("uniform", (1, 33, 64)),
+        ("table", (9, 130, 320)),
+        ("uniform", (40, 16, 64)),
+        ("tables", (17, 70, 128)),
+    ),
+    *([(form, (70, 3, 320)) for form in ("uniform", "table", "tables")] if CUDA else []),
+]
 PARTS = ("codes", "table", "scale", "row_scale")
 FORMS = {"uniform": 1, "table": 1, "tables": None}  # number of tables, None: one for 32 rows
 
@@ -104,10 +112,7 @@ def test_the_assembly_decodes_every_code_at_every_place(form: str, dtype: torch.
 
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "shape", [(1, 33, 64), (9, 130, 320), (40, 16, 64)] + [(17, 70, 576), (70, 3, 320)] * CUDA, ids=str
-)
+@pytest.mark.parametrize(("form", "shape"), CASES, ids=str)
 def test_the_kernel_computes_the_layer(
     monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, int, int]
 ) -> None:
