@@ -92,7 +92,7 @@ WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps
 conformance: $(STAMP)
 	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
-	$(RUN) -m pytest tests/serve/test_conformance.py
+	$(RUN) -m pytest tests/serve/api/test_conformance.py
 
 # NVIDIA's builder, in a folder of its own: it parses and builds on a machine without a GPU. Tests use it where it is.
 RTX := tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116

@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
 test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_fused_decoder_layers
-kernels/test_native_arm kernels/test_triton_kernels pipeline/test_every_source serve/test_trained_llm
-backends/test_inductor_steps attention/test_triton_attention pipeline/test_mixed_precision serve/test_lora
+kernels/test_native_arm kernels/test_triton_kernels pipeline/test_every_source serve/llm/test_trained_llm
+backends/test_inductor_steps attention/test_triton_attention pipeline/test_mixed_precision serve/llm/test_lora
 backends/test_ort_steps artifact/test_mutated_artifacts compress/test_format_choice cli/test_generate
 kernels/test_fused_encoder_layers predict/test_text_generation
-llm/test_paged_step cli/test_cli test_readme serve/test_page serve/test_workers serve/test_chaos
-serve/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack
-serve/test_openapi backends/test_trt llm/test_tools
+llm/test_paged_step cli/test_cli test_readme serve/test_page serve/workers/test_workers serve/test_chaos
+serve/http/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack
+serve/http/test_openapi backends/test_trt llm/test_tools
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
 FOUND_OUT = (

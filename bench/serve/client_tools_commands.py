@@ -199,7 +199,7 @@ def _comply_fault(done: Done) -> str:
     """Return the fault of a run of llm-comply, which exits with 1 when anything fails.
 
     Pictures are refused, as they should be, and so small a model never ends its turn (a scripted engine does in
-    tests/serve/test_conformance.py).
+    tests/serve/api/test_conformance.py).
     """
     if not done.stdout:
         return _error(done)

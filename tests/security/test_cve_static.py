@@ -96,4 +96,4 @@ def test_cve_2026_41523_no_check_is_an_assert() -> None:
     ]
     assert set(found) <= {"infer/serve/workers/replica.py"}
     assert '"S101"' in (ROOT / "pyproject.toml").read_text()
-    assert 'raw_http.process(folder, "-O")' in (ROOT / "tests/serve/test_bad_requests.py").read_text()
+    assert 'raw_http.process(folder, "-O")' in (ROOT / "tests/serve/http/test_bad_requests.py").read_text()

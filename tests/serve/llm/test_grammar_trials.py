@@ -22,7 +22,7 @@ from infer.serve.fork_server.messages import ForkServerConfig
 from infer.serve.llm.grammar_trials import GrammarTrials
 from tests.support.worker_models import alive, children, wait_until
 
-FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
+FOLDER = Path(__file__).resolve().parents[3] / "models" / "pydoc_lm"
 MOMENT = 3.0  # seconds: far more than a good grammar takes, on a machine that does much else
 LIMITS = GrammarLimits(compile_seconds=1.0)
 

@@ -14,7 +14,7 @@ from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatchQueue
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.fast_path.request_group import GroupItem
 from infer.serve.limits import ServeLimits
-from tests.serve.test_queue_items import Owner
+from tests.serve.batching.test_queue_items import Owner
 from tests.support.manual_clock_queue import Clock, ManualClockQueue
 
 LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_seconds": 1e6}

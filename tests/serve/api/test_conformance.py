@@ -17,7 +17,7 @@ from infer import Predictor
 from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "San Francisco"}}\n</tool_call>'
 TASK = """
 task: {name}

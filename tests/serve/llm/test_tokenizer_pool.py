@@ -25,7 +25,7 @@ from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # no
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
 
-FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
+FOLDER = Path(__file__).resolve().parents[3] / "models" / "pydoc_lm"
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}" + PLAIN
 ON_WORD = "{% if 'loop' in messages[0].content %}" + ENDLESS + "{% else %}" + PLAIN + "{% endif %}"

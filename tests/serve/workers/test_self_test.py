@@ -30,7 +30,7 @@ from infer.serve.workers.self_test import (
     outputs_match,
 )
 from infer.spec import TensorSpec
-from tests.serve.test_workers import FAST, ask, engine_of, remote
+from tests.serve.workers.test_workers import FAST, ask, engine_of, remote
 from tests.support.fake_predictors import double, live
 from tests.support.worker_models import alive, wait_until
 

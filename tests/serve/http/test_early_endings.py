@@ -249,7 +249,7 @@ def test_sigterm_finishes_streams_or_ends_them_with_an_error(tmp_path: Path, cut
     seconds = "0.25" if cut_short else "0.05"  # long enough to be asked while it drains, on a busy machine
     command = [sys.executable, "-m", "tests.support.fake_llm", str(tmp_path), seconds, "60"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2], **pipes) as running:
+    with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[3], **pipes) as running:
         try:
             url = re.findall(r"http://127\.0\.0\.1:\d+", running.stdout.readline())[0]
             body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
