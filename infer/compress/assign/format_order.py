@@ -14,6 +14,7 @@ CLASS_BITS = {
     "3bit": 3.3,
     "2bit": 2.3,
 }  # of other formats, by their precision class
+_FINEST = ("int8", "fp8", "keep")  # formats whose layers become float at once where they lose too much
 
 
 def smallest_format(bits: float | None) -> str:
@@ -23,7 +24,7 @@ def smallest_format(bits: float | None) -> str:
 
 def larger_formats(plan: Plan) -> list[str]:
     """List `plan.quant` and the larger formats in order of bits; float, always last, is not included."""
-    if plan.quant_name in ("int8", "fp8"):
+    if plan.quant_name in _FINEST:
         return [plan.quant]
     known = precision_class(plan.quant, "float32")
     bits = FINE_BITS if (known, plan.quant_option) == ("4bit", "16") else CLASS_BITS.get(known, 4.3)
@@ -33,4 +34,4 @@ def larger_formats(plan: Plan) -> list[str]:
 
 def fallback_formats(plan: Plan) -> list[str]:
     """List the formats before float for a layer that can't stay in `plan.quant`."""
-    return [] if plan.quant_name in ("int8", "fp8") else ["int8"]
+    return [] if plan.quant_name in _FINEST else ["int8"]
