@@ -65,7 +65,7 @@ def _with_decider(row: Row) -> Row:
 
 
 def _with_stage(row: Row) -> Row:
-    """Backends that were tried, and layers, stood among the findings of other stages."""
+    """Move findings of tried backends and of layers to the stages of their own, which earlier versions lacked."""
     stage, what, unit = (str(row.get(name, "")) for name in ("stage", "what", "unit"))
     if stage == "lower" and what.startswith(("tried ", "refused ")):
         return {**row, "stage": "backend"}
@@ -123,7 +123,7 @@ def _ceiling(rows: list[Row]) -> Row | None:
 
 
 def _steps(rows: list[Row]) -> list[Row]:
-    """`weights` then counted the quantizing of activations; `between` is `rows` and `around` is `other` now."""
+    """Rename fields of step times: `between` is `rows` now and `around` `other`; `weights` once counted activations."""
     made: dict[int, Row] = {}
     names = {"between": "rows", "around": "other"}
     for what, row in _of(rows, "decode step").items():

@@ -47,7 +47,7 @@ class PageLayout(msgspec.Struct, frozen=True):
         return 2 * self.half + steps
 
     def parts(self, pages: Tensor) -> Parts:
-        """`pages` uint8 [count, at least num_bytes], dense within a page → views of it."""
+        """Return views of `pages`, uint8 [count, at least num_bytes], dense within a page."""
         shape = (len(pages), self.kv_heads, self.page)
         kind = _TORCH[self.dtype]
 
