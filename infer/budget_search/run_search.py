@@ -22,6 +22,7 @@ from ..plan import Plan
 from ..report import document
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
 from ..reporter import Reporter
+from . import space
 from .final_artifact import publish_best
 from .trial_loop import Search
 from .worker_process import TrialLimits
@@ -105,6 +106,9 @@ def search(
     reporter = reporter or Reporter()
     aim_is_size = budgets.aim in ("memory", "size")
     base = plan.with_(allow_slower=plan.allow_slower or aim_is_size)
+    if space.formats(plan, budgets) != ["none"]:  # once, outside the time of a trial
+        device = hardware.resolve(plan.device).value
+        stages.prepare_kernels(plan.with_(device=device, quant="int8"), reporter)
     with store.stage(output, replace=replace) as folder:
         work = folder / "search"
         work.mkdir()

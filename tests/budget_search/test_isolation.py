@@ -104,7 +104,7 @@ def test_sigkill_of_the_search_leaves_no_process(plan: Plan, tmp_path: Path, pla
     assert not (tmp_path / "out.infer").exists()
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("keep", [pytest.param(True, marks=pytest.mark.slow), False], ids=["kept", "dropped"])
 def test_ctrl_c_publishes_the_best_so_far_only_when_asked(
     plan: Plan, tmp_path: Path, planted: Path, keep: bool
 ) -> None:
