@@ -26,6 +26,7 @@ from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
 from infer.graph.program import Graph
+from infer.kernels.passes import fragment_fusion
 
 CAPABILITY = (9, 0)
 # An H200, as torch describes it.
@@ -192,6 +193,7 @@ def _answers() -> dict[Any, dict[str, Any]]:
         torch.cuda: {**said, **private},
         CudaInterface: {name: staticmethod(answer) for name, answer in interface.items()},
         torch._C: {"_cuda_getCurrentRawStream": lambda *_: 0},
+        fragment_fusion: {"uniform_zero": lambda table: None},  # fake tables have no entries to look at
         fake_tensor: {"init_gpu_context": lambda *_: None},
         # Patterns of attention are made from real tensors; they are the same for each device.
         fuse_attention: {"_sfdp_init": lambda *_: attention(torch.device("cpu"))},

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
@@ -50,7 +51,8 @@ class Rewriter:
             node = self._graph.placeholder(f"b_{name}")
         node.meta["val"] = like.new_empty(shape, dtype=dtype)
         self._specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, True))
-        self._state[name] = torch.empty(shape, dtype=dtype, device=like.device)
+        fake = any(isinstance(value, FakeTensor) for value in self._state.values())
+        self._state[name] = node.meta["val"] if fake else torch.empty(shape, dtype=dtype, device=like.device)
         return node
 
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
