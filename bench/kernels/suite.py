@@ -5,6 +5,12 @@
 Each piece of work is one interleaved run in which every engine multiplies by equal weights; a product that is wrong
 keeps its row from being timed. Merges into bench/results/kernels-DATE-CPU.json and .md; exits 1 when a bar is missed
 or a rival is absent.
+
+On a CPU with AMX, first see that its tiles are in use and right, then take the table:
+
+    infer doctor | grep -E "AMX|native kernels"
+    python -m pytest tests/kernels -k native
+    python -m bench.kernels.suite && python -m bench.llm.suite
 """
 
 from __future__ import annotations

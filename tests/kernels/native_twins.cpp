@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "linear/linear.h"
+#include "linear/groupwise_weight.h"
 
 using namespace infer_native;
 
@@ -64,6 +64,36 @@ struct Case {
   }
 };
 
+// Codes of bytes, then of 4 bits, with a float scale for each `group` columns.
+std::vector<float> groupwise(const Case& given, int64_t group) {
+  const int64_t rows = given.rows, columns = given.columns, m = given.m, blocks = packed_blocks(rows);
+  std::vector<float> y(2 * m * rows), ones(rows, 1.0f), unused(blocks * 16);
+  float table[16];
+  for (int i = 0; i < 16; ++i) table[i] = static_cast<float>(i - 8);
+  for (int64_t bytes = 0; bytes < 2; ++bytes) {
+    std::vector<uint8_t> codes(blocks * columns * (bytes ? 16 : 8));
+    std::vector<int8_t> scale(blocks * columns / GROUP * 16), entries(blocks * 16);
+    if (bytes)
+      pack_int8(given.codes.data(), ones.data(), rows, columns, reinterpret_cast<int8_t*>(codes.data()), unused.data());
+    else
+      pack_lut4(given.stream.data(), 4, table, 1, given.group_scale.data(), ones.data(), rows, columns, 1, codes.data(),
+                scale.data(), entries.data(), unused.data());
+    const int64_t layout = group + (bytes << 32);
+    const GroupwiseLayout place(layout, columns);
+    std::vector<float> record(blocks * place.record_bytes / 4);
+    for (int64_t b = 0; b < blocks; ++b) {
+      float* const here = record.data() + b * place.record_bytes / 4;
+      for (int64_t i = 0; i < 16; ++i) here[i] = 1;
+      for (int64_t i = 0; i < columns / group * 16; ++i) here[place.scale / 4 + i] = 0.01f * static_cast<float>(i % 23);
+    }
+    const GroupwiseWeight weight{codes.data(), reinterpret_cast<const uint8_t*>(record.data()), entries.data(), rows, columns, layout};
+    linear_groupwise(given.x.data(), m, weight, given.bias.data(), y.data() + bytes * m * rows);
+  }
+  return y;
+}
+
+bool close(float a, float b) { return std::fabs(a - b) <= 1e-5f * (1 + std::fabs(a)) || (std::isnan(a) && std::isnan(b)); }
+
 bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
 
 }  // namespace
@@ -77,11 +107,19 @@ int main() {
     const Case given(rows, columns, m);
     infer_set_isa("scalar");
     const std::vector<float> wanted = given.run();
+    const bool groups = columns % GROUP == 0;
+    const std::vector<float> wanted_groupwise = groups ? groupwise(given, 32) : std::vector<float>();
     std::istringstream names(infer_isas());
     for (std::string name; std::getline(names, name, ',');) {
       if (name == "scalar") continue;
       infer_set_isa(name.c_str());
-      const std::vector<float> got = given.run();
+      const std::vector<float> got = given.run(), found = groups ? groupwise(given, 32) : std::vector<float>();
+      for (size_t i = 0; i < found.size(); ++i)
+        if (!close(wanted_groupwise[i], found[i])) {
+          ++differing;
+          std::printf("%s groupwise: value %zu is %g, not %g\n", name.c_str(), i, found[i], wanted_groupwise[i]);
+          break;
+        }
       for (size_t i = 0; i < got.size(); ++i)
         if (!same(wanted[i], got[i])) {
           ++differing;
