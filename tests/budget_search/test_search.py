@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from infer.report.screen import screen
 
 import infer
 from infer import Budgets, Plan, Predictor, cli
@@ -20,6 +19,7 @@ from infer.budget_search.timing_lock import TimingLock
 from infer.budget_search.worker_process import TrialLimits
 from infer.errors import BusyError, GateError, UnsafeSourceError, UsageError
 from infer.report import inspection
+from infer.report.rendering.optimize_summary import screen
 from infer.report.search_record import Candidate, Measured
 from infer.reporter import Reporter
 
