@@ -55,6 +55,7 @@ _SETTINGS = {
     "compile_threads": 1,
     "use_static_triton_launcher": False,
     "shape_padding": False,  # decided by timing
+    "joint_graph_constant_folding": False,  # makes tensors on the device
     "aot_inductor.precompile_headers": False,
     "aot_inductor.compile_wrapper_opt_level": "O0",
 }

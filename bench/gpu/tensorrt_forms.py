@@ -204,8 +204,9 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 5
     if given.child:
+        cells_to, sys.stdout = sys.stdout, sys.stderr  # a model's own code may print
         for cell in fill(given.child, msgspec.json.decode(sys.stdin.read(), type=list[Cell])):
-            print(msgspec.json.encode(cell).decode(), flush=True)
+            print(msgspec.json.encode(cell).decode(), file=cells_to, flush=True)
         return 0
     cells: list[Cell] = []
     if given.resume and (path := result_path("tensorrt")).exists():
