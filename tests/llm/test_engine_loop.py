@@ -240,7 +240,7 @@ def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
         )
         monkeypatch.setattr(running._model_runner._step_inputs, "build", build)
     else:
-        from infer.llm.engine import model_runner as module
+        from infer.llm.engine import output_processor as module
 
         monkeypatch.setattr(module, where, broken(getattr(module, where), lambda sequence: [sequence]))
     running.submit(request("good", letters(6)))

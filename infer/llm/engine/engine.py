@@ -1,7 +1,8 @@
 """Engine of a language model: takes requests and runs the model step by step, many sequences per step.
 
 One thread owns an engine. `step()` schedules (scheduler), builds inputs (step_inputs), runs the model and samples
-(model_runner), and returns outputs; request_manager knows the state of each request.
+(model_runner), applies the tokens (output_processor), and returns outputs; request_manager knows the state of each
+request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
 from .interfaces import GrammarBackend, Speculation
-from .model_runner import FAILURES, ModelRunner, StepRunner
+from .model_runner import ModelRunner, StepRunner
+from .output_processor import FAILURES
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request

@@ -8,25 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...errors import InferError
 from ..lora.adapters import Adapters
 from .interfaces import Speculation
+from .output_processor import FAILURES, OutputProcessor
 from .recorded.async_decode import AsyncDecode
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
-from .requests import TokenLogprob
 from .sampling.prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
-from .sampling.sampler import SampledTokens, Sampler, SampleRow
+from .sampling.sampler import SampledTokens, Sampler
 from .scheduling.scheduler import ScheduledSequence, Scheduler
-from .sequence import Sequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
-from .stop_conditions import append_token, append_tokens, error_fields
-
-LogprobsByIndex = dict[int, TokenLogprob]
-# Errors that the inputs of a step may cause; any other is a bug and ends the loop.
-FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
+from .stop_conditions import error_fields
 
 
 class StepRunner(Protocol):
@@ -62,14 +56,17 @@ class ModelRunner:
     ) -> None:
         self._step, self._cache, self._step_inputs, self._sampler = step, cache, batch, sampler
         self._scheduler, self._request_manager, self._statistics = scheduler, request_manager, statistics
-        self._eos_ids, self._context, self._clock = eos_ids, context, clock
+        self._clock = clock
+        self._outputs = OutputProcessor(
+            scheduler, request_manager, statistics, page=batch.page, eos_ids=eos_ids, context=context
+        )
         self._adapters, self._speculation = adapters, speculation
         self._states, self._sources = scheduler.state_rows, sources
         self._async = None
         if decoder is not None:
             self._async = AsyncDecode(
                 *(decoder, batch, scheduler, statistics),
-                append=self._append,
+                append=self._outputs.append,
                 failures=FAILURES,
                 limits=scheduler.limits,
                 context=context,
@@ -117,29 +114,11 @@ class ModelRunner:
         sampled = self._clock()
         for sequence, token in zip(sequences, tokens, strict=True):
             if not sequence.finished:  # with another completion of its request, just now
-                self._append(sequence, token)
+                self._outputs.append(sequence, token)
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self._statistics.count(0, len(work), times)
         if self._speculation is not None:
             self._speculation.measured(len(work), len(work), _step_seconds(logits, built, ran, sampled))
-
-    def _append(self, sequence: Sequence, token: int) -> None:
-        """Apply the token of a decode step to its sequence."""
-        try:
-            if self._states is None and (sequence.num_computed_tokens + 1) % self._step_inputs.page:
-                sequence.num_computed_tokens += 1
-            else:
-                self._scheduler.advance(sequence, 1)
-            if sequence.fast_decode:
-                output = append_token(sequence, token, self._eos_ids, self._context)
-            else:
-                output = append_tokens(sequence, [token], {}, self._eos_ids, self._context)
-        except FAILURES as error:
-            self._request_manager.blame(sequence, error)
-            return
-        self._request_manager.outputs.append(output)
-        if output.finish is not None:
-            self._request_manager.finish(sequence)
 
     def _run(self, work: list[ScheduledSequence]) -> None:
         """Run any step; when the model fails, run each sequence once more alone, so that only a bad one fails."""
@@ -154,7 +133,7 @@ class ModelRunner:
                 with torch.inference_mode():
                     encoded = self._sources.encode(work)
             scored = prompt_logit_rows(work, rows)
-            sample_rows, slices = self._sample_rows(work, rows)
+            sample_rows, slices = self._outputs.sample_rows(work, rows)
             inputs = self._step_inputs.build(work, rows)
             self._add_persistent_inputs(inputs, work)
             built = self._clock()
@@ -170,17 +149,7 @@ class ModelRunner:
         for state, values in scores:
             state.add_prompt_logprobs(values)
         prefill = encoded + sum(item.num_tokens for item in work if not item.is_decode)
-        decoded = 0
-        for item, rows_of in zip(work, slices, strict=True):
-            if item.sequence.finished:  # with another completion of its request, just now
-                continue
-            scores_of = _slice_logprobs(sampled_tokens.logprobs, rows_of)
-            try:
-                decoded += self._advance(
-                    *item, sample_rows[rows_of], sampled_tokens.tokens[rows_of], scores_of
-                )
-            except FAILURES as error:
-                self._request_manager.blame(item.sequence, error)
+        decoded = self._outputs.apply(work, sample_rows, slices, sampled_tokens)
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self._statistics.count(prefill, decoded, times)
         if self._speculation is not None and not prefill:
@@ -197,71 +166,6 @@ class ModelRunner:
             inputs |= self._states.inputs(work)
         if self._sources is not None:
             inputs |= self._sources.inputs(work)
-
-    def _sample_rows(
-        self, work: list[ScheduledSequence], rows: list[int]
-    ) -> tuple[list[SampleRow], list[slice]]:
-        """List the tokens to sample, append their logit rows to `rows`, and return the slice of each sequence."""
-        sample_rows: list[SampleRow] = []
-        slices = []
-        at = 0
-        for sequence, count in work:
-            at += count
-            state, num_drafts, start = sequence.state, len(sequence.draft_tokens), len(sample_rows)
-            if (
-                sequence.num_computed_tokens + count == len(sequence.tokens) + num_drafts
-                and state.sampling.max_tokens
-            ):
-                for place in range(num_drafts + 1):
-                    sample_rows.append(SampleRow(sequence, len(rows), place))
-                    rows.append(at - 1 - num_drafts + place)
-                if not state.forked:
-                    sample_rows += [
-                        SampleRow(self._request_manager.open(state, index), len(rows) - 1)
-                        for index in range(1, state.sampling.n)
-                    ]
-            slices.append(slice(start, len(sample_rows)))
-        return sample_rows, slices
-
-    def _advance(
-        self,
-        sequence: Sequence,
-        size: int,
-        sample_rows: list[SampleRow],
-        sampled_tokens: list[int],
-        scores: LogprobsByIndex,
-    ) -> int:
-        """Apply the results of a call to one sequence; returns the number of new tokens."""
-        if sequence.draft_tokens:
-            return self._advance_draft(sequence, sampled_tokens, scores)
-        self._scheduler.advance(sequence, size)
-        if not sample_rows:
-            if sequence.num_computed_tokens == len(sequence.tokens):
-                self._request_manager.close_all(sequence, "length")
-            return 0
-        family = [row.sequence for row in sample_rows]
-        self._request_manager.fork(family)
-        for i, member in enumerate(family):
-            own = {0: scores[i]} if i in scores else {}
-            self._request_manager.close(
-                member, append_tokens(member, [sampled_tokens[i]], own, self._eos_ids, self._context)
-            )
-        return len(family)
-
-    def _advance_draft(self, sequence: Sequence, sampled_tokens: list[int], scores: LogprobsByIndex) -> int:
-        """Keep the draft tokens that equal the sampled ones, and the token sampled after them."""
-        drafted = len(sequence.draft_tokens)
-        output = append_tokens(sequence, sampled_tokens, scores, self._eos_ids, self._context)
-        kept = len(output.token_ids)
-        self._scheduler.advance(sequence, kept)
-        self._scheduler.pages.release_unused(sequence)
-        sequence.draft_tokens = []
-        if sequence.speculator is not None:
-            sequence.speculator.observe(drafted, max(kept - 1, 0))
-        self._statistics.draft_tokens += drafted
-        self._statistics.accepted_tokens += max(kept - 1, 0)
-        self._request_manager.close(sequence, output)
-        return kept
 
     def _failed(self, work: list[ScheduledSequence], error: Exception) -> None:
         if self._states is not None:
@@ -280,12 +184,3 @@ def _step_seconds(logits: Tensor, built: float, ran: float, sampled: float) -> f
     On other devices than the CPU the call returns before its work is done: the copy of the tokens to the host ends it.
     """
     return (ran if logits.device.type == "cpu" else sampled) - built
-
-
-def _slice_logprobs(scores: LogprobsByIndex, rows_of: slice) -> LogprobsByIndex:
-    """Select the logprobs of one sequence, indexed from its first row."""
-    return (
-        {i - rows_of.start: scores[i] for i in range(rows_of.start, rows_of.stop) if i in scores}
-        if scores
-        else {}
-    )
