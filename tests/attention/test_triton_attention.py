@@ -20,7 +20,7 @@ from tests.support import ptx_elementwise
 from tests.support.triton_compile import assembly, run_in_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
-from infer.attention import _triton_attend, _triton_write  # noqa: E402
+from infer.attention import _triton_attend, _triton_elementwise, _triton_write  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -257,7 +257,7 @@ def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability
 @pytest.mark.parametrize("half", ["F16", "BF16"])
 def test_int8_keys_and_values_become_halves_exactly(half: str) -> None:
     text, dtype = (
-        getattr(_triton_attend, f"BYTES_TO_{half}"),
+        getattr(_triton_elementwise, f"BYTES_TO_{half}"),
         getattr(torch, {"F16": "float16"}.get(half, "bfloat16")),
     )
     for first in range(0, 256, 4):

@@ -1,0 +1,69 @@
+"""Functions of single numbers in the attention kernel: logits, ALiBi, and int8 to 16 bits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def logits(scores: tl.tensor, scale: tl.tensor, cap: tl.tensor, SOFTCAP: tl.constexpr) -> tl.tensor:
+    if SOFTCAP:  # cap * tanh(scores * scale / 2), by one exponential that may overflow
+        return cap - 2 * cap / (tl.exp2(scores * scale) + 1)
+    return scores * scale
+
+
+@triton.jit
+def _to_bfloat(x: tl.tensor) -> tl.tensor:
+    """Return the nearest bfloat16, halves to even, of finite float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def alibi(slope: tl.tensor, j: tl.tensor, position: tl.tensor, ROUNDED: tl.constexpr) -> tl.tensor:
+    """Return the bias [R, KEYS] of keys j, 0 at a row's own position."""
+    if ROUNDED:
+        at = _to_bfloat(slope[:, None] * _to_bfloat(j.to(tl.float32))[None])
+        return at - _to_bfloat(slope * _to_bfloat(position.to(tl.float32)))[:, None]
+    return slope[:, None] * (j[None] - position[:, None]).to(tl.float32)
+
+
+# Four int8 in a word → four numbers of 16 bits, exact. float16: the byte plus 128 under the exponent of 1024. bfloat16
+# has seven bits of a fraction: the sign bit, which is worth 128, is taken apart and makes 256 of the exponent of 128.
+BYTES_TO_F16 = """{
+.reg .b32 b, m;
+xor.b32 b, $2, 0x80808080;
+mov.b32 m, 0xe480e480;
+prmt.b32 $0, b, 0x64646464, 0x4140;
+prmt.b32 $1, b, 0x64646464, 0x4342;
+add.rn.f16x2 $0, $0, m;
+add.rn.f16x2 $1, $1, m;
+}"""
+BYTES_TO_BF16 = """{
+.reg .b32 p, q, s, one;
+mov.b32 one, 0xbf80bf80;
+prmt.b32 p, $2, 0x43434343, 0x4140;
+prmt.b32 q, $2, 0x43434343, 0x4342;
+and.b32 s, p, 0x43804380;
+and.b32 p, p, 0x437f437f;
+fma.rn.bf16x2 $0, s, one, p;
+and.b32 s, q, 0x43804380;
+and.b32 q, q, 0x437f437f;
+fma.rn.bf16x2 $1, s, one, q;
+}"""
+_BYTES_TO_F16, _BYTES_TO_BF16 = tl.constexpr(BYTES_TO_F16), tl.constexpr(BYTES_TO_BF16)
+
+
+@triton.jit
+def in_type_of(like: tl.tensor, x: tl.tensor, PURE: tl.constexpr, ASSEMBLY: tl.constexpr) -> tl.tensor:
+    """Convert keys or values to the type that `like` points to.
+
+    Not PURE: in the layout of the load. Values, which a product reads across their bytes, are then converted once on
+    the way to shared memory, not read from there byte by byte.
+    """
+    if ASSEMBLY and x.dtype == tl.int8 and like.dtype.element_ty == tl.float16:
+        return tl.inline_asm_elementwise(_BYTES_TO_F16, "=&r,=&r,r", [x], tl.float16, is_pure=PURE, pack=4)
+    if ASSEMBLY and x.dtype == tl.int8 and like.dtype.element_ty == tl.bfloat16:
+        return tl.inline_asm_elementwise(_BYTES_TO_BF16, "=&r,=&r,r", [x], tl.bfloat16, is_pure=PURE, pack=4)
+    return x.to(like.dtype.element_ty)
