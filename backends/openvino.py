@@ -68,6 +68,11 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     return None
 
 
+def searched_dtypes() -> tuple[str, ...]:
+    """Return the dtypes besides float32 that are fast on this CPU: a search tries them."""
+    return ("bfloat16",) if hardware.has_bfloat16() else ()
+
+
 def target(device: str) -> dict[str, str]:
     """Return no constraints: the model runs on any CPU, and is compiled when it is opened."""
     return {}

@@ -32,6 +32,7 @@ OPTIONS = ("", "weight", "static")
 PRECISION_CLASS = "int8"
 WEIGHT_ONLY = frozenset({"weight"})
 NEEDS_STATS = frozenset({"static"})
+SEARCHED = ("int8", "int8:weight")
 ROWS = 1
 SHARED = frozenset({"x_scale", "x_multiplier", "y_scale"})
 LEVELS = 127

@@ -25,6 +25,7 @@ WEIGHT_ONLY = frozenset({""})
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED = frozenset({"table", "order"})
+SEARCHED = ()  # a search quantizes; without --quant such a source keeps its codes
 CARRIES = True  # codes of the source, where it has any; `quantize` is for those that can't be carried over
 PARTS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
 
