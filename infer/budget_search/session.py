@@ -126,7 +126,13 @@ class Session:
         measured = _published(measured, made.report)
         if self._metric is not None:
             quiet.step("score", self._setup.metric or "")
-            measured = msgspec.structs.replace(measured, score=self._metric.score(output))
+            try:
+                measured = msgspec.structs.replace(measured, score=self._metric.score(output))
+            except (SourceError, UsageError) as error:
+                if run.plan.quant == "none":
+                    raise SourceFailure(error) from error
+                command = made.report.command
+                return Done(outcome="refused", reason=_sentence(error), measured=measured, command=command)
         return Done(
             outcome="published",
             reason=trial.verdict,

@@ -17,7 +17,7 @@ from infer.budget_search.messages import Done, Request, Setup
 from infer.budget_search.run_search import SearchResult
 from infer.budget_search.timing_lock import TimingLock
 from infer.budget_search.worker_process import TrialLimits
-from infer.errors import BusyError, GateError, UnsafeSourceError, UsageError
+from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
 from infer.report.search_record import Candidate, Measured
@@ -119,6 +119,27 @@ def test_a_metric_of_the_user_judges_the_trials(plan: Plan, tmp_path: Path) -> N
     assert result.best.measured.score == 1.0
     with pytest.raises(GateError, match=r"would need --min-score 1\b"):
         found(plan, tmp_path / "none.infer", metric=f"{score}:score", min_score=2.0)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_metric_that_raises_refuses_its_trial_not_the_search(
+    plan: Plan, tmp_path: Path, first: bool
+) -> None:
+    score = tmp_path / "score.py"
+    limit = 0 if first else 1
+    score.write_text(
+        f"calls = []\ndef score(predictor):\n    calls.append(0)\n    return 1.0 if len(calls) <= {limit} else 1 / 0\n"
+    )
+    if first:  # the float model: the function is wrong
+        with pytest.raises(SourceError, match="division by zero"):
+            found(plan, tmp_path / "out.infer", metric=f"{score}:score")
+        return
+    result = found(plan, tmp_path / "out.infer", metric=f"{score}:score")
+    assert result.best.candidate.quant == "none"
+    outcomes = {t.candidate.quant: (t.record.outcome, t.record.reason) for t in result.trials}
+    assert outcomes["int8"][0] == "refused"
+    assert "division by zero" in outcomes["int8"][1]
 
 
 @pytest.mark.parametrize(
