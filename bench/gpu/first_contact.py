@@ -60,7 +60,8 @@ def facts(folder: Path) -> list[Command]:
 
 def tests(folder: Path) -> list[Command]:
     words = ["-q", "-x", "--maxfail=20", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
-    return [Command(Path(path).stem, module_command("pytest", path, *words), 190) for path in GPU_TESTS]
+    limit = 600 // len(GPU_TESTS)
+    return [Command(Path(path).stem, module_command("pytest", path, *words), limit) for path in GPU_TESTS]
 
 
 def kernels(folder: Path) -> list[Command]:

@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 internal · 2 usage · 3 bad file or artifact · 4 a gat
 
 from __future__ import annotations
 
+import difflib
 import json
 import signal
 import sys
@@ -80,8 +81,8 @@ def _usage_sentence(error: Exception, given: list[str]) -> str:
     if option is None or not hasattr(error, "possibilities"):
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         return text or "expected a command, got none. The commands are listed above"
-    nearest = " or ".join(error.possibilities or ())
-    hint = f"Did you mean {nearest}?" if nearest else f"infer {given[0]} --help lists the options"
+    nearest = difflib.get_close_matches(option, error.possibilities or (), n=1, cutoff=0)
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"infer {given[0]} --help lists the options"
     return f"no option named {option!r}. {hint}"
 
 

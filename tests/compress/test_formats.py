@@ -268,7 +268,7 @@ def test_calibration_names_the_layer_that_sees_nan_and_wants_data() -> None:
         ),
         ("cluster:5", r"no option of --quant cluster named '5'. Known: 2, 3, 4, 6"),
         ("cluster:8", r"cluster:8 gains nothing over int8"),
-        ("int9", r"no quantizer named 'int9'. Known: cluster, fp4, .*int8, nf4. Did you mean int8\?"),
+        ("int9", r"no quantizer named 'int9'. Known: cluster, fp4, .*int8, keep, nf4. Did you mean int8\?"),
     ],
 )
 def test_unknown_names_and_options_list_the_known(name: str, message: str) -> None:

@@ -77,5 +77,6 @@ def test_compiled_graphs_keep_the_operator_of_experts() -> None:
         "linear_experts_int8",
         "linear_experts_int8_weight",
         "linear_experts_lut",
+        "linear_experts_groupwise",
     }
     assert not kept & c_functions().keys()

@@ -36,7 +36,9 @@ infer.spec.Finding = Renamed
 from pathlib import Path
 from infer import Plan
 from infer.pipeline import publish, stages
-from infer.report import document, html, memory
+from infer.report import document
+from infer.report.measurements import memory
+from infer.report.rendering import html
 
 plan = Plan(
     source="{models}/digits.pt", model="{models}/digits.py:build", allow_slower=True, batches=(), backend="ort",

@@ -25,11 +25,24 @@ struct GroupwiseScales {
   alignas(64) float scale[GROUPWISE_STEP * 4][16], minimum[GROUPWISE_STEP * 4][16];
 };
 
-inline float half_to_float(uint16_t half) {
-  const int32_t bits = (half & 0x7fff) << 13;
-  const float value = float_of(bits) * 0x1p112f;
-  return half & 0x8000 ? -value : value;
+// 16 float16 times `factor`.
+#ifdef __F16C__
+inline void decode_halves(const uint16_t* from, const float* factor, float* to) {
+  for (int i = 0; i < 16; i += 8) {
+    const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    _mm256_storeu_ps(to + i, _mm256_mul_ps(eight, _mm256_loadu_ps(factor + i)));
+  }
 }
+#else
+inline void decode_halves(const uint16_t* from, const float* factor, float* to) {
+  for (int i = 0; i < 16; ++i) {  // the sign goes to the factor: no branch, so that compilers use vectors
+    const float sign = float_of((from[i] & 0x8000) << 16 | 0x3f800000);
+    const bool finite = (from[i] & 0x7c00) != 0x7c00;
+    const float value = float_of((from[i] & 0x7fff) << 13) * 0x1p112f;
+    to[i] = (finite ? value : float_of((from[i] & 0x3ff) << 13 | 0x7f800000)) * sign * factor[i];
+  }
+}
+#endif
 
 // 16 stored numbers times `factor`.
 inline void decode_numbers(const uint8_t* from, ScaleType type, const float* factor, float* to) {
@@ -43,7 +56,7 @@ inline void decode_numbers(const uint8_t* from, ScaleType type, const float* fac
     uint16_t halves[16];
     std::memcpy(halves, from, sizeof halves);
     if (type == ScaleType::FLOAT16) {
-      for (int i = 0; i < 16; ++i) to[i] = half_to_float(halves[i]) * factor[i];
+      decode_halves(halves, factor, to);
     } else {
       for (int i = 0; i < 16; ++i) to[i] = float_of(static_cast<int32_t>(halves[i]) << 16) * factor[i];
     }
