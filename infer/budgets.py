@@ -12,6 +12,18 @@ SEARCH = "Search within budgets"
 OBJECTIVES = search_values.OBJECTIVES
 
 
+def _seconds(text: str) -> Option:
+    """Return the option of a time, in seconds or with its unit."""
+    parse, format = search_values.parse_seconds, search_values.format_seconds
+    return Option(text, group=SEARCH, metavar="TIME", parse=parse, format=format, above=0)
+
+
+def _bytes(text: str) -> Option:
+    """Return the option of a size, in bytes or with its unit."""
+    parse, format = search_values.parse_bytes, search_values.format_bytes
+    return Option(text, group=SEARCH, metavar="SIZE", parse=parse, format=format, above=0)
+
+
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that a result must meet, and the aim within them; a frozen struct.
 
@@ -21,37 +33,15 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
     max_latency: Annotated[
         float | None,
-        Option(
-            "median time of a call of one row, or of one token of one sequence (5ms)",
-            group=SEARCH,
-            metavar="TIME",
-            parse=search_values.parse_seconds,
-            format=search_values.format_seconds,
-            above=0,
-        ),
+        _seconds("median time of a call of one row, or of one token of one sequence (5ms)"),
     ] = None
     max_p99: Annotated[
         float | None,
-        Option(
-            "99th percentile of the same time",
-            group=SEARCH,
-            flag="--max-p99",
-            metavar="TIME",
-            parse=search_values.parse_seconds,
-            format=search_values.format_seconds,
-            above=0,
-        ),
+        _seconds("99th percentile of the same time"),
     ] = None
     max_first_token: Annotated[
         float | None,
-        Option(
-            "time to the first token of a language model, of a prompt of 256 tokens",
-            group=SEARCH,
-            metavar="TIME",
-            parse=search_values.parse_seconds,
-            format=search_values.format_seconds,
-            above=0,
-        ),
+        _seconds("time to the first token of a language model, of a prompt of 256 tokens"),
     ] = None
     min_throughput: Annotated[
         float | None,
@@ -63,25 +53,13 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     max_memory: Annotated[
         int | None,
-        Option(
-            "peak memory of a fresh process that opens and runs the artifact (300MB), with the KV cache of --sequences",
-            group=SEARCH,
-            metavar="SIZE",
-            parse=search_values.parse_bytes,
-            format=search_values.format_bytes,
-            above=0,
+        _bytes(
+            "peak memory of a fresh process that opens and runs the artifact (300MB), with the KV cache of --sequences"
         ),
     ] = None
     max_size: Annotated[
         int | None,
-        Option(
-            "bytes of the artifact on disk",
-            group=SEARCH,
-            metavar="SIZE",
-            parse=search_values.parse_bytes,
-            format=search_values.format_bytes,
-            above=0,
-        ),
+        _bytes("bytes of the artifact on disk"),
     ] = None
     sequences: Annotated[
         str,
@@ -116,14 +94,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     time: Annotated[
         float | None,
-        Option(
-            "time for the whole search (10min); default: until every trial is done",
-            group=SEARCH,
-            metavar="TIME",
-            parse=search_values.parse_seconds,
-            format=search_values.format_seconds,
-            above=0,
-        ),
+        _seconds("time for the whole search (10min); default: until every trial is done"),
     ] = None
     space: Annotated[
         dict[str, tuple[str, ...]],
