@@ -16,7 +16,6 @@ from infer.serve.batching.collate import Collator
 from infer.serve.batching.queue_items import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.body_cache import BodyCache
-from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.fast_path.request_group import slice_request
 from infer.serve.limits import ServeLimits
 from infer.serve.workers.messages import ModelSource
@@ -79,20 +78,6 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(TensorEngine, "submit_group", counted)
     return sizes
-
-
-@pytest.fixture
-def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Bodies of those that went the ordinary path in the end."""
-    bodies: list[bytes] = []
-    fall_back = GroupedRequest.fall_back
-
-    def counted(self):  # type: ignore[no-untyped-def]
-        bodies.append(self.body)
-        fall_back(self)
-
-    monkeypatch.setattr(GroupedRequest, "fall_back", counted)
-    return bodies
 
 
 def known(server: Live, *requests: bytes) -> None:

@@ -50,20 +50,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-@pytest.fixture
-def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Bodies of those that it gave back to the ordinary path."""
-    bodies: list[bytes] = []
-    fall_back = GroupedRequest.fall_back
-
-    def counted(self):  # type: ignore[no-untyped-def]
-        bodies.append(self.body)
-        fall_back(self)
-
-    monkeypatch.setattr(GroupedRequest, "fall_back", counted)
-    return bodies
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     """Knows the template of `BODY`."""

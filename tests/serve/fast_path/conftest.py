@@ -1,0 +1,21 @@
+"""Observation of the fast path."""
+
+from __future__ import annotations
+
+import pytest
+
+from infer.serve.fast_path.grouped_request import GroupedRequest
+
+
+@pytest.fixture
+def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Record the bodies that the fast path gave back to the ordinary one."""
+    bodies: list[bytes] = []
+    fall_back = GroupedRequest.fall_back
+
+    def counted(self):  # type: ignore[no-untyped-def]
+        bodies.append(self.body)
+        fall_back(self)
+
+    monkeypatch.setattr(GroupedRequest, "fall_back", counted)
+    return bodies
