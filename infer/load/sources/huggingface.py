@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
 from ..quantized_weights import open_quantized
-from ..sentence_transformers.sentence_transformers import read_sentence_folder
+from ..sentence_transformers.sentence_transformers import SentenceFolder, read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weights import FiniteReader, WeightReader, num_bytes
 
@@ -62,17 +62,10 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     stored_bytes = num_bytes(reader)
     if quantized:
         reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
-    settings, name, tower = _settings(folder), heads.architecture(config), None
-    name, settings = heads.choose_tower(plan.key, name, settings)
-    if plan.key is not None:
-        config = {**settings.to_dict(), "architectures": [name]}
-        possible = heads.candidates(config, folder, sentence)
-    elif (whole := heads.whole_config(config, name, settings)) is not None:
-        config, possible = whole, (heads.DUAL_TOWERS,)
-    elif possible[0].task == "text-generation" and has_tower(config, name):
-        reader = tower = TowerReader(reader)
-        settings, config = tower_settings(settings, tower, str(folder)), tower_config(config)
-    head, model_class = heads.choose(possible, name, settings, folder)
+    part = _choose_part(plan, config, folder, sentence, possible, reader)
+    name, settings, config, tower = part.name, part.settings, part.config, part.tower
+    reader = reader if tower is None else tower
+    head, model_class = heads.choose(part.heads, name, settings, folder)
     preprocessor, steps = _preprocessing(folder, head, settings)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
@@ -123,6 +116,41 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         limitations=unused_generation_settings(config, folder),
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
+
+
+class _Part(NamedTuple):
+    """Model that is made of a folder: the whole one, one of two towers, or the language model of a larger one.
+
+    `tower`: reader of the language model's weights, None for others.
+    """
+
+    name: str
+    settings: Any
+    config: dict[str, Any]
+    heads: tuple[heads.Head, ...]
+    tower: TowerReader | None = None
+
+
+def _choose_part(
+    plan: Plan,
+    config: dict[str, Any],
+    folder: Path,
+    sentence: SentenceFolder,
+    possible: tuple[heads.Head, ...],
+    reader: WeightReader,
+) -> _Part:
+    """Choose by `plan.key` and the architecture; raise `UsageError` for a key that names no tower."""
+    name, settings = heads.choose_tower(plan.key, heads.architecture(config), _settings(folder))
+    if plan.key is not None:
+        config = {**settings.to_dict(), "architectures": [name]}
+        return _Part(name, settings, config, heads.candidates(config, folder, sentence))
+    if (whole := heads.whole_config(config, name, settings)) is not None:
+        return _Part(name, settings, whole, (heads.DUAL_TOWERS,))
+    if possible[0].task == "text-generation" and has_tower(config, name):
+        tower = TowerReader(reader)
+        settings = tower_settings(settings, tower, str(folder))
+        return _Part(name, settings, tower_config(config), possible, tower)
+    return _Part(name, settings, config, possible)
 
 
 def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
