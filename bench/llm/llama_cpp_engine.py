@@ -59,7 +59,7 @@ def gguf(shape: Shape, format: str, threads: int) -> Path:
     def quantized(path: Path) -> None:
         child_process.apart(llama_cpp_model.quantize, whole, path, format, threads)
 
-    whole = made(shape.folder / "f16.gguf", lambda path: gguf_writer.write_gguf(shape.checkpoint, path))
+    whole = made(shape.folder / "f16.gguf", lambda path: gguf_writer.write_checkpoint(shape.checkpoint, path))
     return made(shape.folder / f"{format}.gguf", quantized)
 
 

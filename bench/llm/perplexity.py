@@ -99,7 +99,7 @@ def windows() -> Tensor:
 
 
 def gguf(format: str) -> Path:
-    whole = made(WORK / MODEL / "f16.gguf", lambda path: gguf_writer.write_gguf(SOURCE, path))
+    whole = made(WORK / MODEL / "f16.gguf", lambda path: gguf_writer.write_checkpoint(SOURCE, path))
     if format == "f16":
         return whole
     return made(
