@@ -39,7 +39,7 @@ def own_timing_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plan(source: Path) -> Plan:
     return Plan(
         source=str(source / "model.pt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import infer
 from infer import Budgets, Plan, Predictor, cli
 from infer.artifact import store
-from infer.budget_search import trial_loop
+from infer.budget_search import run_search, trial_loop
 from infer.budget_search.messages import Done, Request, Setup
 from infer.budget_search.run_search import SearchResult
 from infer.budget_search.timing_lock import TimingLock
@@ -22,6 +23,7 @@ from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
 from infer.report.search_record import Candidate, Measured
 from infer.reporter import Reporter
+from tests.budget_search.conftest import InProcess
 
 SPACE = {"backend": ("eager",), "quant": ("none", "int8")}
 
@@ -34,36 +36,38 @@ def found(plan: Plan, output: Path, *, replace: bool = False, **budgets: Any) ->
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("searched")
+def best(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
+    """Search once, in this process."""
+    folder = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_search, "Search", functools.partial(trial_loop.Search, start=InProcess))
+        return found(plan, folder / "best.infer", fresh=True)
 
 
-@pytest.mark.usefixtures("in_process")
-def test_the_winner_is_an_artifact_like_any_other(plan: Plan, kept: Path) -> None:
-    result = found(plan, kept / "best.infer", fresh=True)
+def test_the_winner_is_an_artifact_like_any_other(plan: Plan, best: SearchResult) -> None:
+    result = best
     assert result.best.candidate == Candidate(backend="eager", quant="int8")
-    assert result.path == kept / "best.infer"
+    assert result.path.name == "best.infer"
     store.verify(result.path, store.read_manifest(result.path))
     with Predictor.load(result.path) as predictor:
         rows = torch.load(str(plan.data))["input"][:3]
         assert predictor.predict({"input": rows.numpy()})
-    assert not list(kept.glob(".best.infer.*"))
+    assert not list(result.path.parent.glob(".best.infer.*"))
 
 
-@pytest.mark.usefixtures("in_process")
-def test_the_artifact_carries_front_trials_and_commands(plan: Plan, kept: Path) -> None:
-    record = inspection.report(kept / "best.infer").search
+def test_the_artifact_carries_front_trials_and_commands(best: SearchResult) -> None:
+    record = inspection.report(best.path).search
     assert record is not None
     assert [t.outcome for t in record.trials] == ["published"] * len(record.trials)
     assert sum(t.chosen for t in record.trials) == 1
     assert all("infer optimize" in t.command for t in record.trials)
     assert "--for size" in record.command
-    assert "Backends" in (kept / "best.infer" / "report.html").read_text()
+    assert "Backends" in (best.path / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("in_process")
 def test_the_same_search_again_runs_only_its_winner(
-    plan: Plan, kept: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, best: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
     run = trial_loop.Search.run
@@ -73,10 +77,10 @@ def test_the_same_search_again_runs_only_its_winner(
         return run(self, candidate)
 
     monkeypatch.setattr(trial_loop.Search, "run", counted)
-    again = found(plan, kept / "best.infer", replace=True)
+    again = found(plan, best.path, replace=True)
     assert ran == ["eager int8"]
     assert any(t.record.from_journal for t in again.trials)
-    assert any("known from earlier runs" in line for line in cli_screen(kept / "best.infer"))
+    assert any("known from earlier runs" in line for line in cli_screen(best.path))
 
 
 def cli_screen(artifact: Path) -> list[str]:
@@ -84,8 +88,8 @@ def cli_screen(artifact: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_any_trial_of_the_front_can_be_published(plan: Plan, kept: Path, tmp_path: Path) -> None:
-    result = found(plan, kept / "front.infer")
+def test_any_trial_of_the_front_can_be_published(plan: Plan, tmp_path: Path) -> None:
+    result = found(plan, tmp_path / "front.infer")
     floating = next(t for t in result.trials if t.candidate.quant == "none")
     made = floating.publish(tmp_path / "float.infer")
     assert made.report.plan.quant == "none"
