@@ -34,14 +34,24 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     detail: str = ""
 
 
+class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+    """A trial began to wait for other searches on the machine, or got its turn: its time limit stands still between."""
+
+    began: bool
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """Result of a trial; `artifact` is its folder when the outcome is `published`."""
+    """Result of a trial; `artifact` is its folder when the outcome is `published`.
+
+    `waited`: seconds of it spent waiting for other searches on the machine.
+    """
 
     outcome: Outcome
     reason: str = ""
     measured: Measured | None = None
     artifact: str = ""
     command: str = ""
+    waited: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -63,5 +73,5 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
         return (kind if known else InferError)(self.message, where=self.where, hint=self.hint)
 
 
-Answer = Step | Done | Failed
+Answer = Step | Waiting | Done | Failed
 Question = Setup | Request

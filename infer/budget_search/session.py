@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,13 +55,15 @@ class Prepared:
 
 
 class Session:
-    """Runs trials one after the other; `step` receives the steps of each for display."""
+    """Runs trials one after the other; `reporter` receives the steps of each, `waiting` see `TimingLock`."""
 
-    def __init__(self, setup: Setup, reporter: Reporter) -> None:
+    def __init__(
+        self, setup: Setup, reporter: Reporter, waiting: Callable[[bool], None] | None = None
+    ) -> None:
         self._setup, self._reporter = setup, reporter
         self._work = Path(setup.work)
         self._prepared: Prepared | None = None
-        self._lock = TimingLock(reporter.step)
+        self._lock = TimingLock(reporter.step, waiting=waiting)
         self._metric = UserMetric(setup.metric) if setup.metric else None
 
     def run(self, request: Request) -> Done:

@@ -16,11 +16,17 @@ NAME = "infer-search-timing.lock"
 class TimingLock:
     """Shared while a trial compresses and lowers, exclusive while it is timed.
 
-    So nothing of another search runs beside a measurement. `step` receives a sentence when there is a wait.
+    So nothing of another search runs beside a measurement. `step` receives a sentence when there is a wait, `waiting`
+    True when it begins and False when it ends.
     """
 
-    def __init__(self, step: Callable[[str, str], None], path: Path | None = None) -> None:
-        self._step = step
+    def __init__(
+        self,
+        step: Callable[[str, str], None],
+        path: Path | None = None,
+        waiting: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._step, self._waiting = step, waiting or (lambda began: None)
         self._path = path or Path(tempfile.gettempdir()) / NAME
         self._handle: int | None = None
 
@@ -53,7 +59,9 @@ class TimingLock:
             fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             self._step("wait", sentence)
+            self._waiting(True)
             fcntl.flock(self._handle, kind)
+            self._waiting(False)
 
 
 def _open(path: Path) -> int | None:

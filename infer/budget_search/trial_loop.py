@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..budgets import Budgets
@@ -112,7 +113,7 @@ class Search:
             candidate=candidate,
             outcome=done.outcome,
             reason=done.reason,
-            took=self.clock() - start,
+            took=self.clock() - start - done.waited,
             measured=done.measured,
             command=done.command,
         )
@@ -131,9 +132,9 @@ class Search:
             )
             self.worker = self.start(setup, self.work / f"worker-{len(self.known.records)}.log")
         left = self.seconds_left()
-        seconds = self.limits.seconds if left is None else max(SHORTEST, min(self.limits.seconds, left))
+        whole = math.inf if left is None else max(SHORTEST, left)
         request = Request(number=len(self.known.records), candidate=candidate, rivals=self.known.rivals())
-        limits = TrialLimits(seconds, self.limits.memory, self.limits.disk_free)
+        limits = replace(self.limits, search_seconds=whole)
         answer = self.worker.run(request, limits, lambda name, detail: self.step(candidate, name, detail))
         if isinstance(answer, Failed):
             raise answer.error()

@@ -1,4 +1,4 @@
-"""The process of trials: `python -m infer.budget_search.worker READ WRITE PARENT`, two pipes and the search's id.
+"""The process of trials, below `subreaper`.
 
 It reads `Setup`, then one `Request` at a time, and answers with steps and a result. Its standard output belongs to
 libraries and goes to a log, whose last lines explain a crash.
@@ -6,11 +6,8 @@ libraries and goes to a log, whose last lines explain a crash.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
-import signal
-import sys
 import traceback
 from typing import IO, TYPE_CHECKING
 
@@ -18,18 +15,14 @@ import msgspec
 
 from ..errors import InferError
 from ..reporter import Reporter
-from .messages import Answer, Done, Failed, Question, Request, Setup, Step
+from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Waiting
 
 if TYPE_CHECKING:
     from .session import Session
 
-PR_SET_PDEATHSIG = 1
 
-
-def main(arguments: list[str]) -> int:
-    """Serve trials until the search closes the pipe."""
-    reader, writer, parent = (int(text) for text in arguments)
-    tie_to_parent(parent)
+def main(reader: int, writer: int) -> int:
+    """Serve trials over two pipes until the search closes its end."""
     faulthandler.enable()
     with os.fdopen(reader, "rb") as questions, os.fdopen(writer, "wb", buffering=0) as answers:
         serve(questions, answers)
@@ -54,7 +47,8 @@ def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
 def _session(setup: Setup, answers: IO[bytes]) -> Session:
     from .session import Session
 
-    return Session(setup, _Pipe(answers))
+    pipe = _Pipe(answers)
+    return Session(setup, pipe, pipe.waiting)
 
 
 def _trial(session: Session, request: Request) -> Answer:
@@ -81,19 +75,10 @@ class _Pipe(Reporter):
     def step(self, name: str, detail: str = "") -> None:
         _send(self._answers, Step(name, detail))
 
+    def waiting(self, began: bool) -> None:
+        """Tell the search that the trial waits for the machine, or no longer does."""
+        _send(self._answers, Waiting(began))
+
 
 def _send(answers: IO[bytes], message: Answer) -> None:
     answers.write(msgspec.json.encode(message) + b"\n")
-
-
-def tie_to_parent(parent: int) -> None:
-    """End this process when the search dies, even by SIGKILL; stop signals are the search's own business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from .messages import Answer, Done, Failed, Question, Request, Setup, Step
+from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Waiting
 
 LOOK = 0.1  # seconds between two looks at memory, time and disk
 TAIL = 4096  # bytes of a log that are read for the reason of a crash
@@ -29,11 +30,40 @@ GRACE = 2.0  # seconds that a worker has to end by itself
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """Limits of one trial: seconds, resident bytes that belong to its processes alone, bytes left free on its disk."""
+    """Limits of one trial: seconds, resident bytes that belong to its processes alone, bytes left free on its disk.
+
+    While a trial waits for other searches on the machine only `search_seconds`, what is left of --time, go on.
+    """
 
     seconds: float = 3600.0
     memory: int = 1 << 62
     disk_free: int = 256 << 20
+    search_seconds: float = math.inf
+
+
+class StopWatch:
+    """Seconds since it was made, apart those between `pause(True)` and `pause(False)`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._start = clock, clock()
+        self._done, self._since = 0.0, math.inf
+
+    def pause(self, began: bool) -> None:
+        now = self._clock()
+        if began:
+            self._since = min(self._since, now)
+        elif self._since < now:
+            self._done, self._since = self._done + now - self._since, math.inf
+
+    @property
+    def paused(self) -> float:
+        """Seconds of all pauses, one that goes on included."""
+        return self._done + max(0.0, self._clock() - self._since)
+
+    @property
+    def running(self) -> float:
+        """Seconds without the pauses."""
+        return self._clock() - self._start - self.paused
 
 
 class WorkerProcess:
@@ -44,20 +74,21 @@ class WorkerProcess:
         self._log = log
         child_reads, self._to = os.pipe()
         self._from, child_writes = os.pipe()
-        command = [sys.executable, "-m", "infer.budget_search.worker"]
-        command += [str(child_reads), str(child_writes), str(os.getpid())]
+        child_watches, self._life = os.pipe()  # nothing is written: it closes when the search is gone
+        command = [sys.executable, "-m", "infer.budget_search.subreaper"]
+        command += [str(child_reads), str(child_writes), str(child_watches)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(child_reads, child_writes),
+                pass_fds=(child_reads, child_writes, child_watches),
                 start_new_session=True,  # Ctrl-C is for the search; the group can be killed as a whole
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        os.close(child_reads)
-        os.close(child_writes)
+        for handle in (child_reads, child_writes, child_watches):
+            os.close(handle)
         self._rest = b""
         with contextlib.suppress(BrokenPipeError):
             self._send(setup)
@@ -66,20 +97,24 @@ class WorkerProcess:
         """Run one trial within the limits; the worker is dead afterwards unless `alive`."""
         with contextlib.suppress(BrokenPipeError):
             self._send(request)
-        start = time.monotonic()
+        watch = StopWatch()
         while True:
             answer = self._next(LOOK)
             if isinstance(answer, Step):
                 step(answer.name, answer.detail)
-            elif answer is not None:
+            elif isinstance(answer, Waiting):
+                watch.pause(answer.began)
+            elif isinstance(answer, Done):
                 self.trials += 1
+                return msgspec.structs.replace(answer, waited=watch.paused)
+            elif isinstance(answer, Failed):
                 return answer
             elif self._process.poll() is not None:
                 self.close()
-                return self._ended()
-            if (outcome := self._over(limits, time.monotonic() - start)) is not None:
+                return msgspec.structs.replace(self._ended(), waited=watch.paused)
+            if (outcome := self._over(limits, watch)) is not None:
                 self.close()
-                return outcome
+                return msgspec.structs.replace(outcome, waited=watch.paused)
 
     @property
     def alive(self) -> bool:
@@ -94,17 +129,19 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         self._process.wait()
-        for handle in (self._to, self._from):
+        for handle in (self._to, self._from, self._life):
             with contextlib.suppress(OSError):
                 os.close(handle)
-        self._to = self._from = -1
+        self._to = self._from = self._life = -1
 
-    def _over(self, limits: TrialLimits, seconds: float) -> Done | None:
+    def _over(self, limits: TrialLimits, watch: StopWatch) -> Done | None:
         """Return the outcome of a trial that is past a limit."""
-        if seconds > limits.seconds:
+        if watch.running > limits.seconds:
             return Done(
                 outcome="timed out", reason=f"it took longer than {limits.seconds:.0f} s and was ended"
             )
+        if watch.running + watch.paused > limits.search_seconds:
+            return Done(outcome="timed out", reason="the time of the search was over and it was ended")
         used = sum(map(_own_memory, _family(self._process.pid)))
         if used > limits.memory:
             reason = f"it held {used / 1e6:.0f} MB, {limits.memory / 1e6:.0f} MB are allowed, and was ended"

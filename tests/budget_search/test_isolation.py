@@ -15,7 +15,7 @@ from infer.budget_search.messages import Done, Request, Setup
 from infer.budget_search.worker_process import TrialLimits, WorkerProcess
 from infer.plan import Plan
 from infer.report.search_record import Candidate
-from tests.support.planted_backends import children_of, is_running, wait_until
+from tests.support.planted_backends import descendants_of, is_running, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process limits are those of Linux")
 ROOT = Path(__file__).parents[2]
@@ -95,9 +95,16 @@ def started(plan: Plan, tmp_path: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+def family_with_compiler(pid: int) -> list[int]:
+    """Return the processes below a search once the planted compiler is one of them."""
+    family = descendants_of(pid)
+    names = [Path(f"/proc/{one}/comm").read_text().strip() for one in family if is_running(one)]
+    return family if "sleep" in names else []
+
+
 def test_sigkill_of_the_search_leaves_no_process(plan: Plan, tmp_path: Path, planted: Path) -> None:
     with started(plan, tmp_path, "--space", "backend=hang", "--space", "quant=none") as search:
-        workers = wait_until(lambda: children_of(search.pid))
+        workers = wait_until(lambda: family_with_compiler(search.pid))
         search.kill()
         search.wait()
         wait_until(lambda: not any(is_running(pid) for pid in workers))
@@ -115,7 +122,7 @@ def test_ctrl_c_publishes_the_best_so_far_only_when_asked(
         for line in search.stderr:
             if "hang" in line:
                 break
-        workers = children_of(search.pid)
+        workers = wait_until(lambda: family_with_compiler(search.pid))
         search.send_signal(signal.SIGINT)
         said = search.communicate(timeout=60)[1]
     assert not any(is_running(pid) for pid in workers)

@@ -17,7 +17,7 @@ from infer.budget_search import run_search, trial_loop
 from infer.budget_search.messages import Done, Request, Setup
 from infer.budget_search.run_search import SearchResult
 from infer.budget_search.timing_lock import TimingLock
-from infer.budget_search.worker_process import TrialLimits
+from infer.budget_search.worker_process import StopWatch, TrialLimits
 from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
@@ -279,10 +279,20 @@ def test_two_searches_never_time_at_once(tmp_path: Path) -> None:
     thread = threading.Thread(target=other)
     thread.start()
     assert timing.wait(60)
-    with TimingLock(step, tmp_path / "lock").working():
+    waits: list[bool] = []
+    with TimingLock(step, tmp_path / "lock", waits.append).working():
         said.append("working")
     thread.join()
+    assert waits == [True, False]
     assert said == ["wait: another search on this machine is timing", "the other ended", "working"]
+
+
+def test_waiting_for_the_machine_does_not_count_as_time_of_a_trial() -> None:
+    times = iter((0.0, 10.0, 70.0, 80.0))
+    watch = StopWatch(lambda: next(times, 95.0))
+    for began in (True, False, True):
+        watch.pause(began)
+    assert (watch.running, watch.paused) == (20.0, 75.0)
 
 
 def test_two_searches_that_both_wait_to_time_do_not_block_each_other(tmp_path: Path) -> None:

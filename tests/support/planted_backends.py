@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,7 +63,8 @@ def _crash() -> None:
 
 
 def _sleep() -> None:
-    time.sleep(3600)
+    """Hang, with a compiler in a session of its own."""
+    subprocess.Popen(["sleep", "3600"], start_new_session=True).wait()
 
 
 def _eat() -> None:
@@ -93,6 +95,12 @@ def install(folder: Path) -> Path:
     lines = [f"{name} = {__name__}:{name}" for name in NAMES]
     (place / "entry_points.txt").write_text("\n".join(["[infer.backends]", *lines, ""]))
     return folder
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return the processes below a process that are not zombies."""
+    found = children_of(pid)
+    return [*found, *(below for one in found for below in descendants_of(one))]
 
 
 def children_of(pid: int) -> list[int]:
