@@ -16,7 +16,7 @@ ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "budgets", "paths",
     "regular_files", "library_errors", "refused_backends", "plugins", "device", "latency", "kernels", "preprocess",
     "load", "attention", "graph", "fidelity", "compress", "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
-    "predict", "report", "pipeline", "budget_search", "export", "bench", "tune", "serve", "cli", "__main__",
+    "predict", "report", "tune", "pipeline", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 23  # files that import each other one after another, from the entry point down
 FILES = sorted((ROOT / "infer").rglob("*.py"))

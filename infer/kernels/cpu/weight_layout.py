@@ -152,9 +152,9 @@ def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[
             continue
         if isinstance(packing, ExpertsPacking):
             each = (packing.of_expert(e, weights) for e in range(packing.num_experts))
-            parts = [_pack_layer(packing.kind, packing.layer, own) for own in each]
+            parts = [pack_layer(packing.kind, packing.layer, own) for own in each]
         else:
-            parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
+            parts = [pack_layer(packing.kind, layer, weights) for layer in packing.layers]
         for i, part in enumerate(PARTS[packing.kind]):
             made[f"{packing.name}_{part}"] = memory.keep([p[i] for p in parts])
         if isinstance(packing, Packing):
@@ -178,7 +178,8 @@ def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, T
     return made
 
 
-def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the packed tensors of one layer, in the order of `PARTS[kind]`."""
     if kind == GROUPWISE:
         names = {name: getattr(layer, name) for name in GROUPWISE_OPERANDS}
         return pack_groupwise(**{name: weights[held] for name, held in names.items() if held is not None})

@@ -1,0 +1,1 @@
+"""Training: adapters, recovery of quantized weights and distillation, through one loop."""

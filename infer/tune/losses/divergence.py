@@ -1,0 +1,157 @@
+"""KL divergence between the next-token distributions of a teacher and a student, without whole logits of either.
+
+One pass over tiles of the vocabulary sums exp(t), exp(s) and exp(t) · (t - s) of every token with running maxima; the
+backward computes each tile of both again. Only the student has gradients. With a temperature T both logits are
+divided by T and the loss is multiplied by T², which keeps its gradients of one size (Hinton et al. 2015,
+arXiv 1503.02531).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from .cut_cross_entropy import HeadGradients
+from .output_head import OutputHead, token_chunks
+
+
+def cut_divergence(
+    hidden: Tensor,
+    head: OutputHead,
+    teacher_hidden: Tensor,
+    teacher_head: OutputHead,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Return T² · Σ KL(teacher ‖ student) over tokens (differentiable) and the number of tokens, both scalars.
+
+    hidden [..., H], teacher_hidden [..., H'], mask bool [...] of the tokens that count (default: all). The sum is
+    float32, of float64 float64. Raises `ValueError` for shapes or vocabularies that differ, or a temperature of 0.
+    """
+    if hidden.shape[:-1] != teacher_hidden.shape[:-1] or (
+        mask is not None and mask.shape != hidden.shape[:-1]
+    ):
+        raise ValueError(f"tokens differ: {list(hidden.shape[:-1])} and {list(teacher_hidden.shape[:-1])}")
+    if head.vocab != teacher_head.vocab:
+        raise ValueError(f"the student has {head.vocab} tokens, the teacher {teacher_head.vocab}")
+    if not temperature > 0:
+        raise ValueError(f"expected a temperature above 0, got {temperature}")
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+        teacher_hidden = teacher_hidden.to(torch.get_autocast_dtype(kind))
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    wanted = teacher_hidden.detach().reshape(-1, teacher_hidden.shape[-1])
+    if mask is not None:
+        kept = mask.reshape(-1).nonzero().squeeze(1)
+        rows, wanted = rows.index_select(0, kept), wanted.index_select(0, kept)
+    with torch.autocast(kind, enabled=False):
+        total: Tensor = _CutDivergence.apply(
+            rows, head.trainable_weight, head.bias, head, wanted, teacher_head, float(temperature)
+        )
+    return total, torch.tensor(rows.shape[0], device=rows.device)
+
+
+def divergence_twin(
+    hidden: Tensor,
+    head: OutputHead,
+    teacher_hidden: Tensor,
+    teacher_head: OutputHead,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute `cut_divergence` from whole logits, with torch's own gradients."""
+
+    def log_shares(hidden: Tensor, head: OutputHead) -> Tensor:
+        weight = head.trainable_weight
+        weight = head.rows(0, head.vocab, hidden.dtype) if weight is None else weight
+        logits = F.linear(hidden, weight.to(hidden.dtype)).to(
+            torch.promote_types(hidden.dtype, torch.float32)
+        )
+        logits = (logits if head.bias is None else logits + head.bias) * head.scale
+        logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+        return F.log_softmax(logits / temperature, -1)
+
+    student = log_shares(hidden, head)
+    teacher = log_shares(teacher_hidden, teacher_head).detach()
+    each = (teacher.exp() * (teacher - student)).sum(-1)
+    each = each if mask is None else each[mask]
+    return each.sum() * temperature**2, torch.tensor(each.numel())
+
+
+class _CutDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        head: OutputHead,
+        wanted: Tensor,
+        teacher: OutputHead,
+        temperature: float,
+    ) -> Tensor:
+        kind = torch.promote_types(hidden.dtype, torch.float32)
+        sums = DivergenceSums(len(hidden), kind, hidden.device)
+        ctx.heads, ctx.temperature = (head, teacher), temperature
+        ctx.save_for_backward(hidden, wanted, sums.student, sums.teacher)
+        if head.is_abstract(hidden):
+            return hidden.new_zeros((), dtype=kind)
+        for start, stop in head.tiles(2 * len(hidden)):
+            own = head.rows_for_logits(start, stop, hidden.dtype)
+            theirs = teacher.rows_for_logits(start, stop, wanted.dtype)
+            for part in token_chunks(len(hidden), 2 * (stop - start)):
+                student_logits = head.logits(hidden[part], start, stop, own)
+                teacher_logits = teacher.logits(wanted[part], start, stop, theirs)
+                sums.add(
+                    part, student_logits.to(kind).div_(temperature), teacher_logits.to(kind).div_(temperature)
+                )
+        return sums.divergence().sum() * temperature**2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, wanted, student_sum, teacher_sum = ctx.saved_tensors
+        (head, teacher), temperature = ctx.heads, ctx.temperature
+        gradients = HeadGradients(head, hidden, *ctx.needs_input_grad[:3])
+        if head.is_abstract(hidden):
+            return *gradients.finished(), None, None, None, None
+        for start, stop in head.tiles(2 * len(hidden)):
+            own = head.rows(start, stop, hidden.dtype)
+            theirs = teacher.rows_for_logits(start, stop, wanted.dtype)
+            for part in token_chunks(len(hidden), 2 * (stop - start)):
+                logits = head.logits(hidden[part], start, stop, None if head.quantizer else own)
+                target = teacher.logits(wanted[part], start, stop, theirs).to(logits.dtype)
+                change = (logits / temperature).sub_(student_sum[part, None]).exp_()
+                change -= target.div_(temperature).sub_(teacher_sum[part, None]).exp_()
+                gradients.add(part, start, own, change.mul_(grad * temperature), logits)
+        return *gradients.finished(), None, None, None, None
+
+
+class DivergenceSums:
+    """Running sums of a divergence for each token: log-sum-exp of both, and the teacher's mean of t - s."""
+
+    def __init__(self, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.student = torch.full((tokens,), -torch.inf, dtype=dtype, device=device)
+        self.teacher = self.student.clone()
+        self.mean = torch.zeros((tokens,), dtype=dtype, device=device)
+
+    def add(self, part: slice, student: Tensor, teacher: Tensor) -> None:
+        """Add a tile of logits [M, V] of both; they are overwritten."""
+        gained = teacher.logsumexp(1)
+        total = torch.logaddexp(self.teacher[part], gained)
+        self.student[part] = torch.logaddexp(self.student[part], student.logsumexp(1))
+        gap = torch.sub(teacher, student, out=student)
+        mean = gap.mul_(teacher.sub_(total[:, None]).exp_()).sum(1)
+        self.mean[part] = self.mean[part] * (self.teacher[part] - total).exp() + mean
+        self.teacher[part] = total
+
+    def divergence(self) -> Tensor:
+        """Return KL(teacher ‖ student) of each token: the mean of log-ratios of probabilities."""
+        return self.mean - self.teacher + self.student
