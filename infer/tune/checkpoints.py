@@ -1,0 +1,182 @@
+"""Checkpoints of a training run: written beside their final name and renamed, so that a kill leaves a whole one.
+
+FOLDER/step-00000120/   state.safetensors: trained parameters and optimizer states; state.json: counters and curve
+FOLDER/best-00000100.safetensors   trained parameters at the best held-out measure
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..errors import InferError, SourceError, UsageError
+from ..regular_files import MAX_JSON, read_regular
+from .training_state import TrainState
+
+STATE, TENSORS = "state.json", "state.safetensors"
+_STEP = re.compile(r"step-(\d{8})")
+
+
+def save_checkpoint(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a checkpoint and remove older ones; raises `OSError` on a full disk, older ones then stay."""
+    final = folder / f"step-{state.step:08d}"
+    staging = folder / f".{final.name}.tmp"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        _write_tensors(staging / TENSORS, tensors)
+        (staging / STATE).write_bytes(msgspec.json.encode(state))
+        _sync(staging / STATE)
+        shutil.rmtree(final, ignore_errors=True)
+        staging.rename(final)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    _sync(folder)
+    for step, path in _saved(folder):
+        if step != state.step:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("best-*.safetensors"):
+        if state.best_step is None or path != best_path(folder, state.best_step):
+            path.unlink(missing_ok=True)
+    return final
+
+
+def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> tuple[TrainState, dict[str, Tensor]] | None:
+    """Return the newest checkpoint, or None without any.
+
+    Raises `SourceError` for a damaged one, `UsageError` for one of a run with other settings, data or parameters.
+    """
+    saved = _saved(folder)
+    if not saved:
+        return None
+    path = saved[-1][1]
+    try:
+        state = msgspec.json.decode(read_regular(path / STATE, MAX_JSON), type=TrainState)
+        tensors = load_file(path / TENSORS)
+    except (msgspec.MsgspecError, SafetensorError, OSError, InferError) as error:
+        raise SourceError(
+            f"the checkpoint can't be read: {error}", where=str(path), hint="Start anew with --fresh"
+        ) from error
+    for kind, digest in identity.items():
+        if state.identity.get(kind) != digest:
+            raise UsageError(
+                f"the checkpoint of step {state.step} was made with other {kind}",
+                where=str(folder),
+                hint="Give the same options and data, or start anew with --fresh",
+            )
+    return state, tensors
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove every checkpoint of the folder, and the folder where nothing else is in it."""
+    for _, path in _saved(folder):
+        shutil.rmtree(path)
+    for path in folder.glob("best-*.safetensors"):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def save_best(folder: Path, step: int, parameters: Mapping[str, Tensor]) -> None:
+    """Write the trained parameters of the best step so far."""
+    path = best_path(folder, step)
+    staging = path.with_suffix(".tmp")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_tensors(staging, parameters)
+        staging.rename(path)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
+
+
+def restore_best(folder: Path, step: int, parameters: Mapping[str, Tensor]) -> None:
+    """Put the trained parameters of the best step back."""
+    _copy(parameters, load_file(best_path(folder, step)))
+
+
+def best_path(folder: Path, step: int) -> Path:
+    """Return the file of the trained parameters of a step."""
+    return folder / f"best-{step:08d}.safetensors"
+
+
+def run_tensors(
+    parameters: Mapping[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Return trained parameters and optimizer states by name; numbers of a state as scalars."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    found: dict[str, Tensor] = {f"parameter/{name}": each for name, each in parameters.items()}
+    for index, optimizer in enumerate(optimizers):
+        for parameter, states in optimizer.state.items():
+            for key, value in states.items():
+                kind = "tensor" if isinstance(value, Tensor) else "number"
+                tensor = (
+                    value if isinstance(value, Tensor) else torch.tensor(value, dtype=_number_type(value))
+                )
+                found[f"optimizer/{index}/{kind}/{key}/{names[cast(nn.Parameter, parameter)]}"] = tensor
+    return found
+
+
+def restore(
+    parameters: Mapping[str, nn.Parameter],
+    optimizers: Sequence[torch.optim.Optimizer],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Put back what `run_tensors` returned, bit for bit."""
+    prefix = "parameter/"
+    _copy(parameters, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    for full, tensor in tensors.items():
+        if not full.startswith("optimizer/"):
+            continue
+        _, index, kind, key, name = full.split("/", 4)
+        parameter = parameters[name]
+        held = tensor if key == "step" else tensor.to(parameter.device)  # counters stay on the CPU
+        optimizers[int(index)].state[parameter][key] = held.item() if kind == "number" else held
+
+
+@torch.no_grad()
+def _copy(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def _number_type(value: float) -> torch.dtype:
+    return torch.int64 if isinstance(value, int) else torch.float64
+
+
+def _saved(folder: Path) -> list[tuple[int, Path]]:
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((int(match[1]), path) for path in paths if (match := _STEP.fullmatch(path.name)))
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file that is on the disk afterwards; raises `OSError` where the disk is full."""
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        if "os error 28" in str(error) or "No space left" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or the renames in a folder, last through a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

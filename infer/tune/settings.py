@@ -1,0 +1,112 @@
+"""Settings of a training run: the options that every command that trains has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..errors import unknown
+from ..options import Option, search_values
+
+TRAINING = "Training"
+OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw8bit", "muon")
+SCHEDULES = ("cosine", "wsd", "linear", "constant")
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def _named(kind: str, known: tuple[str, ...]) -> object:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise unknown(kind, text, known)
+        return text
+
+    return parse
+
+
+def _count(text: str, metavar: str = "N", minimum: float = 1) -> Option:
+    return Option(text, group=TRAINING, metavar=metavar, minimum=minimum)
+
+
+def _seconds(text: str, shown: str | None = None) -> Option:
+    parse, format = search_values.parse_seconds, search_values.format_seconds
+    return Option(
+        text, group=TRAINING, metavar="TIME", parse=parse, format=format, minimum=0, shown_default=shown
+    )
+
+
+class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Budget, batch, optimizer and checks of a training run; a frozen struct.
+
+    The first budget that is reached ends the run; without any it is one epoch. A step's gradient is that of the mean
+    over all terms (tokens or rows) of its `batch` rows, whatever `micro_batch` and the number of processes are.
+    """
+
+    steps: Annotated[int | None, _count("optimizer steps")] = None
+    epochs: Annotated[float | None, Option("passes over the data", group=TRAINING, above=0)] = None
+    time: Annotated[float | None, _seconds("time to train (30min)")] = None
+    tokens: Annotated[int | None, _count("tokens (or rows, where the loss counts rows) to train on")] = None
+    batch: Annotated[int, _count("rows of one step, of all processes together")] = 8
+    micro_batch: Annotated[int | None, _count("rows of one forward pass; default: all of a step")] = None
+    learning_rate: Annotated[float, Option("largest learning rate", group=TRAINING, above=0)] = 2e-4
+    schedule: Annotated[
+        str,
+        Option(
+            f"learning rate after the warmup: {', '.join(SCHEDULES)} (wsd: constant, then down in the last fifth)",
+            group=TRAINING,
+            metavar="NAME",
+            parse=_named("schedule", SCHEDULES),  # type: ignore[arg-type]
+        ),
+    ] = "cosine"
+    warmup: Annotated[
+        float,
+        Option("share of the run in which the learning rate rises", group=TRAINING, minimum=0, maximum=1),
+    ] = 0.03
+    optimizer: Annotated[
+        str,
+        Option(
+            f"{', '.join(OPTIMIZERS)} (muon: for matrices, adamw for the rest)",
+            group=TRAINING,
+            metavar="NAME",
+            parse=_named("optimizer", OPTIMIZERS),  # type: ignore[arg-type]
+        ),
+    ] = "adamw"
+    weight_decay: Annotated[
+        float, Option("decoupled weight decay of matrices", group=TRAINING, minimum=0)
+    ] = 0.0
+    clip: Annotated[
+        float, Option("largest norm of the gradient; 0: not clipped", group=TRAINING, minimum=0)
+    ] = 1.0
+    precision: Annotated[
+        str,
+        Option(
+            f"autocast of the forward pass: {', '.join(PRECISIONS)}",
+            group=TRAINING,
+            metavar="DTYPE",
+            parse=_named("precision", PRECISIONS),  # type: ignore[arg-type]
+        ),
+    ] = "float32"
+    activation_checkpointing: Annotated[
+        bool, Option("recompute activations in the backward pass instead of keeping them", group=TRAINING)
+    ] = False
+    measure_every: Annotated[int, _count("steps between two measures on held-out data")] = 50
+    patience: Annotated[
+        int, _count("held-out measures without a better one that end the run; 0: never", minimum=0)
+    ] = 0
+    checkpoint_every: Annotated[
+        float, _seconds("time between two checkpoints (10min); 0: after each step", "10min")
+    ] = 600.0
+    seed: Annotated[int, _count("seed of the order of the data and of dropout", minimum=0)] = 0
+    fresh: Annotated[
+        bool, Option("forget the checkpoint of an earlier run", group=TRAINING, one_way=True)
+    ] = False
+
+    def total_steps(self, num_rows: int) -> int | None:
+        """Return the steps that `steps` and `epochs` allow over so many rows; None where only time or tokens end it."""
+        epochs = self.epochs
+        if epochs is None and self.steps is None and self.time is None and self.tokens is None:
+            epochs = 1.0
+        limits = [] if self.steps is None else [self.steps]
+        if epochs is not None:
+            limits.append(max(1, -(-round(epochs * num_rows) // self.batch)))
+        return min(limits, default=None)

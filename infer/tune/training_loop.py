@@ -1,0 +1,245 @@
+"""Training loop: steps, held-out measures and checkpoints until a budget is used up."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..device import memory
+from ..errors import GateError, InferError, NotUsableError, UsageError
+from ..library_errors import as_resource_error
+from ..reporter import Reporter
+from ..spec import Finding
+from . import checkpoints
+from .gradient_accumulation import ObjectiveModule, accumulate, average, mean_measure
+from .objective import Objective, Rows, rows_of_step
+from .optimizers import build_optimizers, trainable
+from .schedules import factor
+from .settings import TrainSettings
+from .training_environment import Interrupt, identity, missing, new_accelerator, step_seed
+from .training_state import CurvePoint, TrainState
+
+STAGE = "train"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Outcome of a run: `stopped` says what ended it, `peak_memory` is in bytes.
+
+    The model holds the parameters of the best held-out measure, or of the last step without held-out data.
+    """
+
+    steps: int
+    rows: int
+    terms: int
+    seconds: float
+    curve: tuple[CurvePoint, ...]
+    first_held_out: float | None
+    best_held_out: float | None
+    best_step: int | None
+    stopped: str
+    peak_memory: int
+
+
+def train(
+    objective: Objective,
+    rows: Rows,
+    held_out: Rows | None,
+    settings: TrainSettings,
+    folder: Path,
+    reporter: Reporter | None = None,
+) -> TrainResult:
+    """Minimize the objective in place; go on from the newest checkpoint of `folder` where there is one.
+
+    Raises `GateError` for a loss that is no number or diverges, `ResourceError` for memory or disk that ran out,
+    `UsageError` for a checkpoint of another run. On Ctrl-C a checkpoint is written before `KeyboardInterrupt`.
+    """
+    if why := missing():
+        raise NotUsableError(why)
+    if not len(rows):
+        raise UsageError("no rows to train on")
+    try:
+        with torch.random.fork_rng(), Interrupt() as interrupt:
+            run = TrainingRun(objective, rows, held_out, settings, folder, reporter or Reporter())
+            return run.until_stopped(interrupt)
+    except InferError:
+        raise
+    except (OSError, RuntimeError, MemoryError) as error:
+        if refusal := as_resource_error(error):
+            refusal.hint = f"{refusal.hint}. Checkpoints stay in {folder}"
+            raise refusal from error
+        raise
+
+
+class TrainingRun:
+    """One run over its steps; each process of a distributed run has one, and all take the same decisions."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        rows: Rows,
+        held_out: Rows | None,
+        settings: TrainSettings,
+        folder: Path,
+        reporter: Reporter,
+    ) -> None:
+        self.rows, self.settings, self.folder, self.reporter = rows, settings, folder, reporter
+        self.held_out = held_out if held_out is not None and len(held_out) else None
+        self.accelerator = new_accelerator(settings.precision)
+        self.parameters = trainable(objective.model)
+        if not self.parameters:
+            raise UsageError("the model has no parameter to train")
+        self.plain_optimizers, findings = build_optimizers(
+            objective.model, settings, self.accelerator.device.type
+        )
+        reporter.found(findings)
+        self.module: Any = self.accelerator.prepare(ObjectiveModule(objective))
+        self.optimizers: list[Any] = [self.accelerator.prepare(each) for each in self.plain_optimizers]
+        self.state = TrainState(identity=identity(settings, rows, self.parameters))
+        self.total = settings.total_steps(len(rows))
+
+    def until_stopped(self, interrupt: Interrupt) -> TrainResult:
+        """Run steps until a budget is used up, the held-out measure stops falling, or Ctrl-C."""
+        self._resume()
+        self.reporter.step(STAGE, f"{len(self.rows)} rows, {self.settings.batch} in a step")
+        memory.reset_peak()
+        saved = time.perf_counter()
+        self._start = saved - self.state.seconds
+        if self.state.step == 0:
+            self._measure()
+        while (stopped := self.state.stopped(self.settings, self.total, self._seconds())) is None:
+            self._step()
+            if self._agreed(interrupt.asked):
+                self._save()
+                raise KeyboardInterrupt(
+                    f"interrupted after step {self.state.step}; nothing was published. The checkpoint stays in "
+                    f"{self.folder}, and the same command goes on from it"
+                )
+            if self._agreed(time.perf_counter() - saved >= self.settings.checkpoint_every):
+                self._save()
+                saved = time.perf_counter()
+        return self._finish(stopped)
+
+    def _step(self) -> None:
+        """Do one optimizer step, and a held-out measure where one is due."""
+        state, settings = self.state, self.settings
+        share = state.share(settings, self.total, self._seconds())
+        rate = settings.learning_rate * factor(settings.schedule, share, settings.warmup)
+        numbers = rows_of_step(self.rows, state.rows, settings.batch, settings.seed)
+        self.module.train()
+        torch.manual_seed(step_seed(settings.seed, state.step, self.accelerator.process_index))
+        loss, terms = accumulate(self.accelerator, self.module, self.rows, numbers, settings.micro_batch)
+        state.step += 1
+        if not math.isfinite(loss):
+            raise self._failed(f"the loss is {loss}")
+        norm = self._update(rate, terms)
+        state.rows, state.terms = state.rows + len(numbers), state.terms + terms
+        state.seconds = time.perf_counter() - self._start
+        held_out = self._measure() if state.step % settings.measure_every == 0 else None
+        point = CurvePoint(state.step, state.seconds, state.terms, loss, rate, norm, held_out)
+        if diverged := state.add(point):
+            raise self._failed(diverged)
+        self._show(point, share)
+
+    def _update(self, rate: float, terms: int) -> float:
+        """Average and clip the gradient, and step the optimizers; return the gradient's norm before clipping."""
+        parameters = list(self.parameters.values())
+        average(self.accelerator, parameters, terms)
+        norm = float(self.accelerator.clip_grad_norm_(parameters, self.settings.clip or math.inf))
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            raise self._failed(f"the norm of the gradient is {norm}")
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return norm
+
+    def _measure(self) -> float | None:
+        """Measure on held-out data and keep the parameters of the best step."""
+        if self.held_out is None:
+            return None
+        self.module.eval()
+        size = self.settings.micro_batch or self.settings.batch
+        value = mean_measure(self.accelerator, self.module, self.held_out, size)
+        if not math.isfinite(value):
+            raise self._failed(f"the held-out measure is {value}")
+        if self.state.compare(value) and self.accelerator.is_main_process:
+            checkpoints.save_best(self.folder, self.state.step, self.parameters)
+        return value
+
+    def _failed(self, what: str) -> GateError:
+        tried = f"learning rate {self.settings.learning_rate:g}, {self.settings.precision}"
+        return GateError(
+            f"{what} at step {self.state.step} ({tried}); nothing was published",
+            hint=f"Try a lower --learning-rate, a lower --clip or float32; checkpoints stay in {self.folder}",
+        )
+
+    def _show(self, point: CurvePoint, share: float) -> None:
+        left = point.seconds / max(share, 1e-6) * (1 - share)
+        best = self.state.best_held_out
+        parts = [f"loss {point.loss:.4g}", *([] if best is None else [f"held-out {best:.4g}"])]
+        parts += [f"{left:.0f} s left", f"{memory.rss() / 1e6:.0f} MB"]
+        self.reporter.progress(round(1000 * share), 1000, f"step {point.step}: {', '.join(parts)}")
+
+    def _seconds(self) -> float:
+        """Return the seconds so far, of the first process where only they decide."""
+        return self.state.seconds if self.settings.time is None else self._agreed(self.state.seconds)
+
+    def _agreed(self, value: float) -> float:
+        """Return the value of the first process: clocks and signals differ between processes."""
+        if self.accelerator.num_processes == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
+
+    def _save(self) -> None:
+        if (scaler := self.accelerator.scaler) is not None:
+            self.state.scaler = scaler.state_dict()
+        if self.accelerator.is_main_process:
+            tensors = checkpoints.run_tensors(self.parameters, self.plain_optimizers)
+            checkpoints.save_checkpoint(self.folder, self.state, tensors)
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        if self.settings.fresh and self.accelerator.is_main_process:
+            checkpoints.remove_checkpoints(self.folder)
+        self.accelerator.wait_for_everyone()
+        if (found := checkpoints.load_checkpoint(self.folder, self.state.identity)) is None:
+            return
+        self.state, tensors = found
+        checkpoints.restore(self.parameters, self.plain_optimizers, tensors)
+        if self.state.scaler and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(self.state.scaler)
+        self.reporter.found([Finding(STAGE, "resumed at step", self.state.step, why=f"from {self.folder}")])
+
+    def _finish(self, stopped: str) -> TrainResult:
+        """Measure a last time, put the best parameters back and say how it went."""
+        state = self.state
+        if state.step % self.settings.measure_every:
+            self._measure()
+        self._save()
+        if state.best_step not in (None, state.step):
+            checkpoints.restore_best(self.folder, state.best_step, self.parameters)
+        cuda = self.accelerator.device.type == "cuda"
+        result = TrainResult(
+            steps=state.step,
+            rows=state.rows,
+            terms=state.terms,
+            seconds=state.seconds,
+            curve=tuple(state.curve),
+            first_held_out=state.first_held_out,
+            best_held_out=state.best_held_out,
+            best_step=state.best_step,
+            stopped=stopped,
+            peak_memory=torch.cuda.max_memory_allocated() if cuda else memory.peak_rss(),
+        )
+        self.accelerator.free_memory()
+        self.reporter.found([Finding(STAGE, "stopped", stopped, why=f"after {state.step} steps")])
+        return result
