@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ...errors import NotUsableError
+from ..memory.packed_rows import is_abstract
 from .output_head import OutputHead, token_chunks
 
 IGNORED = -100
@@ -36,7 +37,7 @@ def cut_cross_entropy(
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         hidden = hidden.to(torch.get_autocast_dtype(kind))
-    if not head.is_abstract(hidden):
+    if not is_abstract(hidden):
         hidden, labels = _valid(hidden, labels, ignore_index, head.vocab)
     with torch.autocast(kind, enabled=False):
         total: Tensor = _CutCrossEntropy.apply(hidden, head.trainable_weight, head.bias, head, labels)
@@ -90,7 +91,8 @@ class _CutCrossEntropy(torch.autograd.Function):
         normalizer = hidden.new_zeros(len(hidden), dtype=kind)
         ctx.head = head
         ctx.save_for_backward(hidden, labels, normalizer)
-        if head.is_abstract(hidden):
+        if is_abstract(hidden):
+            head.note_workspace(hidden)
             return hidden.new_zeros((), dtype=kind)
         normalizer.fill_(-torch.inf)
         chosen = torch.zeros_like(normalizer)
@@ -110,7 +112,8 @@ class _CutCrossEntropy(torch.autograd.Function):
         head: OutputHead = ctx.head
         wanted = ctx.needs_input_grad
         gradients = HeadGradients(head, hidden, wanted[0], wanted[1], wanted[2])
-        if head.is_abstract(hidden):
+        if is_abstract(hidden):
+            head.note_workspace(hidden)
             return *gradients.finished(), None, None
         for start, stop in head.tiles(len(hidden)):
             rows = head.rows(start, stop, hidden.dtype)

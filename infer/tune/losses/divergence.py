@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ..memory.packed_rows import is_abstract
 from .cut_cross_entropy import HeadGradients
 from .output_head import OutputHead, token_chunks
 
@@ -47,7 +48,7 @@ def cut_divergence(
         teacher_hidden = teacher_hidden.to(torch.get_autocast_dtype(kind))
     rows = hidden.reshape(-1, hidden.shape[-1])
     wanted = teacher_hidden.detach().reshape(-1, teacher_hidden.shape[-1])
-    if mask is not None:
+    if mask is not None and not is_abstract(rows):
         kept = mask.reshape(-1).nonzero().squeeze(1)
         rows, wanted = rows.index_select(0, kept), wanted.index_select(0, kept)
     with torch.autocast(kind, enabled=False):
@@ -101,7 +102,8 @@ class _CutDivergence(torch.autograd.Function):
         sums = DivergenceSums(len(hidden), kind, hidden.device)
         ctx.heads, ctx.temperature = (head, teacher), temperature
         ctx.save_for_backward(hidden, wanted, sums.student, sums.teacher)
-        if head.is_abstract(hidden):
+        if is_abstract(hidden):
+            head.note_workspace(hidden)
             return hidden.new_zeros((), dtype=kind)
         for start, stop in head.tiles(2 * len(hidden)):
             own = head.rows_for_logits(start, stop, hidden.dtype)
@@ -120,7 +122,8 @@ class _CutDivergence(torch.autograd.Function):
         hidden, wanted, student_sum, teacher_sum = ctx.saved_tensors
         (head, teacher), temperature = ctx.heads, ctx.temperature
         gradients = HeadGradients(head, hidden, *ctx.needs_input_grad[:3])
-        if head.is_abstract(hidden):
+        if is_abstract(hidden):
+            head.note_workspace(hidden)
             return *gradients.finished(), None, None, None, None
         for start, stop in head.tiles(2 * len(hidden)):
             own = head.rows(start, stop, hidden.dtype)

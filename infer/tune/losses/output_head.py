@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ...compress import Quantizer
 from ...compress.packed_layers import QuantizedConv1D, QuantizedLinear
 from ...errors import NotUsableError
 from ..memory.frozen_linear import Forward
 from ..memory.inference_linear import inference_linear
-from ..memory.packed_rows import PackedRows, quantizer_of
+from ..memory.packed_rows import PackedRows, note_workspace, quantizer_of
 
 CHUNK = 1 << 22  # logits that exist at once: 16 MiB of float32
 FEWEST_ROWS = 256  # of the vocabulary in one tile
@@ -82,9 +81,10 @@ class OutputHead:
         rows = max((size or CHUNK) // max(tokens, 1), FEWEST_ROWS) // 32 * 32
         return [(start, min(start + rows, self.vocab)) for start in range(0, self.vocab, rows)]
 
-    def is_abstract(self, hidden: Tensor) -> bool:
-        """Return true where only shapes are asked for."""
-        return isinstance(hidden, FakeTensor) or hidden.is_meta
+    def note_workspace(self, hidden: Tensor) -> None:
+        """Allocate and drop as many bytes as tiles of logits and of rows take, in a run without data."""
+        tile = self.tiles(max(len(hidden), 1))[0][1]
+        note_workspace(hidden, 9 * min(tile * len(hidden), CHUNK) + 6 * tile * self.columns)
 
 
 def token_chunks(tokens: int, tile: int, size: int | None = None) -> list[slice]:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ...compress import Quantizer
+from .inference_linear import TILE as PACKED_TILE
 from .inference_linear import inference_linear
-from .packed_rows import PackedRows
+from .packed_rows import TILE, PackedRows, is_abstract, note_workspace
 
 Forward = Literal["inference", "decoded"]
 FORWARDS = ("inference", "decoded")
@@ -59,7 +59,8 @@ class _FrozenLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, bias: Tensor | None, weight: PackedRows, quantizer: Quantizer, forward: Forward
     ) -> Tensor:
         ctx.weight, ctx.bias_dtype = weight, None if bias is None else bias.dtype
-        if isinstance(x, FakeTensor) or x.is_meta:  # only the shape is asked for
+        if is_abstract(x):
+            note_workspace(x, forward_workspace(x, weight, forward))
             return x.new_empty((x.shape[0], weight.num_rows))
         if forward == "inference":
             return inference_linear(x, weight, bias, quantizer)
@@ -76,11 +77,20 @@ class _FrozenLinear(torch.autograd.Function):
         return grad_x, grad.float().sum(0).to(ctx.bias_dtype) if wanted else None, None, None, None
 
 
+def forward_workspace(x: Tensor, weight: PackedRows, forward: Forward) -> int:
+    """Return the bytes of a forward's temporaries: a packed tile and x in float32 and int8, or a decoded tile."""
+    if forward == "inference":
+        packed = sum(tensor.nbytes for tensor in weight.tensors.values())
+        return min(packed, PACKED_TILE) + 5 * x.numel()
+    return min(TILE, weight.num_rows * weight.num_columns) * 6
+
+
 def grad_times_rows(grad: Tensor, weight: PackedRows) -> Tensor:
     """Compute grad [M, N] · weight [N, K] by decoded tiles; sums over tiles are at least float32."""
     total = torch.promote_types(grad.dtype, torch.float32)
     result = grad.new_zeros((grad.shape[0], weight.num_columns), dtype=total)
-    if isinstance(grad, FakeTensor) or grad.is_meta:
+    if is_abstract(grad):
+        note_workspace(grad, TILE * 6 + (0 if total == grad.dtype else TILE * 2 + 6 * result.numel()))
         return result.to(grad.dtype)
     for start, stop in weight.tiles():
         part = grad[:, start:stop]

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ... import plugins
 from ...compress import Quantizer
@@ -88,6 +89,16 @@ class PackedRows:
         fast = part.keys() == LUT_PARTS and part["codes"].dtype == torch.uint8
         weight = decode_lut_rows(**part) if fast else self.decode(part)
         return weight.reshape(stop - start, -1).to(dtype)
+
+
+def is_abstract(tensor: Tensor) -> bool:
+    """Return true for a tensor without data, of which only the shape is asked."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def note_workspace(like: Tensor, num_bytes: int) -> None:
+    """Allocate and drop so many bytes, for those who count allocations of a run without data."""
+    like.new_empty(num_bytes, dtype=torch.uint8)
 
 
 def quantizer_of(packed: Packed) -> Quantizer:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,6 +28,7 @@ from ..optimizers import trainable
 from .activation_checkpointing import repeated_blocks
 
 OUTSIDE = "outside of blocks"
+NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass(frozen=True)
@@ -42,45 +48,70 @@ class StepMemory:
     def workspace(self) -> int:
         return max(self.peak - self.activations - self.gradients, 0)
 
+    def extended(self, two: StepMemory, rows: int) -> StepMemory:
+        """Return the memory of `rows` rows, where this is that of one and `two` that of two rows."""
 
-def simulate_step(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any) -> StepMemory:
-    """Run `loss(batch).backward()` without data and return its memory; neither model nor gradients change.
+        def line(first: int, second: int) -> int:
+            return max(first + (second - first) * (rows - 1), 0)
 
-    `loss` takes a batch of tensors, in any nesting, whose values it must not ask for.
+        names = {**self.by_block, **two.by_block}
+        blocks = {n: line(self.by_block.get(n, 0), two.by_block.get(n, 0)) for n in names}
+        activations, peak = line(self.activations, two.activations), line(self.peak, two.peak)
+        return StepMemory(activations, self.gradients, peak, blocks)
+
+
+def step_memory(
+    model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, device: torch.device
+) -> StepMemory:
+    """Return the memory of `loss(batch).backward()`; neither the model nor its gradients change.
+
+    Runs without data, or with it where the loss asks for values.
     """
-    tracker = AllocationTracker()
-    kept = _SavedTensors(model)
+    moved = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
+    try:
+        return _traced(model, loss, moved, fake=True)
+    except NEEDS_DATA:
+        with torch.random.fork_rng():
+            return _traced(model, loss, moved, fake=False)
+
+
+def _traced(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, fake: bool) -> StepMemory:
     parameters = list(trainable(model).values())
-    # A step asks for numbers where it draws dropout, and none otherwise.
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        given = tree_map(lambda t: mode.from_tensor(t) if isinstance(t, Tensor) else t, batch)
+    held: list[Tensor] = [*model.parameters(), *model.buffers()]
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext() as mode:
+        if mode is not None:
+            batch = tree_map(lambda t: mode.from_tensor(t) if isinstance(t, Tensor) else t, batch)
+            held = [mode.from_tensor(tensor) for tensor in held]  # what operators then get in their place
+        storages = {tensor.untyped_storage()._cdata for tensor in held}
+        kept, tracker = _SavedTensors(model, storages), AllocationTracker(storages)
         with tracker:
             with kept:
-                total = loss(given)
+                total = loss(batch)
             activations = tracker.live
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    num_bytes = sum(parameter.nbytes for parameter in parameters)
     del gradients, total
+    num_bytes = sum(parameter.nbytes for parameter in parameters)
     return StepMemory(activations, num_bytes, tracker.peak, kept.by_block())
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Count the bytes of fake tensors that are alive, and the most that were at once."""
+    """Count the bytes of tensors that are alive, and the most that were at once; storages `held` are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Set[int]) -> None:
         super().__init__()
         self.live = self.peak = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._held = held
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, FakeTensor):
+            if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._known:
+        if storage in self._known or storage._cdata in self._held:
             return
         self._known.add(storage)
         size = storage.nbytes()
@@ -95,11 +126,12 @@ class AllocationTracker(TorchDispatchMode):
 class _SavedTensors:
     """Bytes that autograd keeps for the backward, by the repeated block that runs; parameters are left out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, held: Set[int]) -> None:
         self._blocks = repeated_blocks(model)
         self._running: list[str] = []
         self._sizes: dict[int, tuple[str, int]] = {}
         self._hooks = ExitStack()
+        self._held = held
 
     def __enter__(self) -> None:
         for name, block in self._blocks.items():
@@ -116,8 +148,8 @@ class _SavedTensors:
         self._running.pop()
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor):
-            storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._held:
             name = self._running[-1] if self._running else OUTSIDE
             self._sizes.setdefault(storage._cdata, (name, storage.nbytes()))
         return tensor
