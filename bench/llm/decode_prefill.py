@@ -76,7 +76,8 @@ def prepare(shape: Shape) -> None:
     """Make and keep in .work/lm what takes minutes: checkpoint, logits, GGUF files, our steps, filled caches."""
     shape.logits()
     for head in infer_step.HEADS:
-        folder, _ = _filled(shape, head)
+        folder = infer_step.prepare(shape, head, THREADS)
+        _filled(shape, folder)
         infer_step.twin(folder, shape.tokens.tolist()[: TWIN_CONTEXT + 1])
     if llama_cpp_model.missing() is None:
         for format in FORMATS:
@@ -88,13 +89,15 @@ def prepare(shape: Shape) -> None:
 def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
     """Measure the rows of one case in `seconds` of timing."""
     absent = llama_cpp_model.missing()
-    engines: dict[str, _Engine] = {head: _InferEngine(case, head) for head in infer_step.HEADS}
+    engines: dict[str, Engine] = {
+        head: InferEngine(case, infer_step.prepare(case.shape, head, THREADS)) for head in infer_step.HEADS
+    }
     crashed: dict[str, str] = {}
     for format in case.formats if absent is None else ():
         for flash in (False, True):
             name = f"{format}{', flash' if flash else ''}"
             try:
-                engines[name] = _LlamaProcess(case, format, flash)
+                engines[name] = LlamaProcess(case, format, flash)
             except EngineCrashed as error:
                 crashed[name] = str(error)
     try:
@@ -107,7 +110,7 @@ def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
 def _measured(
     case: BenchmarkCase,
     seconds: float,
-    engines: dict[str, _Engine],
+    engines: dict[str, Engine],
     crashed: dict[str, str],
     absent: str | None,
 ) -> list[Bar]:
@@ -149,7 +152,7 @@ def _bars(
     case: BenchmarkCase,
     bar: Bar,
     took: dict[str, float],
-    engines: dict[str, _Engine],
+    engines: dict[str, Engine],
     details: dict[str, Any],
 ) -> list[Bar]:
     rivals = [name for name in engines if name not in infer_step.HEADS]
@@ -224,7 +227,9 @@ def _cell(rate: float, share: float | None) -> str:
     return f"{rate:.0f}" if share is None else f"{rate:.0f} ({share:.0%})"
 
 
-class _Engine:
+class Engine:
+    """One engine of a comparison: `run` is one call, timed here or, with `pid`, in the process of that id."""
+
     num_bytes: int  # that a decode step reads
     pid: int | None = None  # of a process of its own
     run: Callable[[], object]
@@ -237,9 +242,11 @@ class _Engine:
         raise NotImplementedError
 
 
-class _InferEngine(_Engine):
-    def __init__(self, case: BenchmarkCase, head: str) -> None:
-        folder, caches = _filled(case.shape, head)
+class InferEngine(Engine):
+    """Our step in this process."""
+
+    def __init__(self, case: BenchmarkCase, folder: Path) -> None:
+        caches = _filled(case.shape, folder)
         tokens = case.shape.tokens.tolist()
         self._step = infer_step.InferStep(folder, length=case.context + 1, sequences=case.sequences)
         self.num_bytes = self._step.num_bytes + case.sequences * self._step.kv_bytes(case.context)
@@ -258,7 +265,7 @@ class _InferEngine(_Engine):
         self._step.close()
 
 
-class _LlamaProcess(_Engine):
+class LlamaProcess(Engine):
     """llama.cpp in a process of its own, from its start: reading the file, too, can crash it."""
 
     def __init__(self, case: BenchmarkCase, format: str, flash: bool) -> None:
@@ -285,9 +292,8 @@ class _LlamaProcess(_Engine):
         self._child.close()
 
 
-def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
-    """Return our step, and the cache of one sequence after the first 128 and 2048 tokens."""
-    folder = infer_step.prepare(shape, head, THREADS)
+def _filled(shape: Shape, folder: Path) -> Path:
+    """Return the cache of one sequence of the step in `folder` after the first 128 and 2048 tokens."""
 
     def make(path: Path) -> None:
         kept, tokens = {}, shape.tokens.tolist()
@@ -298,4 +304,4 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
             step.close()
         save_file(kept, path)
 
-    return folder, made(folder / f"caches-{cpu.fingerprint()}.safetensors", make)
+    return made(folder / f"caches-{cpu.fingerprint()}.safetensors", make)

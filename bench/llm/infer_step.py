@@ -57,6 +57,20 @@ def prepare(shape: Shape, head: str, threads: int) -> Path:
     return made(folder, make)
 
 
+def prepare_file(shape: Shape, format: str, file: Path, threads: int) -> Path:
+    """Return the folder of the step that computes with the codes of a GGUF file, made anew like that of `prepare`."""
+    folder = shape.folder / f"{format}-codes-{digest()}"
+    for old in shape.folder.glob(f"{format}-codes-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        lower(str(file), place, threads, quant="keep", data="random", calibrate="none")
+
+    return made(folder, make)
+
+
 def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
     """Return logits float32 [vocab] of the last token by the slow, portable operators; cached, they take a minute."""
 

@@ -23,6 +23,7 @@ from bench.llm import (
     engine_overhead,
     llama_cpp_model,
     perplexity,
+    same_gguf_file,
     transformers_decode,
 )
 from bench.shared import bars
@@ -36,6 +37,7 @@ KINDS = (
     "decode 1B",
     "prefill 135M",
     "prefill 1B",
+    "same",
     "decode attention",
     "4 bit file",
     "shared",
@@ -48,9 +50,11 @@ def works() -> Iterator[tuple[str, Measure]]:
     """Yield every piece of work by name, in the order of the table."""
     for case in decode_prefill.cases():
         yield case.name, lambda seconds, case=case: decode_prefill.measure(case, seconds)
+    for work in same_gguf_file.cases():
+        yield work.name, lambda seconds, work=work: same_gguf_file.measure(work, seconds)
     yield transformers_decode.NAME, transformers_decode.measure
-    for work in decode_attention.works():
-        yield decode_attention.title(work), lambda seconds, work=work: decode_attention.measure(work, seconds)
+    for size in decode_attention.works():
+        yield decode_attention.title(size), lambda seconds, size=size: decode_attention.measure(size, seconds)
     yield perplexity.NAME, lambda seconds: perplexity.measure()
     yield engine_overhead.PREFIX, engine_overhead.prefix
     yield engine_overhead.OVERHEAD, engine_overhead.overhead
@@ -59,9 +63,13 @@ def works() -> Iterator[tuple[str, Measure]]:
 def prepare(names: list[str]) -> None:
     """Make all that takes minutes and is kept: files, compiled steps, filled caches."""
     for shape in decoder_shapes.SHAPES.values():
-        if any(shape.name in name for name in names):
+        if any(case.shape is shape and case.name in names for case in decode_prefill.cases()):
             print(shape.name, flush=True)
             decode_prefill.prepare(shape)
+    for work in same_gguf_file.cases():
+        if work.name in names and llama_cpp_model.missing() is None:
+            print(work.name, flush=True)
+            same_gguf_file.prepare(work)
     if perplexity.NAME in names:
         print(perplexity.NAME, flush=True)
         perplexity.prepare()

@@ -145,6 +145,11 @@ def is_weight_only(plan: Plan) -> bool:
     return plan.quant != "none" and plan.quant_option in getattr(get(plan), "WEIGHT_ONLY", ())
 
 
+def carries_codes(plan: Plan) -> bool:
+    """Return true where layers keep the codes of a quantized source."""
+    return plan.quant != "none" and bool(getattr(get(plan), "CARRIES", False))
+
+
 def needs_stats(plan: Plan) -> bool:
     """Return true if the plan's format requires calibration statistics."""
     return plan.quant != "none" and plan.quant_option in get(plan).NEEDS_STATS

@@ -198,6 +198,18 @@ def test_a_file_becomes_an_artifact_that_answers_as_its_weights(tmp_path: Path) 
     assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
 
 
+def test_a_file_without_a_vocabulary_takes_token_ids(tmp_path: Path) -> None:
+    model: Any = tiny_decoders.build("llama")
+    write_gguf(tmp_path / "m.gguf", model, "llama", vocabulary=False)
+    opened = open_gguf(tmp_path / "m.gguf")
+    assert not list(opened.folder.glob("tokenizer*"))
+    assert json.loads((opened.folder / "config.json").read_text())["eos_token_id"] is None
+    ids = torch.randint(3, tiny_decoders.VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(logits_of(tmp_path / "m.gguf", ids), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_damaged_weights_name_the_file_and_not_the_folder_that_stands_for_it(tmp_path: Path) -> None:
     model: Any = tiny_decoders.build("llama")
     model.model.layers[0].mlp.up_proj.weight.data[3] = torch.nan

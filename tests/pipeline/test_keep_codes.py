@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from infer import Plan, Predictor, optimize
+from infer.compress.assign import choose_formats
 from infer.errors import NotUsableError
 from infer.load import load
 from infer.pipeline.resolve_plan import keep_codes, resolve
@@ -73,6 +75,26 @@ def test_codes_are_kept_unless_a_format_or_backend_says_otherwise(
     assert run.plan.quant == value
     if asked == "none":
         assert "the source" in next(choice.reason for choice in run.choices if choice.what == "quant")
+
+
+@pytest.mark.parametrize(("quant", "timed"), [("keep", []), ("nf4", ["layer"])])
+def test_layers_that_carry_codes_are_not_timed_as_another_format(
+    quant: str, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(choose_formats, "drop_slow", lambda assignment, free: found.extend(free))
+    plan = Plan(source="m.gguf", quant=quant, batches=(1,))
+    model = torch.nn.Linear(4, 4)
+    asked: Any = SimpleNamespace(
+        plan=plan,
+        model=model,
+        calibration_set=SimpleNamespace(model=model),
+        budgeted=False,
+        decisions={},
+        free=lambda: ["layer"],
+    )
+    choose_formats.decide(asked)
+    assert found == timed
 
 
 def test_keep_of_a_float_source_says_what_it_lacks(tmp_path: Path) -> None:

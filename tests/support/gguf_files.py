@@ -28,17 +28,20 @@ def write_gguf(
     types: dict[str, gguf.GGMLQuantizationType] | None = None,
     tokenizer: Path | None = None,
     tensors: dict[str, np.ndarray] | None = None,
+    vocabulary: bool = True,
 ) -> dict[str, Tensor]:
     """Write a causal model of transformers; returns the weights that the file holds, by transformers' names.
 
     `settings`: metadata beside the usual ones, without the architecture's name. `types`: the tensor type of every
     matrix whose name ends in a key. `tokenizer`: a tokenizer.json of byte-level BPE, else a made-up vocabulary.
-    `tensors`: more of them, by their names in the file.
+    `tensors`: more of them, by their names in the file. `vocabulary`: false for a file of token ids only.
     """
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     _settings(writer, config, settings or {}, architecture)
-    if tokenizer is None:
+    if not vocabulary:
+        writer.add_tokenizer_model("no_vocab")
+    elif tokenizer is None:
         _vocabulary(writer, config.vocab_size)
     else:
         _vocabulary_of(writer, tokenizer)

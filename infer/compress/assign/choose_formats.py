@@ -26,7 +26,8 @@ def decide(assignment: Assignment) -> None:
     pins = compress.resolve_pins(plan.layers, compress.layer_names(assignment.model))
     assignment.decisions |= {name: Decision(format, "pin", "pinned") for name, format in pins.items()}
     free = assignment.free()
-    if free and plan.batches and not plan.allow_slower:
+    # A layer alone has no codes of the source to be timed with; the whole model is timed in its real form.
+    if free and plan.batches and not plan.allow_slower and not compress.carries_codes(plan):
         drop_slow(assignment, free)
     if free and assignment.budgeted:
         _budget(assignment, free)

@@ -17,14 +17,15 @@ from ...spec import Finding
 from .header import GgufHeader, read_gguf_header
 from .model import architecture_of, model_settings, stored_tensors
 from .reader import GgufReader, shard_paths
-from .tokenizer import build_tokenizer, end_token_ids
+from .tokenizer import build_tokenizer, end_token_ids, has_no_vocabulary
 
 
 @dataclass
 class GgufSource:
     """A GGUF file as a folder of transformers and a reader of its weights.
 
-    `folder` holds config.json, generation_config.json and the tokenizer's files; it is removed with `directory`.
+    `folder` holds config.json, generation_config.json and, where the file has a vocabulary, the tokenizer's files; it
+    is removed with `directory`.
     """
 
     folder: Path
@@ -55,22 +56,18 @@ def open_gguf(path: Path) -> GgufSource:
             raise NotUsableError(f"a GGUF file needs the package {package}", hint="pip install 'infer[hf]'")
     config = model_settings(header, path)
     stored = stored_tensors(header, config, path)
-    tokenizer, settings = build_tokenizer(header.metadata, path)
-    _check_vocabulary(tokenizer, config, path)
-    ends = end_token_ids(header.metadata)
-    special: dict[str, Any] = {  # None where the file has none: transformers' defaults are another model's
-        f"{name}_token_id": tokenizer.token_to_id(settings[f"{name}_token"])
-        if f"{name}_token" in settings
-        else None
-        for name in ("bos", "pad")
-    }
-    special["eos_token_id"] = ends if len(ends) > 1 else ends[0] if ends else None
+    tokenizer, settings = None, {}
+    if not has_no_vocabulary(header.metadata):
+        tokenizer, settings = build_tokenizer(header.metadata, path)
+        _check_vocabulary(tokenizer, config, path)
+    special = _special_ids(header, tokenizer, settings)
     directory = TemporaryDirectory(prefix="infer-gguf-")
     folder = Path(directory.name)
     _write(folder / "config.json", config | special)
     _write(folder / "generation_config.json", special)
-    _write(folder / "tokenizer_config.json", settings)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    if tokenizer is not None:
+        _write(folder / "tokenizer_config.json", settings)
+        tokenizer.save(str(folder / "tokenizer.json"))
     count = sum(tensor.num_bytes for tensor in header.tensors.values())
     why = f"{header.metadata['general.architecture']}; {_types(header)}; fidelity is measured against these weights"
     quantized = any(tensor.type.decode is not None for tensor in header.tensors.values())
@@ -78,6 +75,18 @@ def open_gguf(path: Path) -> GgufSource:
     return GgufSource(
         folder, GgufReader(stored), count, found, _types(header) if quantized else "", directory
     )
+
+
+def _special_ids(header: GgufHeader, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the ids of special tokens; None where the file has none: transformers' defaults are another model's."""
+    ends = end_token_ids(header.metadata)
+    special: dict[str, Any] = {
+        f"{name}_token_id": tokenizer.token_to_id(settings[f"{name}_token"])
+        if f"{name}_token" in settings
+        else None
+        for name in ("bos", "pad")
+    }
+    return special | {"eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

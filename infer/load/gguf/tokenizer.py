@@ -48,6 +48,14 @@ END_TOKENS = frozenset(
 )
 
 
+NO_VOCABULARY = ("no_vocab", "none")  # names of llama.cpp's converter for files of token ids only
+
+
+def has_no_vocabulary(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the file says that it is used with token ids only."""
+    return metadata.get("tokenizer.ggml.model") in NO_VOCABULARY and "tokenizer.ggml.tokens" not in metadata
+
+
 def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> tuple[Any, dict[str, Any]]:
     """Build the tokenizer; returns it (`tokenizers.Tokenizer`) and the content of tokenizer_config.json.
 

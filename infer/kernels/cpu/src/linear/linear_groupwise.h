@@ -25,63 +25,51 @@ struct GroupwiseScales {
   alignas(64) float scale[GROUPWISE_STEP * 4][16], minimum[GROUPWISE_STEP * 4][16];
 };
 
-// 16 float16 times `factor`.
-#ifdef __F16C__
-inline void decode_halves(const uint16_t* from, const float* factor, float* to) {
-  for (int i = 0; i < 16; i += 8) {
-    const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-    _mm256_storeu_ps(to + i, _mm256_mul_ps(eight, _mm256_loadu_ps(factor + i)));
-  }
-}
-#else
-inline void decode_halves(const uint16_t* from, const float* factor, float* to) {
-  for (int i = 0; i < 16; ++i) {  // the sign goes to the factor: no branch, so that compilers use vectors
-    const float sign = float_of((from[i] & 0x8000) << 16 | 0x3f800000);
-    const bool finite = (from[i] & 0x7c00) != 0x7c00;
-    const float value = float_of((from[i] & 0x7fff) << 13) * 0x1p112f;
-    to[i] = (finite ? value : float_of((from[i] & 0x3ff) << 13 | 0x7f800000)) * sign * factor[i];
-  }
-}
-#endif
-
-// 16 stored numbers times `factor`.
-inline void decode_numbers(const uint8_t* from, ScaleType type, const float* factor, float* to) {
-  if (type == ScaleType::INT8) {
-    for (int i = 0; i < 16; ++i) to[i] = static_cast<float>(static_cast<int8_t>(from[i])) * factor[i];
-  } else if (type == ScaleType::FLOAT32) {
-    float values[16];
-    std::memcpy(values, from, sizeof values);
-    for (int i = 0; i < 16; ++i) to[i] = values[i] * factor[i];
-  } else {
-    uint16_t halves[16];
-    std::memcpy(halves, from, sizeof halves);
-    if (type == ScaleType::FLOAT16) {
-      decode_halves(halves, factor, to);
-    } else {
-      for (int i = 0; i < 16; ++i) to[i] = float_of(static_cast<int32_t>(halves[i]) << 16) * factor[i];
-    }
-  }
+template <ScaleType TYPE>
+inline Vector::Floats load_numbers(const uint8_t* from) {
+  if constexpr (TYPE == ScaleType::INT8) return Vector::load_scale(reinterpret_cast<const int8_t*>(from));
+  if constexpr (TYPE == ScaleType::FLOAT32) return Vector::load(reinterpret_cast<const float*>(from));
+  if constexpr (TYPE == ScaleType::FLOAT16) return Vector::load_halves(reinterpret_cast<const uint16_t*>(from));
+  uint16_t halves[16];
+  std::memcpy(halves, from, sizeof halves);
+  float values[16];
+  for (int i = 0; i < 16; ++i) values[i] = float_of(static_cast<int32_t>(halves[i]) << 16);
+  return Vector::load(values);
 }
 
 // Scales and minima of up to GROUPWISE_STEP groups of a block, from the group `first` on, one for each part.
+template <int PARTS, ScaleType TYPE>
+inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count,
+                             GroupwiseScales& to) {
+  constexpr int64_t BYTES = TYPE == ScaleType::FLOAT32 ? 64 : TYPE == ScaleType::INT8 ? 16 : 32;
+  Vector::Floats scale_factor = Vector::load(reinterpret_cast<const float*>(record));
+  Vector::Floats minimum_factor = Vector::broadcast(1.0f);
+  if constexpr (TYPE == ScaleType::INT8) {
+    const int64_t chunk = first / GROUPWISE_STEP * 64;
+    scale_factor = Vector::mul(scale_factor, Vector::load(reinterpret_cast<const float*>(record + layout.super_scale + chunk)));
+    if (layout.has_minimum)
+      minimum_factor = Vector::load(reinterpret_cast<const float*>(record + layout.super_minimum + chunk));
+  }
+  // With several parts each has its number; a larger group has one for `shared` groups of 64 columns.
+  const int64_t shared = PARTS > 1 ? 1 : layout.group / GROUP;
+  int64_t number = PARTS > 1 || shared == 1 ? first * PARTS : first / shared, left = shared == 1 ? 1 : shared - first % shared;
+  for (int64_t i = 0; i < count * PARTS; ++i) {
+    const uint8_t* place = record + number * BYTES;
+    Vector::store(to.scale[i], Vector::mul(load_numbers<TYPE>(place + layout.scale), scale_factor));
+    if (layout.has_minimum)
+      Vector::store(to.minimum[i], Vector::mul(load_numbers<TYPE>(place + layout.minimum), minimum_factor));
+    if (--left == 0) ++number, left = shared;
+  }
+}
+
 template <int PARTS>
 inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count,
                           GroupwiseScales& to) {
-  alignas(64) float scale_factor[16], minimum_factor[16];
-  std::memcpy(scale_factor, record, sizeof scale_factor);
-  for (int i = 0; i < 16; ++i) minimum_factor[i] = 1;
-  if (layout.type == ScaleType::INT8) {
-    const int64_t chunk = first / GROUPWISE_STEP;
-    float super[16];
-    std::memcpy(super, record + layout.super_scale + chunk * 64, sizeof super);
-    for (int i = 0; i < 16; ++i) scale_factor[i] *= super[i];
-    if (layout.has_minimum) std::memcpy(minimum_factor, record + layout.super_minimum + chunk * 64, sizeof minimum_factor);
-  }
-  const int64_t bytes = 16 * layout.number_bytes();
-  for (int64_t i = 0; i < count * PARTS; ++i) {
-    const int64_t at = (first * PARTS + i) * (GROUP / PARTS) / layout.group * bytes;
-    decode_numbers(record + layout.scale + at, layout.type, scale_factor, to.scale[i]);
-    if (layout.has_minimum) decode_numbers(record + layout.minimum + at, layout.type, minimum_factor, to.minimum[i]);
+  switch (layout.type) {
+    case ScaleType::INT8: return decode_scales_of<PARTS, ScaleType::INT8>(record, layout, first, count, to);
+    case ScaleType::FLOAT32: return decode_scales_of<PARTS, ScaleType::FLOAT32>(record, layout, first, count, to);
+    case ScaleType::FLOAT16: return decode_scales_of<PARTS, ScaleType::FLOAT16>(record, layout, first, count, to);
+    default: return decode_scales_of<PARTS, ScaleType::BFLOAT16>(record, layout, first, count, to);
   }
 }
 

@@ -71,6 +71,9 @@ struct Vector {
     return to_float({{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
                       vmovl_s16(vget_high_s16(high))}});
   }
+  static Floats load_halves(const uint16_t* p) {
+    return each<Floats>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
+  }
 
   static Sums broadcast(int32_t v) {
     return each<Sums>([&](int) { return vdupq_n_s32(v); });

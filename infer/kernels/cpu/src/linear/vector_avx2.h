@@ -57,6 +57,10 @@ struct Vector {
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return to_float({_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8))});
   }
+  static Floats load_halves(const uint16_t* p) {
+    const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+  }
 
   static Sums broadcast(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
   static Sums load_sums(const int32_t* p) { return {load_256(p), load_256(p + 8)}; }

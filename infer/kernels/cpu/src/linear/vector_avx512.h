@@ -34,6 +34,9 @@ struct Vector {
   static Floats load_scale(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
+  static Floats load_halves(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
 
   static Sums broadcast(int32_t v) { return _mm512_set1_epi32(v); }
   static Sums load_sums(const int32_t* p) { return _mm512_loadu_si512(p); }

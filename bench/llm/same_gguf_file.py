@@ -1,0 +1,110 @@
+"""Decode and prefill of one GGUF file: our step, which computes with the file's own codes, against llama.cpp.
+
+Both have the same weights to the bit, so that their logits may differ by the rounding of activations only; nothing is
+timed where they differ by more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.kernels.linear_infer import relative
+from bench.llm import infer_step, llama_cpp_engine, llama_cpp_model
+from bench.llm.decode_prefill import (
+    THREADS,
+    TWIN,
+    BenchmarkCase,
+    Engine,
+    InferEngine,
+    LlamaProcess,
+    surviving,
+)
+from bench.llm.decoder_shapes import SHAPES
+from bench.shared import child_process, timing
+from bench.shared.bars import Bar
+from bench.shared.timing import Side
+
+OURS = "infer"
+DECODE_CONTEXT, PROMPT = 128, 512
+FASTER = {"135M": 1.5, "1B": 1.2}  # decode; of prefill below
+PREFILL_FASTER = 1.8
+# The rows of 135M have no multiple of 256 columns, as K-quants need.
+FORMATS = {"135M": ("q4_0", "q8_0"), "1B": ("q4_0", "q4_K_M")}
+
+
+@dataclass(frozen=True)
+class FileCase:
+    """One GGUF file and one size of work on it."""
+
+    case: BenchmarkCase
+    format: str
+
+    @property
+    def name(self) -> str:
+        return f"same {self.format} file, {self.case.name}"
+
+    @property
+    def file(self) -> Path:
+        return llama_cpp_engine.gguf(self.case.shape, self.format, THREADS)
+
+    @property
+    def step(self) -> Path:
+        """Return the folder of our step on the codes of the file."""
+        return infer_step.prepare_file(self.case.shape, self.format, self.file, THREADS)
+
+
+def cases() -> Iterator[FileCase]:
+    for name, formats in FORMATS.items():
+        for format in formats:
+            for kind, length, faster in (
+                ("decode", DECODE_CONTEXT, FASTER[name]),
+                ("prefill", PROMPT, PREFILL_FASTER),
+            ):
+                yield FileCase(BenchmarkCase(SHAPES[name], kind, length, 1, faster), format)
+
+
+def prepare(work: FileCase) -> None:
+    """Make and keep the GGUF file, our step on its codes and the filled caches."""
+    InferEngine(work.case, work.step).close()
+    for flash in (False, True) if work.case.kind == "decode" else ():
+        child_process.apart(llama_cpp_engine.states, work.case.shape, work.format, flash, THREADS)
+
+
+def measure(work: FileCase, seconds: float) -> list[Bar]:
+    """Measure the row of one case in `seconds` of timing."""
+    bar = Bar(work=work.name, rival=f"llama.cpp {work.format}", need=work.case.faster)
+    if absent := llama_cpp_model.missing():
+        return [msgspec.structs.replace(bar, why=absent)]
+    engines: dict[str, Engine] = {}
+    try:
+        engines[OURS] = InferEngine(work.case, work.step)
+        for flash in (False, True):
+            name = "llama.cpp, flash" if flash else "llama.cpp"
+            engines[name] = LlamaProcess(work.case, work.format, flash)
+        return [_measured(bar, engines, seconds)]
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def _measured(bar: Bar, engines: dict[str, Engine], seconds: float) -> Bar:
+    crashed: dict[str, str] = {}
+    logits = surviving(engines, crashed, lambda engine: engine.check())
+    rivals = [name for name in engines if name != OURS]
+    if not rivals:
+        return msgspec.structs.replace(bar, why="; ".join(f"{name} {how}" for name, how in crashed.items()))
+    errors = {name: relative(logits[OURS], logits[name]) for name in rivals}
+    details: dict[str, Any] = {"relative_difference": errors, "crashed": crashed}
+    if max(errors.values()) > TWIN:
+        why = f"not timed: ours is {max(errors.values()):.3f} from llama.cpp on the same weights"
+        return msgspec.structs.replace(bar, why=why, details=details)
+    sides = [Side(n, e.run, lambda: logits[OURS], pid=e.pid) for n, e in engines.items()]
+    timed = timing.interleaved_for(sides, seconds)
+    ours, theirs = timed.seconds[OURS], min(timed.seconds[name] for name in rivals)
+    details |= {"file": timed._asdict(), "bytes": {n: e.num_bytes for n, e in engines.items()}}
+    return msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)
