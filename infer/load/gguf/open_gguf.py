@@ -56,7 +56,8 @@ def open_gguf(path: Path) -> GgufSource:
             raise NotUsableError(f"a GGUF file needs the package {package}", hint="pip install 'infer[hf]'")
     config = model_settings(header, path)
     stored = stored_tensors(header, config, path)
-    tokenizer, settings = None, {}
+    tokenizer: Any = None
+    settings: dict[str, Any] = {}
     if not has_no_vocabulary(header.metadata):
         tokenizer, settings = build_tokenizer(header.metadata, path)
         _check_vocabulary(tokenizer, config, path)
