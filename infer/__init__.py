@@ -10,26 +10,32 @@ from typing import Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdapterSettings",
     "Budgets",
     "Finding",
     "InferError",
     "Plan",
     "Predictor",
     "TensorSpec",
+    "TrainSettings",
     "__version__",
     "optimize",
     "search",
+    "train_adapter",
 ]
 
 _MODULE_OF = {
+    "AdapterSettings": "tune.adapters.settings",
     "Budgets": "budgets",
     "Finding": "spec",
     "InferError": "errors",
     "Plan": "plan",
     "Predictor": "predict",
     "TensorSpec": "spec",
+    "TrainSettings": "tune.settings",
     "optimize": "pipeline.stages",
     "search": "budget_search.run_search",
+    "train_adapter": "tune.adapters.train_adapter",
 }
 
 

@@ -13,13 +13,14 @@ from infer.plan import Plan
 
 COMMANDS = [
     "optimize", "predict", "generate", "chat", "bench", "serve", "top", "inspect", "verify", "doctor", "report",
-    "trials", "export",
+    "trials", "export", "tune",
 ]  # fmt: skip
 
 
 def test_public_names() -> None:
     assert infer.__all__ == [
-        "Budgets", "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize", "search",
+        "AdapterSettings", "Budgets", "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "TrainSettings",
+        "__version__", "optimize", "search", "train_adapter",
     ]  # fmt: skip
     assert all(getattr(infer, name) is not None for name in infer.__all__)
 
@@ -43,6 +44,18 @@ def test_flags_of_optimize() -> None:
         "--min-score", "--min-throughput", "--model", "--no-golden", "--output", "--plan", "--profile",
         "--quant", "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time", "--trust-code",
         "--verbose", "--weights",
+    ]  # fmt: skip
+
+
+def test_flags_of_tune() -> None:
+    command = typer.main.get_command(app).commands["tune"]
+    flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
+    assert flags == [
+        "--activation-checkpointing", "--base", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs",
+        "--force", "--fresh", "--held-out", "--json", "--learning-rate", "--length", "--lora", "--lora-alpha",
+        "--lora-dropout", "--lora-layers", "--measure-every", "--micro-batch", "--optimizer", "--output", "--packing",
+        "--patience", "--precision", "--schedule", "--seed", "--steps", "--time", "--tokens", "--verbose", "--warmup",
+        "--weight-decay",
     ]  # fmt: skip
 
 

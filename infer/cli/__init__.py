@@ -17,7 +17,7 @@ import typer
 
 from ..errors import InferError
 from ..sanitize import sanitize_text
-from . import bench, export, generate, inspection, optimize, predict, serve, top, trials
+from . import bench, export, generate, inspection, optimize, predict, serve, top, trials, tune
 
 INTERRUPTED = 130
 MAX_SENTENCE = 4096  # characters
@@ -40,7 +40,7 @@ for command in (
         top.top,
     ),
     *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report, trials.trials),
-    export.export,
+    *(export.export, tune.tune),
 ):
     app.command()(command)
 
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was published", INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return _fail(str(interrupt) or "interrupted; nothing was published", INTERRUPTED)
     except InferError as error:
         if debug:
             traceback.print_exc()

@@ -164,7 +164,9 @@ def _bound(field: Field, bound: float | None) -> float | None:
 
 
 def _typer_default(field: Field) -> Any:
-    """Return the default as typer has it."""
+    """Return the default as typer has it; an ellipsis where there is none."""
+    if field.default is msgspec.NODEFAULT:
+        return ...
     if field.plain_type is bool:
         return field.default is not field.option.negative
     if field.option.repeat or field.default is None:

@@ -25,6 +25,9 @@ from infer.plan import Plan
 from infer.predict import Options
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
+from infer.tune.adapters.settings import AdapterSettings
+from infer.tune.learning_curve import TrainingReport
+from infer.tune.settings import TrainSettings
 
 WRITTEN = "Written by `make docs-reference`; a test compares."
 EXIT_CODES = {
@@ -166,7 +169,17 @@ def api_page() -> str:
     """Write the public names of `infer` and `infer.serve`: signatures and docstrings."""
     lines = ["# Python API", "", f"The public names of `infer` and `infer.serve`. {WRITTEN}", ""]
     lines += ["```python", "from infer import Budgets, Plan, Predictor, optimize, search", "```"]
-    order = ["optimize", "Plan", "search", "Budgets", "Predictor", "TensorSpec", "Finding", "InferError"]
+    order = [
+        "optimize",
+        "Plan",
+        "search",
+        "Budgets",
+        "Predictor",
+        "train_adapter",
+        "AdapterSettings",
+        "TrainSettings",
+    ]
+    order += ["TensorSpec", "Finding", "InferError"]
     assert sorted([*order, "__version__"]) == sorted(infer.__all__)
     for name in order:
         lines += _section(f"infer.{name}", getattr(infer, name))
@@ -182,7 +195,7 @@ def api_page() -> str:
     for name, kind in get_type_hints(Options).items():
         lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {OPTIONS[name].option.help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
-    for kind in (Outcome, SearchResult, SearchTrial, Completion, CompletionChunk, Score):
+    for kind in (Outcome, SearchResult, SearchTrial, TrainingReport, Completion, CompletionChunk, Score):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]
         hints = get_type_hints(kind)
         lines += [f"| `{n}` | `{_cell(_kind(hint))}` |" for n, hint in hints.items() if not n.startswith("_")]
@@ -197,7 +210,7 @@ def _section(name: str, thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield from ("```python", _signature(name.rpartition(".")[2], thing), "```", "")
     yield from _doc(thing)
-    if thing in (Plan, Budgets, ServeOptions, ServeLimits):
+    if thing in (Plan, Budgets, AdapterSettings, TrainSettings, ServeOptions, ServeLimits):
         yield from ("", "| field | type | default | description |", "|---|---|---|---|")
         for field in fields(thing):
             kind = _kind(field.type)

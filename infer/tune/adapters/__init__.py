@@ -1,0 +1,1 @@
+"""LoRA and QLoRA: adapters of PEFT's format over a float or packed base."""

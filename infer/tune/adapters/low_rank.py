@@ -1,0 +1,76 @@
+"""Low-rank adapters by PEFT, over float and packed linear layers, and their folder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...compress.layer_kinds import is_conv1d_of_gpt2
+from ...compress.packed_layers import QuantizedLinear
+from ...errors import NotUsableError, UsageError, unknown
+from ...llm.lora.config import CONFIG, read_config
+from .settings import AdapterSettings
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of the linear layers that can have adapters: all but the output layer."""
+    whole: Any = model
+    head = whole.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return [
+        name
+        for name, layer in model.named_modules()
+        if layer is not head and (isinstance(layer, nn.Linear | QuantizedLinear) or is_conv1d_of_gpt2(layer))
+    ]
+
+
+def add_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
+    """Insert adapters into the model, in place; return PEFT's wrapper, in which only they are trainable.
+
+    Raises `UsageError` for a layer name that the model does not have.
+    """
+    if find_spec("peft") is None:
+        raise NotUsableError("adapters need the package peft", hint="pip install 'infer[tune]'")
+    import peft
+    from peft.tuners.lora import Linear as LoraLinear
+
+    kinds = sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+    targets = kinds if settings.lora_layers == "all" else _chosen(settings.lora_layers, kinds)
+    config = peft.LoraConfig(
+        r=settings.lora,
+        lora_alpha=2 * settings.lora if settings.lora_alpha is None else settings.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.lora_dropout,
+        target_modules=targets,
+        task_type=peft.TaskType.CAUSAL_LM,
+        base_model_name_or_path=settings.source,
+    )
+    config._register_custom_module({QuantizedLinear: LoraLinear})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packed layers, whose sizes it reads by name, and of Conv1D
+        return peft.get_peft_model(model, config)  # type: ignore[arg-type]
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter's folder as PEFT does, and read its configuration back as serving does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
+    path = folder / CONFIG
+    config = {**json.loads(path.read_text()), "inference_mode": True}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    read_config(folder)
+
+
+def _chosen(text: str, kinds: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"expected names of layers, got {text!r}", where="--lora-layers")
+    for name in names:
+        if name not in kinds:
+            raise unknown("linear layer", name, kinds)
+    return names

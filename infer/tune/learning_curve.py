@@ -1,0 +1,123 @@
+"""Report of a training run: its options, its learning curve and its findings, as JSON and one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import msgspec
+
+from ..options import command_line
+from ..report.rendering import formatting
+from ..report.rendering.style import CSS
+from ..sanitize import sanitize_text
+from ..spec import Finding
+from .settings import TrainSettings
+from .training_loop import TrainResult
+from .training_state import CurvePoint
+
+JSON_FILE, HTML_FILE = "report.json", "report.html"
+WIDTH, HEIGHT = 640.0, 240.0
+PLOT = (
+    ".curve{width:100%;height:auto}.curve polyline{fill:none;stroke-width:1.5}.curve .loss{stroke:#8a8f98}"
+    ".curve .held{stroke:#2b6cb0;stroke-width:2}.curve circle{fill:#2b6cb0}"
+    ".curve text{font-size:11px;fill:currentColor}"
+)
+
+
+class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a training run: losses are means over terms, sizes bytes, times seconds; what is unknown is null."""
+
+    format: int = 1
+    command: str
+    stopped: str
+    steps: int
+    rows: int
+    terms: int
+    seconds: float
+    first_held_out: float | None
+    best_held_out: float | None
+    best_step: int | None
+    peak_memory: int
+    curve: tuple[CurvePoint, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(
+        cls, result: TrainResult, task: msgspec.Struct, training: TrainSettings, findings: Sequence[Finding]
+    ) -> TrainingReport:
+        """Make the report of a run of `infer tune` with these options."""
+        words = ["infer", "tune", *command_line(task), *command_line(training)]
+        names = [name for name in cls.__struct_fields__ if name not in ("format", "command", "findings")]
+        values = {name: getattr(result, name) for name in names}
+        return cls(command=" ".join(words), findings=tuple(findings), **values)
+
+    def facts(self) -> dict[str, str]:
+        """Return what is read first, by name, for display."""
+        found = {
+            "stopped": f"{self.stopped}, after {self.steps} steps",
+            "time": formatting.seconds(self.seconds),
+            "trained on": f"{self.rows} rows, {self.terms} terms",
+            "peak memory": formatting.size(self.peak_memory),
+        }
+        if self.curve:
+            found["loss"] = f"{self.curve[0].loss:.4g} → {self.curve[-1].loss:.4g}"
+        if self.first_held_out is not None and self.best_held_out is not None:
+            best = f"{self.first_held_out:.4g} → {self.best_held_out:.4g}, the best, at step {self.best_step}"
+            found["held-out loss"] = best
+        return found
+
+
+def write_report(report: TrainingReport, folder: Path) -> None:
+    """Write report.json and report.html."""
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    (folder / JSON_FILE).write_bytes(encoded)
+    (folder / HTML_FILE).write_text(render_html(report), encoding="utf-8")
+
+
+def render_html(report: TrainingReport) -> str:
+    """Render one page without script or reference, every string escaped."""
+    facts = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in report.facts().items()
+    )
+    found = "".join(f"<li>{escape(_sentence(finding))}</li>" for finding in report.findings)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Training</title>\n'
+        f"<style>{CSS}{PLOT}</style>\n</head>\n<body>\n<main>\n<h1>Training</h1>\n<table>{facts}</table>\n"
+        f"<h2>Learning curve</h2>\n{plot(report.curve)}\n<h2>Findings</h2>\n<ul>{found}</ul>\n"
+        f"<h2>Again</h2>\n<pre>{escape(sanitize_text(report.command, 1 << 16))}</pre>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def plot(curve: Sequence[CurvePoint]) -> str:
+    """Draw the loss of every step and the held-out measure over steps as inline SVG."""
+    held = [(point.step, point.held_out) for point in curve if point.held_out is not None]
+    losses = [(point.step, point.loss) for point in curve]
+    values = [value for _, value in (*losses, *held)]
+    if not values:
+        return "<p>No step was done.</p>"
+    low, high, last = min(values), max(values), max(point.step for point in curve)
+    spread = (high - low) or 1.0
+
+    def place(step: int, value: float) -> tuple[float, float]:
+        return round(WIDTH * step / last, 1), round(HEIGHT * (high - value) / spread, 1)
+
+    def line(kind: str, points: Sequence[tuple[int, float]]) -> str:
+        joined = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+        return f'<polyline class="{kind}" points="{joined}"/>'
+
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="3"/>' for x, y in (place(*point) for point in held))
+    words = f"loss from {losses[0][1]:.4g} to {losses[-1][1]:.4g} in {last} steps"
+    return (
+        f'<svg class="curve" role="img" aria-label="{escape(words)}" viewBox="-10 -20 {WIDTH + 20} {HEIGHT + 40}">'
+        f'{line("loss", losses)}{line("held", held)}{dots}<text x="0" y="-6">{high:.4g}</text>'
+        f'<text x="0" y="{HEIGHT + 16}">{low:.4g}; grey: loss of a step, blue: held out; {last} steps</text></svg>'
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    why = f" ({finding.why})" if finding.why else ""
+    return sanitize_text(
+        f"{finding.stage}: {finding.what} {formatting.number(finding.value, finding.unit)}{why}", 4096
+    )
