@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import plugins
@@ -13,30 +13,37 @@ from ..plan import Plan
 from ..report.rendering import formatting
 from ..report.search_record import Candidate, Measured, TrialRecord
 from .feasibility import Limit, cost, eligible, typical
+from .messages import LowerBounds, ToBeat
 from .space import BACKENDS, eager_twin
 
 # The most that a format or dtype gains over float32 on one backend: the bytes it saves, or the products of its units.
 GAIN = {"float": 4.0, "int8": 4.0, "fp8": 4.0}
 MOST_GAIN = 8.0
+LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
+TIMED, HALF = ("latency", "throughput"), ("bfloat16", "float16")
 QUALITY = ("--max-error", "--max-drop", "--min-score")
 
 
 @dataclass
 class Knowledge:
-    """Trials so far, by candidate, and what follows from them. `reference`: first known seconds of the float forms."""
+    """Trials so far, by candidate, and what follows from them.
+
+    `reference`: first known seconds of the float forms, by number of threads. `bounds`: None until they were asked for.
+    """
 
     plan: Plan
     budgets: Budgets
     first: str  # the backend that measures the fidelity of a format
     limits: Sequence[Limit]
     records: dict[Candidate, TrialRecord] = field(default_factory=dict)
-    reference: dict[str, dict[int, float]] = field(default_factory=dict)
+    reference: dict[int | None, dict[str, dict[int, float]]] = field(default_factory=dict)
+    bounds: LowerBounds | None = None
 
     def add(self, record: TrialRecord) -> None:
         self.records[record.candidate] = record
         if record.measured is not None:
             for form, seconds in record.measured.rival_seconds.items():
-                known = self.reference.setdefault(form, {})
+                known = self._reference(record.candidate).setdefault(form, {})
                 for batch, value in seconds.items():
                     known.setdefault(batch, value)
 
@@ -52,7 +59,42 @@ class Knowledge:
         return min(near, key=lambda r: (_error(r), costs[r.candidate]))
 
     def cost(self, record: TrialRecord) -> float:
-        return cost(record.measured or Measured(), self.budgets, self.reference)
+        return cost(record.measured or Measured(), self.budgets, self._reference(record.candidate))
+
+    def _reference(self, candidate: Candidate) -> dict[str, dict[int, float]]:
+        """Return the float forms with the candidate's threads: their times say nothing of others."""
+        return self.reference.setdefault(candidate.threads, {})
+
+    def _typical(self, record: TrialRecord) -> dict[int, float]:
+        return typical(record.measured or Measured(), self._reference(record.candidate))
+
+    def to_beat(self, candidate: Candidate) -> ToBeat | None:
+        """Return the best trial as a candidate's timing needs it; None where speed is not the aim, or quality is the
+        user's own.
+        """
+        best, reference = self.best, self._reference(candidate)
+        found = None if best is None else best.measured
+        if best is None or found is None or self.budgets.aim not in TIMED or self.budgets.metric is not None:
+            return None
+        if found.size is None or found.error is None or not reference:
+            return None
+        least = self.cost(best)
+        sizes = sorted(found.seconds)
+        sizes = sizes[:1] if self.budgets.aim == "latency" else sizes
+        rows = {size: 1 if self.budgets.aim == "latency" else size for size in sizes}
+        ratios = {
+            form: {size: least * rows[size] / seconds[size] for size in sizes if size in seconds}
+            for form, seconds in reference.items()
+        }
+        return ToBeat(label=best.candidate.label, ratios=ratios, size=found.size, error=found.error)
+
+    def still_lost(self, record: TrialRecord) -> bool:
+        """Return True when a trial that was not published, being slower than another, has still one that beats it."""
+        to_beat, found = self.to_beat(record.candidate), record.measured
+        if to_beat is None or found is None or self.best is None or not found.seconds:
+            return False
+        worse = (found.size or 0) >= to_beat.size and (found.error or 0.0) >= to_beat.error
+        return worse and self.cost(record) > LOST * self.cost(self.best)
 
     @property
     def generates(self) -> bool:
@@ -63,12 +105,13 @@ class Knowledge:
     def rivals(self) -> tuple[str, ...] | None:
         """Return the backends whose float form is the fastest at a batch size; None while none is known."""
         times = {
-            r.candidate.backend: typical(r.measured, self.reference)
+            r.candidate.backend: self._typical(r)
             for r in self.records.values()
             if r.candidate.is_float and r.measured is not None and r.measured.seconds
         }
         if not times:
-            return None
+            floats = [r for r in self.records.values() if r.candidate.is_float]
+            return () if floats and all(r.outcome == "skipped" for r in floats) else None
         sizes = {batch for seconds in times.values() for batch in seconds}
         fastest = (min(times, key=lambda name: times[name].get(batch, math.inf)) for batch in sorted(sizes))
         return tuple(dict.fromkeys(fastest))
@@ -77,7 +120,59 @@ class Knowledge:
         """Return the bound that says that a candidate can't win, or "" where none does."""
         if self.generates and not plugins.get(BACKENDS, candidate.backend).STEPS:
             return f"{candidate.backend} has no attention over a paged KV cache and can't generate"
-        return self._float_failed(candidate) or self._unfaithful(candidate) or self._too_slow(candidate)
+        return (
+            self._too_large(candidate)
+            or self._above_roofline(candidate)
+            or self._float_failed(candidate)
+            or self._unfaithful(candidate)
+            or self._too_slow(candidate)
+        )
+
+    def _too_large(self, candidate: Candidate) -> str:
+        """Compare the bytes of the packed weights, and of the cache, with the budgets."""
+        size = self.least_bytes(candidate)
+        read = self._least(candidate, {} if self.bounds is None else self.bounds.read)
+        if self.budgets.max_size is not None and size > self.budgets.max_size:
+            return f"its weights alone take {formatting.size(round(size))}: above --max-size"
+        if self.budgets.max_memory is not None and read > self.budgets.max_memory:
+            return f"its weights alone take {formatting.size(round(read))} of memory: above --max-memory"
+        return ""
+
+    def least_bytes(self, candidate: Candidate) -> float:
+        """Return the bytes below which no artifact of a candidate can be; 0 where that is not known."""
+        return self._least(candidate, {} if self.bounds is None else self.bounds.size)
+
+    def _least(self, candidate: Candidate, known: Mapping[str, float]) -> float:
+        """Return the bound of a candidate's format, or of its mean bits; 0 where none is known."""
+        if candidate.drop:
+            return 0.0
+        value = known.get(candidate.quant, 0.0)
+        value *= 1.0 if candidate.bits is None else candidate.bits / 32
+        return value / 2 if candidate.dtype in HALF else value
+
+    def _above_roofline(self, candidate: Candidate) -> str:
+        """Compare the roofline of the format with the budgets of time and with the best trial."""
+        half = candidate.dtype in HALF  # whose peak is another one
+        seconds = {} if self.bounds is None or half else self.bounds.seconds
+        known = {
+            batch: self._least(candidate, {name: by[batch] for name, by in seconds.items() if batch in by})
+            for batch in sorted({batch for by in seconds.values() for batch in by})
+        }
+        if not known or not all(known.values()):
+            return ""
+        first, rate = known[min(known)], max(batch / value for batch, value in known.items())
+        said = f"the roofline of this machine allows no call under {formatting.seconds(first)}"
+        budgets = self.budgets
+        for flag, limit in (("--max-latency", budgets.max_latency), ("--max-p99", budgets.max_p99)):
+            if limit is not None and first > limit:
+                return f"{said}: above {flag}"
+        if budgets.min_throughput is not None and rate < budgets.min_throughput:
+            return f"{said}, {rate:,.0f} rows per second: below --min-throughput"
+        best = self.best
+        if best is None or budgets.aim not in TIMED:
+            return ""
+        reachable = first if budgets.aim == "latency" else 1 / rate
+        return f"{said}: slower than {best.candidate.label}" if reachable > self.cost(best) * SLOWER else ""
 
     def _float_failed(self, candidate: Candidate) -> str:
         own = self._float_of(candidate)
@@ -100,7 +195,7 @@ class Knowledge:
         own = self._float_of(candidate)
         if candidate.is_float or own is None or own.measured is None or not own.measured.seconds:
             return ""
-        times, gain = typical(own.measured, self.reference), self._gain(candidate)
+        times, gain = self._typical(own), self._gain(candidate)
         batch = min(times)
         bound = times[batch] / gain
         spent = formatting.seconds(times[batch])
@@ -108,7 +203,7 @@ class Knowledge:
         if self.budgets.max_latency is not None and bound > self.budgets.max_latency:
             return f"{least}: above --max-latency"
         best = self.best
-        if best is None or best.measured is None or self.budgets.aim not in ("latency", "throughput"):
+        if best is None or best.measured is None or self.budgets.aim not in TIMED:
             return ""
         reachable = (
             bound if self.budgets.aim == "latency" else min(s / size for size, s in times.items()) / gain

@@ -129,6 +129,12 @@ def nothing_fits(
 ) -> GateError:
     """Make the error that names the nearest trials and what each budget would have to be for them."""
     measured = [record for record in records if record.measured is not None and record.measured.seconds]
+    if not measured and records and all(record.outcome == "skipped" for record in records):
+        least = "; ".join(f"{r.candidate.label}: {r.reason}" for r in records[:NEAREST])
+        return GateError(
+            f"no trial can meet the budgets, so none was run. The nearest: {least}",
+            hint="Nothing was published. Allow one of these, or leave a budget out",
+        )
     if not measured:
         reasons = "; ".join(f"{r.candidate.label} {r.outcome}: {r.reason}" for r in records[:NEAREST])
         return GateError(

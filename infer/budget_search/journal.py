@@ -51,7 +51,8 @@ class Journal:
 
     def add(self, record: TrialRecord) -> None:
         """Keep a trial whose outcome would be the same again."""
-        if record.outcome not in KEPT or record.from_journal:
+        lost = record.outcome == "skipped" and record.measured is not None  # in a race that may be run again
+        if (record.outcome not in KEPT and not lost) or record.from_journal:
             return
         row = (self._key(record.candidate), self._machine, os.path.abspath(self._plan.source), time.time())
         with _opened(self._path) as file:

@@ -19,12 +19,42 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     metric: str | None = None
 
 
+class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
+    """Question for the lower bounds of these formats; `candidate` says how the source is loaded for it."""
+
+    candidate: Candidate
+    formats: tuple[str, ...]
+
+
+class LowerBounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
+    """Bounds of each format that hold without a trial: bytes of an artifact, bytes that a call reads, seconds of a call
+    by batch size. A format that is missing has none.
+    """
+
+    size: dict[str, int] = {}
+    read: dict[str, int] = {}
+    seconds: dict[str, dict[int, float]] = {}
+
+
+class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The best trial so far, for one that is timed: `ratios` of its times to each float form, by batch size.
+
+    A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
+    """
+
+    label: str
+    ratios: dict[str, dict[int, float]]
+    size: int
+    error: float
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet."""
 
     number: int
     candidate: Candidate
     rivals: tuple[str, ...] | None = None
+    to_beat: ToBeat | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -73,5 +103,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
         return (kind if known else InferError)(self.message, where=self.where, hint=self.hint)
 
 
-Answer = Step | Waiting | Done | Failed
-Question = Setup | Request
+Result = LowerBounds | Done | Failed
+Answer = Step | Waiting | Result
+Question = Setup | Survey | Request

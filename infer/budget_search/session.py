@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from .. import compress, fidelity, plugins
+from .. import compress, plugins
 from ..artifact import store
 from ..compress import assign
-from ..errors import InferError, NotUsableError, ResourceError, SourceError, UsageError
-from ..latency import WORKLOAD
+from ..errors import InferError, NotUsableError, SourceError, UsageError
 from ..library_errors import as_resource_error
 from ..pipeline import stages
 from ..pipeline.float_graph import Original
@@ -24,13 +23,13 @@ from ..pipeline.publish import publish
 from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
 from ..pipeline.trial import Trial
 from ..plan import Plan
-from ..report import document
 from ..report.measurements import roofline
 from ..report.rendering import formatting
-from ..report.search_record import Measured, Outcome
 from ..reporter import Reporter
 from ..spec import Finding
-from .messages import Done, Request, Setup
+from . import trial_result
+from .lower_bounds import lower_bounds
+from .messages import Done, LowerBounds, Request, Setup, Survey
 from .timing_lock import TimingLock
 from .user_metric import UserMetric
 
@@ -81,19 +80,19 @@ class Session:
                 raise SourceFailure(error) from error
             except InferError as error:
                 command = formatting.command(plan, self._setup.name)
-                return Done(outcome=_outcome(error), reason=_sentence(error), command=command)
+                return Done(
+                    outcome=trial_result.outcome(error), reason=trial_result.sentence(error), command=command
+                )
             except Exception as error:
                 if (refusal := as_resource_error(error)) is None:
                     raise
-                return Done(outcome=_outcome(refusal), reason=str(refusal))
+                return Done(outcome=trial_result.outcome(refusal), reason=str(refusal))
 
     def _run(self, plan: Plan, request: Request, output: Path) -> Done:
         quiet = _Steps(self._reporter)
-        run = resolve(plan, quiet)
-        refuse_backend(run.plan)
-        stages.prepare_kernels(run.plan, quiet)
-        prepared, run = self._prepare(run, quiet)
+        prepared, run = self._opened(plan, quiet)
         prepared.floats.rivals = None if request.rivals is None else frozenset(request.rivals)
+        prepared.floats.to_beat = request.to_beat.ratios if request.to_beat is not None else {}
         self._open_float_forms(prepared, run.plan)
         quiet.findings[:0] = prepared.findings
         run = stages.within_sizes(run, prepared.original.graph)
@@ -110,7 +109,7 @@ class Session:
                 timing=self._lock.timing,
             )
             trial = selected.trial
-            measured = _measured(trial)
+            measured = trial_result.measured(trial)
             if (reason := trial.unfaithful(run.plan)) is not None:
                 trial.close()
                 measured = msgspec.structs.replace(measured, faithful=False)
@@ -118,14 +117,21 @@ class Session:
                 return Done(
                     outcome="refused", reason=reason, measured=measured, command=_command(run, output)
                 )
+            if not trial.changed and prepared.original.graph.program is not None:
+                self._keep_float_form(trial, run.plan)
+            if request.to_beat is not None and (
+                reason := trial_result.lost(trial, measured, request.to_beat)
+            ):
+                trial.close()
+                return Done(
+                    outcome="skipped", reason=reason, measured=measured, command=_command(run, output)
+                )
             if trial.slower:
                 run = replace(run, plan=run.plan.with_(allow_slower=True))
             ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
             quiet.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
-            if not trial.changed and prepared.original.graph.program is not None:
-                self._keep_float_form(trial, run.plan)
             made = publish(run, prepared.original, small, selected, ceiling, folder, output, quiet)
-        measured = _published(measured, made.report)
+        measured = trial_result.published(measured, made.report)
         if self._metric is not None:
             quiet.step("score", self._setup.metric or "")
             try:
@@ -134,7 +140,9 @@ class Session:
                 if run.plan.quant == "none":
                     raise SourceFailure(error) from error
                 command = made.report.command
-                return Done(outcome="refused", reason=_sentence(error), measured=measured, command=command)
+                return Done(
+                    outcome="refused", reason=trial_result.sentence(error), measured=measured, command=command
+                )
         return Done(
             outcome="published",
             reason=trial.verdict,
@@ -142,6 +150,25 @@ class Session:
             artifact=str(output),
             command=made.report.command,
         )
+
+    def survey(self, survey: Survey) -> LowerBounds:
+        """Return the lower bounds of formats; none where the source can't be opened, which the trials will say."""
+        plan = survey.candidate.plan(self._setup.plan)
+        with self._lock.working():
+            try:
+                prepared, run = self._opened(plan, _Steps(self._reporter))
+                run = stages.within_sizes(run, prepared.original.graph)
+                with self._lock.timing():
+                    return lower_bounds(prepared.original, run.plan, survey.formats)
+            except (InferError, SourceFailure):
+                return LowerBounds()
+
+    def _opened(self, plan: Plan, reporter: Reporter) -> tuple[Prepared, Resolved]:
+        """Resolve the plan, and load and capture the source unless an earlier trial did."""
+        run = resolve(plan, reporter)
+        refuse_backend(run.plan)
+        stages.prepare_kernels(run.plan, reporter)
+        return self._prepare(run, reporter)
 
     def _prepare(self, run: Resolved, reporter: Reporter) -> tuple[Prepared, Resolved]:
         """Load and capture the source once for each way that trials need it; only the last one is kept."""
@@ -213,50 +240,3 @@ def _key(plan: Plan) -> tuple[object, ...]:
 
 def _command(run: Resolved, output: Path) -> str:
     return formatting.command(run.plan, output.name)
-
-
-def _outcome(error: InferError) -> Outcome:
-    if not isinstance(error, ResourceError):
-        return "refused"
-    return "disk full" if "disk" in error.message else "out of memory"
-
-
-def _sentence(error: InferError) -> str:
-    """Return the error without the hints of `optimize`, which speak of its own options."""
-    return f"{error.message} - at {error.where}" if error.where else error.message
-
-
-def _measured(trial: Trial) -> Measured:
-    relative = [m.number for m in trial.fidelity if m.name == "relative_error"]
-    known = [float(value) for value in relative if value is not None]
-    drop = fidelity.drop(trial.fidelity, trial.task)
-    return Measured(
-        seconds={t.batch: t.pair.a.p50 for t in trial.latency},
-        p99={t.batch: t.pair.a.p99 for t in trial.latency},
-        ratios={t.batch: t.pair.ratio for t in trial.latency},
-        rivals={t.batch: t.rival for t in trial.latency},
-        rival_seconds=trial.forms,
-        first_token=_first_token(trial),
-        size=trial.size,
-        error=max(known, default=None),
-        drop=drop if drop < float("inf") else None,
-        slower=trial.slower,
-    )
-
-
-def _first_token(trial: Trial) -> float | None:
-    """Return the seconds that a language model takes to read the workload's prompt."""
-    if trial.prompt is None:
-        return None
-    return trial.prompt.a.p50 * WORKLOAD.prompt / WORKLOAD.chunk
-
-
-def _published(measured: Measured, report: document.Report) -> Measured:
-    memory = report.memory
-    return msgspec.structs.replace(
-        measured,
-        memory=None if memory is None else memory.gpu_peak or memory.peak,
-        size=report.size,
-        floor={row.batch: row.floor for row in report.latency if row.floor is not None},
-        kv_bytes_per_token=None if report.cache is None else report.cache.bytes_per_token,
-    )

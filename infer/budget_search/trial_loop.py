@@ -17,7 +17,7 @@ from ..reporter import Reporter
 from . import expectations, feasibility, journal, space
 from .feasibility import said, trial_finding
 from .final_artifact import mark, search_command
-from .messages import Done, Failed, Request, Setup
+from .messages import Done, Failed, LowerBounds, Request, Setup, Survey
 from .progress import SearchReporter, State
 from .worker_process import TrialLimits, WorkerProcess
 
@@ -78,11 +78,22 @@ class Search:
 
     def trial(self, candidate: Candidate) -> TrialRecord:
         """Look a candidate up, skip it with its bound, or run it."""
-        if (known := self.journal.find(candidate)) is not None:
+        known = self.journal.find(candidate)
+        if known is not None and (known.outcome != "skipped" or self.known.still_lost(known)):
             return known
+        self.survey(candidate)
         if why := self.known.why_skip(candidate) or self.out_of_time(candidate):
             return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
         return self.run(candidate)
+
+    def survey(self, candidate: Candidate) -> None:
+        """Ask for the bounds that need no trial, once; a worker that fails has none, as its trials will say."""
+        if self.known.bounds is not None or self.out_of_time(candidate):
+            return
+        self.reporter.step("bounds", "sizes of the packed weights, roofline of this machine")
+        asked = Survey(candidate=candidate, formats=tuple(space.formats(self.plan, self.budgets)))
+        answer = self.question(candidate, asked)
+        self.known.bounds = answer if isinstance(answer, LowerBounds) else LowerBounds()
 
     def out_of_time(self, candidate: Candidate) -> str:
         left = self.seconds_left()
@@ -119,7 +130,20 @@ class Search:
         )
 
     def ask(self, candidate: Candidate) -> Done:
-        """Send a candidate to the worker, a new one where the last has died or has other threads."""
+        """Run a candidate in the worker."""
+        request = Request(
+            number=len(self.known.records),
+            candidate=candidate,
+            rivals=self.known.rivals(),
+            to_beat=self.known.to_beat(candidate),
+        )
+        answer = self.question(candidate, request)
+        if isinstance(answer, LowerBounds):
+            raise TypeError("a trial was answered with bounds")
+        return answer
+
+    def question(self, candidate: Candidate, asked: Request | Survey) -> Done | LowerBounds:
+        """Send a question to the worker, a new one where the last has died or has other threads."""
         if self.worker is not None and (
             not self.worker.alive
             or self.worker.setup.plan.threads != (candidate.threads or self.plan.threads)
@@ -133,9 +157,8 @@ class Search:
             self.worker = self.start(setup, self.work / f"worker-{len(self.known.records)}.log")
         left = self.seconds_left()
         whole = math.inf if left is None else max(SHORTEST, left)
-        request = Request(number=len(self.known.records), candidate=candidate, rivals=self.known.rivals())
         limits = replace(self.limits, search_seconds=whole)
-        answer = self.worker.run(request, limits, lambda name, detail: self.step(candidate, name, detail))
+        answer = self.worker.run(asked, limits, lambda name, detail: self.step(candidate, name, detail))
         if isinstance(answer, Failed):
             raise answer.error()
         return answer
@@ -205,7 +228,9 @@ class Search:
         raise self.nothing_fits(skipped)
 
     def nothing_fits(self, skipped: int) -> GateError:
-        records = list(self.known.records.values())
+        records = sorted(
+            self.known.records.values(), key=lambda record: self.known.least_bytes(record.candidate)
+        )
         return feasibility.nothing_fits(records, self.known.limits, self.budgets, skipped=skipped)
 
     def said_so_far(self) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import InferError
 from ..reporter import Reporter
-from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Waiting
+from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Survey, Waiting
 
 if TYPE_CHECKING:
     from .session import Session
@@ -51,12 +51,12 @@ def _session(setup: Setup, answers: IO[bytes]) -> Session:
     return Session(setup, pipe, pipe.waiting)
 
 
-def _trial(session: Session, request: Request) -> Answer:
-    """Run a trial; an exception that nobody expected is its outcome, with the traceback in the log."""
+def _trial(session: Session, question: Request | Survey) -> Answer:
+    """Run a trial or a survey; an exception that nobody expected is its outcome, with the traceback in the log."""
     from .session import SourceFailure
 
     try:
-        return session.run(request)
+        return session.survey(question) if isinstance(question, Survey) else session.run(question)
     except SourceFailure as failure:
         return Failed.of(failure.error)
     except Exception as error:  # noqa: BLE001 - of a library: it refuses this trial, not the search

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Waiting
+from .messages import Answer, Done, Question, Request, Result, Setup, Step, Survey, Waiting
 
 LOOK = 0.1  # seconds between two looks at memory, time and disk
 TAIL = 4096  # bytes of a log that are read for the reason of a crash
@@ -93,10 +93,12 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):
             self._send(setup)
 
-    def run(self, request: Request, limits: TrialLimits, step: Callable[[str, str], None]) -> Done | Failed:
-        """Run one trial within the limits; the worker is dead afterwards unless `alive`."""
+    def run(
+        self, question: Request | Survey, limits: TrialLimits, step: Callable[[str, str], None]
+    ) -> Result:
+        """Run one trial within the limits, or a survey; the worker is dead afterwards unless `alive`."""
         with contextlib.suppress(BrokenPipeError):
-            self._send(request)
+            self._send(question)
         watch = StopWatch()
         while True:
             answer = self._next(LOOK)
@@ -107,7 +109,7 @@ class WorkerProcess:
             elif isinstance(answer, Done):
                 self.trials += 1
                 return msgspec.structs.replace(answer, waited=watch.paused)
-            elif isinstance(answer, Failed):
+            elif answer is not None:
                 return answer
             elif self._process.poll() is not None:
                 self.close()

@@ -46,6 +46,8 @@ class FloatReferences:
         self.rivals: frozenset[str] | None = (
             None  # backends whose float form is worth making; None: all asked for
         )
+        self.to_beat: Mapping[str, Mapping[int, float]] = {}  # of a search: see `trial_timing`
+        self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
 
     def reference(self, plan: Plan) -> Any:
         """Return the form that outputs are compared with."""

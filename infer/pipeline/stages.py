@@ -159,14 +159,14 @@ def search(
     Returns also why no layer rises further, "" where the gate passes; `enforce` judges. Trials are timed inside
     `timing()`.
     """
-    judged, backend = False, plan.backend
+    backend = plan.backend
     while True:
         attempt = reporter.attempt()
         attempt.step("compress", plan.quant)
         small = compress_model(plan, original, assignment, attempt)
-        if small.shape is not None and not judged:
+        if small.shape is not None and small.shape not in floats.judged_steps:
             judge_float_step(original, small.shape, reporter)
-            judged = True
+            floats.judged_steps.add(small.shape)
         if original.graph.module is not None:
             original.graph = replace(original.graph, outputs=_outputs(small))
         storage.save(small.graph, folder)

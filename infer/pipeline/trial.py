@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,19 @@ class Trial:
     def loses_to(self, form: str) -> bool:
         """Slower than this float form at a batch size, changed or not."""
         return any(t.rival == form and t.pair.verdict == "slower" for t in self.latency)
+
+    def times_slower(self, to_beat: Mapping[str, Mapping[int, float]]) -> float | None:
+        """Return how many times slower this is, at least, than a trial that takes `to_beat` of a form's time.
+
+        `to_beat`: form → batch size → ratio. The lower ends of the intervals count, and the batch size at which this
+        does best; None where no batch size was timed against one of these forms.
+        """
+        found = [
+            t.pair.low / to_beat[t.rival][t.batch]
+            for t in self.latency
+            if t.batch in to_beat.get(t.rival, {})
+        ]
+        return min(found, default=None)
 
     @property
     def slower(self) -> bool:

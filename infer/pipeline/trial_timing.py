@@ -26,6 +26,8 @@ from .trial import Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
+SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
+LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
 FASTEST = "the fastest float form"
 
 
@@ -70,7 +72,7 @@ def time_trials(
         forms = _time_float_forms(runners, floats.seconds.setdefault(shape, {}), original, plan)
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
-            _time_trial(trial, forms, original, plan, step)
+            _time_trial(trial, forms, original, plan, step, floats.to_beat)
     return findings
 
 
@@ -101,25 +103,48 @@ def _time_float_forms(
 
 
 def _time_trial(
-    trial: Trial, forms: Sequence[FloatForm], original: Graph, plan: Plan, step: Callable[[str, str], None]
+    trial: Trial,
+    forms: Sequence[FloatForm],
+    original: Graph,
+    plan: Plan,
+    step: Callable[[str, str], None],
+    to_beat: Mapping[str, Mapping[int, float]],
 ) -> None:
-    """Time a trial in pairs with the form that is fastest at each batch size."""
+    """Time a trial in pairs with the form that is fastest at each batch size.
+
+    `to_beat`: form, batch size → what another trial takes of the form's time. Where it is given a short round comes
+    first, and the full one only for a trial that did not lose it: successive halving in two steps (Jamieson and
+    Talwalkar 2016, "Non-stochastic best arm identification").
+    """
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
     trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
+    if to_beat:
+        _time_pairs(trial, rivals, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
+        if (trial.times_slower(to_beat) or 0.0) > LOST:
+            return
+        trial.latency.clear()
+    _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS)
+    if not isinstance(trial.runner, FullSequenceRunner):
+        return
+    for batch in rivals:
+        if parts := step_breakdown.of_call(trial.runner.decoding(batch), batch):
+            trial.steps.append(parts)
+    rival = rivals[plan.batches[0]].runner
+    if isinstance(rival, FullSequenceRunner):
+        ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
+        trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+
+
+def _time_pairs(
+    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, **limits: float
+) -> None:
     for batch, rival in rivals.items():
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
-        pair = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+        pair = latency.paired(ours, theirs, device=plan.device, **limits)  # type: ignore[arg-type]
         trial.latency.append(Timing(batch, pair, rival.name))
-        is_step = isinstance(trial.runner, FullSequenceRunner)
-        if is_step and (parts := step_breakdown.of_call(trial.runner.decoding(batch), batch)):
-            trial.steps.append(parts)
-    rival = rivals[plan.batches[0]].runner
-    if isinstance(trial.runner, FullSequenceRunner) and isinstance(rival, FullSequenceRunner):
-        ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
-        trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
 
 
 def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:

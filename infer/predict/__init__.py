@@ -64,7 +64,8 @@ class Predictor(TextGeneration):
     ) -> Self:
         """Open an artifact: verify hashes and trust, lower again where this machine differs, run the golden inputs.
 
-        - `device`: auto (the one it was made for), cpu, cuda or cuda:N. `threads`: CPU threads, by default all.
+        - `device`: auto (the one it was made for), cpu, cuda or cuda:N. `threads`: CPU threads, by default those that
+          it was made with (`--threads`), else all.
         - `trust_code`: open a backend's compiled code that was not made by this user.
 
         Of a language model:
@@ -84,7 +85,7 @@ class Predictor(TextGeneration):
         store.verify(folder, manifest)
         phases = {"hash": time.perf_counter() - began}
         backend = backend_of(manifest, folder)
-        limited = hardware.fit_threads(threads)
+        limited = hardware.fit_threads(threads or manifest.plan.threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
         hardware.use_tf32(manifest.plan.dtype, place)
         if backend.EXECUTES_CODE and not trust_code:

@@ -13,7 +13,7 @@ from torch import nn
 
 from infer import plugins
 from infer.budget_search import run_search
-from infer.budget_search.messages import Done, Failed, Request, Setup
+from infer.budget_search.messages import Failed, Request, Result, Setup, Survey
 from infer.budget_search.session import Session, SourceFailure
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.worker_process import TrialLimits
@@ -68,10 +68,12 @@ class InProcess:
         self.setup, self.trials, self.alive = setup, 0, True
         self.session = Session(setup, Reporter())
 
-    def run(self, request: Request, limits: TrialLimits, step: Callable[[str, str], None]) -> Done | Failed:
-        self.trials += 1
+    def run(self, asked: Request | Survey, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
         try:
-            return self.session.run(request)
+            if isinstance(asked, Survey):
+                return self.session.survey(asked)
+            self.trials += 1
+            return self.session.run(asked)
         except SourceFailure as failure:
             return Failed.of(failure.error)
 

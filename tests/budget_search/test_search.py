@@ -14,7 +14,7 @@ import infer
 from infer import Budgets, Plan, Predictor, cli
 from infer.artifact import store
 from infer.budget_search import run_search, trial_loop
-from infer.budget_search.messages import Done, Request, Setup
+from infer.budget_search.messages import Done, LowerBounds, Request, Setup, Survey
 from infer.budget_search.run_search import SearchResult
 from infer.budget_search.timing_lock import TimingLock
 from infer.budget_search.worker_process import StopWatch, TrialLimits
@@ -101,8 +101,12 @@ def test_when_nothing_fits_the_nearest_are_named_and_nothing_is_left(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["optimize", plan.source, "--data", str(plan.data), "--input", plan.inputs[0], "--trust-code"]
-    words += ["--batch", "1", "--max-size", "1KB", "--space", "backend=eager", "--space", "quant=none,int8"]
-    assert cli.main([*words, "-o", str(tmp_path / "out.infer")]) == 4
+    words += ["--batch", "1", "--space", "backend=eager", "--space", "quant=none,int8"]
+    words += ["-o", str(tmp_path / "out.infer")]
+    assert cli.main([*words, "--max-size", "1KB"]) == 4
+    said = capsys.readouterr().err
+    assert "none was run. The nearest: eager int8: its weights alone take 5.12 kB: above --max-size" in said
+    assert cli.main([*words, "--max-size", "21KB"]) == 4
     said = capsys.readouterr().err
     assert "no trial meets the budgets. The nearest: eager int8 would need --max-size" in said
     assert "eager float would need --max-size" in said
@@ -184,7 +188,9 @@ class Scripted:
     def __init__(self, setup: Setup, log: Path) -> None:
         self.setup, self.trials, self.alive = setup, 0, True
 
-    def run(self, request: Request, limits: TrialLimits, step: Any) -> Done:
+    def run(self, request: Request | Survey, limits: TrialLimits, step: Any) -> Done | LowerBounds:
+        if isinstance(request, Survey):
+            return LowerBounds()
         label = request.candidate.label
         self.asked.append(label)
         answer = self.answers.get(label, 0.01)

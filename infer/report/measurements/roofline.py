@@ -100,14 +100,16 @@ def count_flops(call: Callable[[], object]) -> int | None:
     return int(counter.get_total_flops()) or None
 
 
-def _batched(graph: Graph) -> bool:
+def is_batched(graph: Graph) -> bool:
+    """Return True when every input begins with the rows of a batch."""
     return all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
 
 
-def _one_call(graph: Graph) -> int | None:
+def flops_of_one_row(graph: Graph) -> int | None:
+    """Count the operations of a call on one row, or on the whole input where nothing is batched."""
     if graph.program is None:
         return None
-    batched = _batched(graph)
+    batched = is_batched(graph)
     rows = {name: value[:1] if batched else value for name, value in graph.samples.items()}
     return count_flops(lambda: graph.run(rows))
 
@@ -140,7 +142,7 @@ def probe(
     """
     memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
-    once = _one_call(graph)
+    once = flops_of_one_row(graph)
     if shape is not None and shape.source is not None:
         once = None  # that of the whole holds the encoder's, which a decode step does not run
     if shape is not None and once is not None:
@@ -150,7 +152,7 @@ def probe(
         kv_bytes = CONTEXT * shape.layers * shape.page_bytes // shape.page + shape.state_bytes
     floors = []
     for batch in batches or plan.batches:
-        flops = None if once is None else once * (batch if _batched(graph) else 1)
+        flops = None if once is None else once * (batch if is_batched(graph) else 1)
         reads = weight_bytes + batch * kv_bytes
         bandwidth = hardware.bandwidth_for(reads, plan.device)
         seconds, bound = least_time(reads, flops, bandwidth, peak)

@@ -1,0 +1,74 @@
+"""Outcome of a trial: its measurements, and why it was refused or lost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .. import fidelity
+from ..errors import InferError, ResourceError
+from ..latency import WORKLOAD
+from ..pipeline.trial import Trial
+from ..pipeline.trial_timing import LOST
+from ..report import document
+from ..report.search_record import Measured, Outcome
+from .messages import ToBeat
+
+
+def outcome(error: InferError) -> Outcome:
+    """Return the outcome that an error means."""
+    if not isinstance(error, ResourceError):
+        return "refused"
+    return "disk full" if "disk" in error.message else "out of memory"
+
+
+def sentence(error: InferError) -> str:
+    """Return the error without the hints of `optimize`, which speak of its own options."""
+    return f"{error.message} - at {error.where}" if error.where else error.message
+
+
+def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
+    """Return why a timed trial can't win and is no member of the front: slower, no smaller, no more faithful."""
+    slower = trial.times_slower(to_beat.ratios)
+    if slower is None or slower <= LOST:
+        return ""
+    if trial.size < to_beat.size or (measured.error or 0.0) < to_beat.error:
+        return ""
+    return f"{slower:.2g}x slower than {to_beat.label}, no smaller and no more faithful: not published"
+
+
+def measured(trial: Trial) -> Measured:
+    """Return what a trial measured before it is published."""
+    relative = [m.number for m in trial.fidelity if m.name == "relative_error"]
+    known = [float(value) for value in relative if value is not None]
+    drop = fidelity.drop(trial.fidelity, trial.task)
+    return Measured(
+        seconds={t.batch: t.pair.a.p50 for t in trial.latency},
+        p99={t.batch: t.pair.a.p99 for t in trial.latency},
+        ratios={t.batch: t.pair.ratio for t in trial.latency},
+        rivals={t.batch: t.rival for t in trial.latency},
+        rival_seconds=trial.forms,
+        first_token=_first_token(trial),
+        size=trial.size,
+        error=max(known, default=None),
+        drop=drop if drop < float("inf") else None,
+        slower=trial.slower,
+    )
+
+
+def _first_token(trial: Trial) -> float | None:
+    """Return the seconds that a language model takes to read the workload's prompt."""
+    if trial.prompt is None:
+        return None
+    return trial.prompt.a.p50 * WORKLOAD.prompt / WORKLOAD.chunk
+
+
+def published(measured: Measured, report: document.Report) -> Measured:
+    """Return the measurements with those that the published artifact adds."""
+    memory = report.memory
+    return msgspec.structs.replace(
+        measured,
+        memory=None if memory is None else memory.gpu_peak or memory.peak,
+        size=report.size,
+        floor={row.batch: row.floor for row in report.latency if row.floor is not None},
+        kv_bytes_per_token=None if report.cache is None else report.cache.bytes_per_token,
+    )

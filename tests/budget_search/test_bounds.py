@@ -1,0 +1,290 @@
+"""Bounds never change the winner: a search with them finds what trying everything finds, in fewer trials."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer import Budgets, Plan
+from infer.budget_search import lower_bounds, space
+from infer.budget_search.expectations import GAIN, LOST, MOST_GAIN, Knowledge
+from infer.budget_search.feasibility import limits_of
+from infer.budget_search.journal import Journal
+from infer.budget_search.messages import Done, LowerBounds, Request, Setup, Survey, ToBeat
+from infer.budget_search.session import Session
+from infer.budget_search.trial_loop import Search
+from infer.budget_search.worker_process import TrialLimits
+from infer.report.search_record import Candidate, Measured, TrialRecord
+from infer.reporter import Reporter
+
+BACKENDS, FORMATS = ("eager", "ort", "inductor"), ("none", "int8", "nf4", "cluster:2")
+BITS = {"none": 32.0, "int8": 8.0, "nf4": 4.0, "cluster:2": 2.0}
+WEIGHTS = 10_000_000
+
+
+@dataclass
+class Machine:
+    """Costs of every candidate, drawn by a seed within the bounds that hold for real ones."""
+
+    seed: int
+    asked: list[str] = field(default_factory=list)
+    true: dict[Candidate, Measured] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        draw = random.Random(self.seed)  # noqa: S311
+        floats = {name: draw.uniform(0.002, 0.03) for name in BACKENDS}
+        errors = {name: draw.choice((0.001, 0.01, 0.1)) for name in FORMATS} | {"none": 1e-6}
+        for backend in BACKENDS:
+            for quant in FORMATS:
+                most = 1.0 if quant == "none" else GAIN.get(quant, MOST_GAIN)
+                seconds = floats[backend] / (1.0 if quant == "none" else draw.uniform(0.7, most))
+                size = round(WEIGHTS * BITS[quant] / 8 * draw.uniform(1.0, 2.0))
+                times = {1: seconds, 8: seconds * draw.uniform(2.0, 7.0)}
+                self.true[Candidate(backend=backend, quant=quant)] = Measured(
+                    seconds=times,
+                    p99={batch: 1.1 * s for batch, s in times.items()},
+                    ratios={batch: s / floats["eager"] for batch, s in times.items()},
+                    rivals=dict.fromkeys(times, "torch eager"),
+                    rival_seconds={"torch eager": dict.fromkeys(times, floats["eager"])},
+                    size=size,
+                    memory=size + 200_000_000,
+                    error=errors[quant],
+                    slower=quant != "none" and seconds > 1.03 * min(floats.values()),
+                )
+        share = draw.uniform(0.2, 1.0)
+        least = {
+            quant: {
+                b: share * min(self.true[Candidate(backend=n, quant=quant)].seconds[b] for n in BACKENDS)
+                for b in (1, 8)
+            }
+            for quant in FORMATS
+        }
+        size = {quant: round(WEIGHTS * bits / 8) for quant, bits in BITS.items()}
+        self.bounds = LowerBounds(size=size, read=size, seconds=least)
+
+    def start(self, setup: Setup, log: Path) -> Machine:
+        self.setup, self.trials, self.alive = setup, 0, True
+        return self
+
+    def run(self, asked: Request | Survey, limits: TrialLimits, step: Any) -> Done | LowerBounds:
+        if isinstance(asked, Survey):
+            return self.bounds
+        self.asked.append(asked.candidate.label)
+        found = self.true[asked.candidate]
+        if (other := asked.to_beat) is not None:
+            slower = min(found.ratios[b] / ratio for by in other.ratios.values() for b, ratio in by.items())
+            if slower > LOST and found.size >= other.size and found.error >= other.error:  # type: ignore[operator]
+                return Done(outcome="skipped", reason="lost", measured=found)
+        return Done(outcome="published", measured=found)
+
+    def close(self) -> None:
+        self.alive = False
+
+
+class NoJournal:
+    def find(self, candidate: Candidate) -> None:
+        return None
+
+    def add(self, record: TrialRecord) -> None:
+        return None
+
+
+def budgets_of(seed: int) -> tuple[Budgets, Plan]:
+    draw = random.Random(1000 + seed)  # noqa: S311
+    some = {
+        "max_latency": draw.choice((0.003, 0.01)),
+        "max_size": draw.choice((8_000_000, 30_000_000)),
+        "max_memory": draw.choice((215_000_000, 240_000_000)),
+        "min_throughput": draw.choice((300.0, 1500.0)),
+    }
+    limits = {name: value for name, value in some.items() if draw.random() < 0.3}
+    aim = draw.choice(("latency", "throughput", "size", "memory"))
+    plan = Plan(source="model.pt", device="cpu", max_error=draw.choice((None, 0.05)))
+    return Budgets(objective=aim, space={"backend": BACKENDS, "quant": FORMATS}, **limits), plan  # type: ignore[arg-type]
+
+
+def searched(machine: Machine, plan: Plan, budgets: Budgets, folder: Path) -> Search:
+    search = Search(
+        plan,
+        budgets,
+        folder / "o.infer",
+        folder,
+        Reporter(),
+        TrialLimits(),
+        start=machine.start,  # type: ignore[arg-type]
+    )
+    search.journal = NoJournal()  # type: ignore[assignment]
+    search.all_trials()
+    return search
+
+
+def exhaustive(machine: Machine, plan: Plan, budgets: Budgets) -> Knowledge:
+    """Try every candidate: the slow twin."""
+    known = Knowledge(plan, budgets, "eager", limits_of(budgets, plan))
+    for candidate, measured in machine.true.items():
+        known.add(TrialRecord(candidate=candidate, outcome="published", measured=measured))
+    return known
+
+
+def test_a_search_with_bounds_finds_what_trying_everything_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "refinements", lambda *given, **named: [])
+    killed: Counter[str] = Counter()
+    asked = 0
+    for seed in range(150):
+        machine, (budgets, plan) = Machine(seed), budgets_of(seed)
+        found = searched(machine, plan, budgets, tmp_path).known
+        best, twin = found.best, exhaustive(machine, plan, budgets).best
+        assert (best and best.candidate) == (twin and twin.candidate), f"seed {seed}, {budgets}"
+        asked += len(machine.asked)
+        for record in found.records.values():
+            words = ("weights alone", "roofline", "gains at most", "would need", "lost")
+            killed.update(w for w in words if record.outcome == "skipped" and w in record.reason)
+    assert asked < 0.7 * 150 * len(BACKENDS) * len(FORMATS)
+    assert min(killed.values()) > 10, killed
+    assert len(killed) == 5, killed
+
+
+BOUNDS = LowerBounds(
+    size={"none": 40_000_000, "int8": 10_000_000},
+    read={"none": 30_000_000, "int8": 8_000_000},
+    seconds={"none": {1: 0.004, 8: 0.004}, "int8": {1: 0.001, 8: 0.002}},
+)
+
+
+@pytest.mark.parametrize(
+    ("quant", "budgets", "why"),
+    [
+        ("none", {"max_size": 20_000_000}, "its weights alone take 40.0 MB: above --max-size"),
+        ("none", {"max_memory": 20_000_000}, "its weights alone take 30.0 MB of memory: above --max-memory"),
+        ("none", {"max_latency": 0.002}, "allows no call under 4.00 ms: above --max-latency"),
+        ("none", {"max_p99": 0.002}, "allows no call under 4.00 ms: above --max-p99"),
+        ("none", {"min_throughput": 3000.0}, "4.00 ms, 2,000 rows per second: below --min-throughput"),
+        ("int8", {"max_size": 20_000_000, "max_latency": 0.002, "min_throughput": 3000.0}, ""),
+        ("nf4", {"max_size": 1}, ""),
+    ],
+)
+def test_a_trial_is_skipped_with_the_bound_that_needs_no_trial(
+    quant: str, budgets: dict[str, Any], why: str
+) -> None:
+    plan, own = Plan(source="model.pt"), Budgets(**budgets)
+    known = Knowledge(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
+    said = known.why_skip(Candidate(backend="ort", quant=quant))
+    assert said.endswith(why) if why else said == ""
+
+
+def test_mixed_precision_is_bound_by_its_mean_bits() -> None:
+    plan, own = Plan(source="model.pt"), Budgets(max_size=6_000_000)
+    known = Knowledge(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
+    assert "weights alone" in known.why_skip(Candidate(backend="ort", bits=6.0))
+    assert known.why_skip(Candidate(backend="ort", bits=4.0)) == ""
+    assert known.why_skip(Candidate(backend="ort", drop=True)) == ""
+
+
+def test_float_forms_that_no_budget_allows_are_not_lowered_to_time_against() -> None:
+    plan, own = Plan(source="model.pt"), Budgets()
+    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    assert known.rivals() is None
+    known.add(TrialRecord(candidate=Candidate(backend="eager"), outcome="skipped", reason="bound"))
+    assert known.rivals() == ()
+
+
+def test_times_with_other_threads_are_not_compared_by_their_float_forms() -> None:
+    plan, own = Plan(source="model.pt"), Budgets()
+    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    for threads, seconds in ((None, 0.010), (1, 0.020)):
+        known.add(
+            TrialRecord(
+                candidate=Candidate(backend="eager", threads=threads),
+                outcome="published",
+                measured=Measured(
+                    seconds={1: seconds},
+                    ratios={1: 1.0},
+                    rivals={1: "torch eager"},
+                    rival_seconds={"torch eager": {1: seconds}},
+                ),
+            )
+        )
+    assert known.best is not None
+    assert known.best.candidate.threads is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("none", 32), ("int8", 8), ("int8:weight", 8), ("nf4", 4), ("cluster:3", 3), ("fp8", 8)],
+)
+def test_codes_of_a_format_are_counted_by_its_own_file(name: str, bits: float) -> None:
+    assert lower_bounds.code_bits(name, Plan(source="model.pt")) == bits
+
+
+def test_a_trial_known_as_lost_runs_again_where_nothing_beats_it_now(tmp_path: Path) -> None:
+    plan, own = Plan(source="model.pt", device="cpu"), Budgets()
+    lost = timed(Candidate(backend="ort"), 0.02, "skipped")
+    journal = Journal(plan, own, tmp_path / "trials.sqlite")
+    journal.add(lost)
+    found = journal.find(lost.candidate)
+    assert found is not None
+    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    assert not known.still_lost(found)
+    known.add(timed(Candidate(backend="eager"), 0.01))
+    assert known.still_lost(found)
+    by_size = Knowledge(plan, Budgets(objective="size"), "eager", (), known.records, known.reference)
+    assert not by_size.still_lost(found)
+
+
+def timed(candidate: Candidate, seconds: float, outcome: Any = "published") -> TrialRecord:
+    """Return a trial with these seconds, of which torch eager takes as many in each."""
+    measured = Measured(
+        seconds={1: seconds},
+        ratios={1: seconds / 0.01},
+        rivals={1: "torch eager"},
+        rival_seconds={"torch eager": {1: 0.01}},
+        size=1_000_000,
+        error=1e-6,
+    )
+    return TrialRecord(candidate=candidate, outcome=outcome, measured=measured)
+
+
+@pytest.fixture
+def session(plan: Plan, tmp_path: Path) -> Session:
+    return Session(Setup(plan=plan, name="model.infer", work=str(tmp_path)), Reporter())
+
+
+def test_bounds_of_a_model_are_below_what_its_artifacts_take(plan: Plan, session: Session) -> None:
+    survey = Survey(candidate=Candidate(backend="eager"), formats=("none", "int8"))
+    bounds = session.survey(survey)
+    values = 64 * 64 + 64 * 16
+    assert bounds.size == bounds.read == {"none": 4 * values, "int8": values}
+    for number, quant in enumerate(bounds.size):
+        request = Request(number=number, candidate=Candidate(backend="eager", quant=quant), rivals=())
+        done = session.run(request)
+        assert done.measured is not None
+        assert done.measured.size is not None
+        assert done.measured.latency is not None
+        assert bounds.size[quant] <= done.measured.size
+        assert bounds.seconds[quant][1] <= done.measured.latency
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(1e-9, "skipped"), (1e9, "published")])
+def test_a_trial_that_lost_its_short_round_is_not_published(
+    session: Session, ratio: float, outcome: str
+) -> None:
+    best = ToBeat(label="ort int8", ratios={"torch eager": {1: ratio}}, size=0, error=0.0)
+    done = session.run(Request(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
+    assert done.outcome == outcome
+    assert ("slower than ort int8, no smaller and no more faithful" in done.reason) is (outcome == "skipped")
+    assert done.measured is not None
+    assert done.measured.seconds
+    assert bool(done.artifact) is (outcome == "published")
+
+
+def test_a_trial_that_lost_but_is_smaller_is_published(session: Session) -> None:
+    best = ToBeat(label="ort int8", ratios={"torch eager": {1: 1e-9}}, size=1 << 40, error=0.0)
+    done = session.run(Request(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
+    assert done.outcome == "published"
