@@ -62,6 +62,11 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
 
 
+def searched_dtypes() -> tuple[str, ...]:
+    """Return the dtypes besides float32 that are fast on this CPU: a search tries them."""
+    return ("bfloat16",) if hardware.has_bfloat16() else ()
+
+
 def target(device: str) -> dict[str, str]:
     """Return the versions and hardware that the compiled library depends on: torch, instruction set, GPU, kernels."""
     own = {"kernels": cpu.fingerprint()} if device == "cpu" else {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import compress, plugins
+from .. import device as hardware
 from ..budgets import Budgets
 from ..options.values import parse_calibration, parse_dtype, parse_kv_dtype
 from ..plan import Plan
@@ -40,9 +41,11 @@ def formats(plan: Plan, budgets: Budgets) -> list[str]:
             if name != "none":
                 compress.check_option(plugins.get(FORMATS, name.partition(":")[0]), plan.with_(quant=name))
         return list(named)
-    found = ["none"]
+    found, kind = ["none"], hardware.resolve(plan.device).value.partition(":")[0]
     for name in plugins.names(FORMATS):
-        found += getattr(plugins.get(FORMATS, name), "SEARCHED", (name,))
+        format = plugins.get(FORMATS, name)
+        if kind in getattr(format, "SEARCHED_ON", (kind,)):
+            found += getattr(format, "SEARCHED", (name,))
     return found
 
 
@@ -97,14 +100,17 @@ def _mixed(plan: Plan, budgets: Budgets) -> list[dict[str, Any]]:
 
 
 def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: bool) -> list[Candidate]:
-    """Return variants of the best candidate so far: its KV cache in fewer bits, mixed precision, another dtype."""
+    """Return variants of the best candidate so far: its KV cache in fewer bits, mixed precision, and the float model on
+    its backend in another dtype.
+    """
     found: list[Candidate] = []
     free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
     if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and _memory_matters(budgets):
         found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != best.kv_dtype]
     searched = getattr(plugins.get(BACKENDS, best.backend), "searched_dtypes", None)
     if searched is not None and "dtype" in free and plan.dtype == "auto":
-        found += [_with(best, dtype=kind) for kind in searched() if kind != "float32"]
+        float_form = _with(best, quant="none", bits=None, drop=False)
+        found += [_with(float_form, dtype=kind) for kind in searched() if kind != "float32"]
     small = budgets.aim in ("size", "memory") or budgets.max_size is not None
     if small and not best.drop and best.bits is None and {"quant", "bits"}.isdisjoint(budgets.space):
         found += [_with(best, quant="none", bits=bits) for bits in BITS]

@@ -12,6 +12,7 @@ import torch
 
 import infer
 from infer import Budgets, Plan, Predictor, cli
+from infer import device as hardware
 from infer.artifact import store
 from infer.budget_search import run_search, trial_loop
 from infer.budget_search.messages import Done, LowerBounds, Request, Setup, Survey
@@ -85,6 +86,20 @@ def test_the_same_search_again_runs_only_its_winner(
 
 def cli_screen(artifact: Path) -> list[str]:
     return screen(inspection.report(artifact), artifact)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_artifact_opens_with_the_threads_it_was_timed_with(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = {"backend": ("eager",), "quant": ("none",), "threads": ("1",)}
+    result = found(plan, tmp_path / "one.infer", space=space)
+    assert result.best.candidate.threads == 1
+    asked: list[int | None] = []
+    monkeypatch.setattr(hardware, "fit_threads", asked.append)
+    Predictor.load(result.path).close()
+    Predictor.load(result.path, threads=2).close()
+    assert asked == [1, 2]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -10,14 +10,30 @@ from infer.budgets import Budgets
 from infer.plan import Plan
 from infer.report.search_record import Candidate
 
-PLAN = Plan(source="model.pt")
+PLAN = Plan(source="model.pt", device="cpu")
 
 
 def test_formats_are_the_variants_that_their_files_declare() -> None:
     found = space.formats(PLAN, Budgets())
     assert found[0] == "none"
     assert {"int8", "int8:weight", "nf4"} <= set(found)
-    assert "keep" not in found
+    assert {"keep", "fp8", "fp4"}.isdisjoint(found)  # for codes of a source, and for GPUs
+
+
+def test_a_kv_type_with_fewer_bits_is_tried_where_memory_counts() -> None:
+    best = Candidate(backend="eager", quant="int8")
+    found = space.refinements(best, PLAN, Budgets(max_memory=10**9), generates=True)
+    assert [c.kv_dtype for c in found] == ["float16", "int8"]
+    assert space.refinements(best, PLAN, Budgets(), generates=True) == []
+    assert space.refinements(best, PLAN, Budgets(max_memory=10**9), generates=False) == []
+
+
+def test_beside_a_quantized_winner_the_float_model_is_tried_in_another_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "has_bfloat16", lambda: True)
+    found = space.refinements(Candidate(backend="inductor", quant="nf4"), PLAN, Budgets(), generates=False)
+    assert found == [Candidate(backend="inductor", dtype="bfloat16")]
 
 
 @pytest.mark.openvino

@@ -27,6 +27,7 @@ from ..table_format import (
     refuses,
 )
 
+SEARCHED_ON = ("cuda",)  # elsewhere nf4 has its size and speed, and is more faithful
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TABLE = tuple(value / 6 for value in (*(-m for m in reversed(MAGNITUDES)), *MAGNITUDES))
 

@@ -18,6 +18,7 @@ from ..format_constraints import too_small
 from ..layer_kinds import is_linear, name_of, rows_of
 
 OPTIONS = ("",)
+SEARCHED_ON = ("cuda",)  # elsewhere int8 has its size and is faster
 PRECISION_CLASS = "int8"
 WEIGHT_ONLY: frozenset[str] = frozenset()
 NEEDS_STATS: frozenset[str] = frozenset()

@@ -1,0 +1,35 @@
+"""`infer optimize` as a search that tries every candidate: no bound skips one, no short round ends one.
+
+python -m bench.search.everything optimize SOURCE --for latency ...
+"""
+
+from __future__ import annotations
+
+import sys
+
+from infer import cli
+from infer.budget_search.expectations import Knowledge
+from infer.budget_search.messages import ToBeat
+from infer.report.search_record import Candidate
+
+BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow")
+
+
+def main(words: list[str]) -> int:
+    """Run the command line without bounds."""
+    for name in BOUNDS:
+        setattr(Knowledge, name, _no_bound)
+    Knowledge.to_beat = _nothing_to_beat  # type: ignore[method-assign]
+    return cli.main(words)
+
+
+def _no_bound(self: Knowledge, candidate: Candidate) -> str:
+    return ""
+
+
+def _nothing_to_beat(self: Knowledge, candidate: Candidate) -> ToBeat | None:
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
