@@ -36,7 +36,7 @@ from infer.reporter import Reporter
 
 MODELS = {name: tensorrt_models.MODELS[name] for name in ("digits", "minilm")}
 MODELS["step"] = tensorrt_models.language_window  # whose step is what inductor runs
-QUANTS = ("none", "int8", "nf4")
+QUANTS = {"digits": ("none", "int8"), "minilm": ("none", "int8"), "step": ("none", "int8:weight", "nf4")}
 # Signs of work on the CPU in the C++ of a program that is meant for a GPU.
 CPU_WORK = {
     "a kernel of the CPU": r"\bcpp_fused_\w+\(",
@@ -172,14 +172,18 @@ def main() -> int:
     """Compile the wanted rows; return 1 when one has a finding, 2 where nothing can be compiled."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default=",".join(MODELS), help="models, joined by commas")
-    parser.add_argument("--quant", default=",".join(QUANTS))
+    parser.add_argument("--quant", help="formats, joined by commas; default: those of the table")
     given = parser.parse_args()
     if reason := described_device.missing():
         print(f"Nothing can be compiled for a described GPU: {reason}.", file=sys.stderr)
         return 2
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(ROOT / "models"))
-    wanted = [(model, quant) for model in given.only.split(",") for quant in given.quant.split(",")]
+    wanted = [
+        (model, quant)
+        for model in given.only.split(",")
+        for quant in (given.quant.split(",") if given.quant else QUANTS[model])
+    ]
     rows = [row for row in rows_of_today() if (row.model, row.quant) not in wanted]
     for model, quant in wanted:
         rows.append(Row(model=model, quant=quant))

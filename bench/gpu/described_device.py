@@ -56,6 +56,7 @@ _SETTINGS = {
     "use_static_triton_launcher": False,
     "shape_padding": False,  # decided by timing
     "joint_graph_constant_folding": False,  # makes tensors on the device
+    "always_keep_tensor_constants": True,  # else numbers of small weights, which fakes lack, are written into the code
     "aot_inductor.precompile_headers": False,
     "aot_inductor.compile_wrapper_opt_level": "O0",
 }

@@ -12,6 +12,8 @@ bench/results/tensorrt-DATE-CPU.json and .md, written after each row.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import torch
@@ -127,6 +130,21 @@ def _build(cell: Cell, graph: Graph, plan: Plan, path: Path) -> None:
     cell.outcome, cell.why = "built", built.unpacked and f"decoded, because packed: {built.unpacked}"
 
 
+@contextlib.contextmanager
+def stdout_for_results() -> Iterator[TextIO]:
+    """Yield the standard output; what Python or a native library prints meanwhile goes to the standard error.
+
+    TensorRT's builder writes warnings to file descriptor 1, past `sys.stdout`.
+    """
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") as results, contextlib.redirect_stdout(sys.stderr):
+        os.dup2(2, 1)
+        try:
+            yield results
+        finally:
+            os.dup2(results.fileno(), 1)
+
+
 def in_child(model: str, cells: list[Cell]) -> Iterator[Cell]:
     """Fill the cells in a child process, and in another one from the cell after that which ended it."""
     rest = list(cells)
@@ -204,9 +222,9 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 5
     if given.child:
-        cells_to, sys.stdout = sys.stdout, sys.stderr  # a model's own code may print
-        for cell in fill(given.child, msgspec.json.decode(sys.stdin.read(), type=list[Cell])):
-            print(msgspec.json.encode(cell).decode(), file=cells_to, flush=True)
+        with stdout_for_results() as results:
+            for cell in fill(given.child, msgspec.json.decode(sys.stdin.read(), type=list[Cell])):
+                print(msgspec.json.encode(cell).decode(), file=results, flush=True)
         return 0
     cells: list[Cell] = []
     if given.resume and (path := result_path("tensorrt")).exists():

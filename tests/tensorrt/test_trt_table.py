@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 
-from bench.gpu.tensorrt_forms import Cell, Results, page_text
+from bench.gpu.tensorrt_forms import Cell, Results, page_text, stdout_for_results
 from bench.shared.repository import RESULTS
 from infer.tensorrt import trt_library
 
@@ -48,3 +50,14 @@ def test_the_page_is_rendered_from_the_results(cells: list[Cell]) -> None:
     head = msgspec.json.decode(PATHS[-1].read_bytes())
     text = page_text(cells, head["builder"], head["date"])
     assert PATHS[-1].with_suffix(".md").read_text() == text
+
+
+def test_native_prints_do_not_mix_with_results(capfd: pytest.CaptureFixture[str]) -> None:
+    with stdout_for_results() as results:
+        os.write(1, b"WARNING: of the builder\n")
+        print("of Python", flush=True)
+        print("a result", file=results, flush=True)
+    print("after", flush=True)
+    said = capfd.readouterr()
+    assert said.out == "a result\nafter\n"
+    assert said.err == "WARNING: of the builder\nof Python\n"
