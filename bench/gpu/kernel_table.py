@@ -12,36 +12,21 @@ from __future__ import annotations
 import argparse
 import datetime
 import fnmatch
-import functools
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import torch
 import triton
 
+from bench.gpu.kernel_cases import CASES, WEIGHTS, K, N, launch_of
 from bench.shared.repository import RESULTS
-from infer import attention
-from infer.attention import AttentionArgs, _triton_attend, _triton_write
-from infer.attention import triton as paged
-from infer.kernels.gpu import embedding, epilogue, experts
-from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
-from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
-from infer.kernels.ops import linear_lut4_fragments
 from tests.support.triton_compile import compiled
 
 CAPABILITIES = (80, 90, 120)
 GROWTH = 0.10  # of instructions or registers, beyond which a kernel has become worse
-N, K, GROUP = 14336, 4096, 64
-MODULES: tuple[Any, ...] = (
-    embedding, epilogue, experts, int8_quantize, int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv,
-    lut_decode, lut_gemv, lut_gemm, fragment_gemm, _triton_attend, _triton_write,
-)  # fmt: skip
 
 
 class Count(msgspec.Struct, kw_only=True):
@@ -55,117 +40,6 @@ class Count(msgspec.Struct, kw_only=True):
     shared: int
     spills: int
     each: float | None = None
-
-
-def _lut(bits: int) -> tuple[torch.Tensor, ...]:
-    codes = torch.empty((N, K * bits // 8), dtype=torch.uint8, device="meta")
-    table = torch.empty((1 if bits == 4 else N // 32, 2**bits), device="meta")
-    scale = torch.empty((N, K // GROUP), dtype=torch.int8, device="meta")
-    return codes, table, scale, torch.empty(N, device="meta")
-
-
-def _x(rows: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.empty((rows, K), dtype=dtype, device="meta")
-
-
-def _int8() -> torch.Tensor:
-    return torch.empty((N, K), dtype=torch.int8, device="meta")
-
-
-def _scales() -> torch.Tensor:
-    return torch.empty(N, device="meta")
-
-
-def _attend(kind: str, batch: int, tokens: int = 1) -> None:
-    layout = attention.PageLayout(8, 128, 32, kind)
-    blocks = 64
-    meta = {"device": "meta"}
-    args = AttentionArgs(
-        *(torch.empty((batch * tokens, heads, 128), dtype=torch.bfloat16, **meta) for heads in (32, 8, 8)),  # type: ignore[arg-type]
-        kv_cache=torch.empty((1, batch * blocks, layout.num_bytes), dtype=torch.uint8, **meta),  # type: ignore[arg-type]
-        slot_mapping=torch.empty(batch * tokens, dtype=torch.int64, **meta),  # type: ignore[arg-type]
-        block_table=torch.empty((batch, blocks), dtype=torch.int32, **meta),  # type: ignore[arg-type]
-        query_start=torch.empty(batch + 1, dtype=torch.int32, **meta),  # type: ignore[arg-type]
-        seq_lens=torch.empty(batch, dtype=torch.int32, **meta),  # type: ignore[arg-type]
-        sinks=None,
-        layer=0,
-        page=32,
-        dtype=attention.KV_DTYPES.index(kind),
-        scale=128**-0.5,
-    )
-    paged.run(args, paged.tiling(args), 4 if tokens == 1 else 1)
-
-
-def _lut4_int8(rows: int) -> None:
-    codes, table, scale, row_scale = _lut(4)
-    lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
-
-
-def _fragments(rows: int, uniform: bool) -> None:
-    blocks, groups = N // linear_lut4_fragments.BLOCK, K // GROUP
-    fragment_gemm.linear(
-        _x(rows),
-        torch.empty((blocks * 8, groups, 128), dtype=torch.int32, device="meta"),
-        torch.empty((blocks * 4, 18), dtype=torch.int32, device="meta"),
-        torch.empty((groups // 4, N, 4), dtype=torch.int8, device="meta"),
-        torch.empty(N, device="meta"),
-        *(None, N, uniform, 1),
-    )
-
-
-# Kernel → (name of its function, a call that launches it).
-CASES: dict[str, tuple[str, Callable[[], object]]] = {
-    "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
-    "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), *_lut(4), split=1)),
-    "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
-    "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
-    **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind == "int4"))
-       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
-    "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), *_lut(4), split=1)),
-    "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), *_lut(4), split=1)),
-    "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(3), split=1)),
-    "lut4 decode": ("_decode", lambda: lut_decode.decode(*_lut(4), torch.bfloat16)),
-    "int8 rows, 1": ("_rows", lambda: int8_gemv.linear(_x(1, torch.int8), _int8(), 1)),
-    "int8 tiles, 64": ("_tiles", lambda: int8_gemm.products(_x(64, torch.int8), _int8(), 1)),
-    "int8 weight rows, 1": ("_rows", lambda: w8a16_gemv.linear(_x(1), _int8(), _scales(), split=1)),
-    "int8 weight rows, 2": ("_rows", lambda: w8a16_gemv.linear(_x(2), _int8(), _scales(), split=1)),
-    "int8 weight tiles, 16": ("_tiles", lambda: int8_gemm.weight_only(_x(16), _int8(), _scales())),
-    "quantize rows": ("_quantize", lambda: int8_quantize.quantize_rows(_x(1), None)),
-    "attention bfloat16, decode": ("_attend", lambda: _attend("bfloat16", 1)),
-    "attention int8, decode": ("_attend", lambda: _attend("int8", 1)),
-    "attention bfloat16, prefill": ("_attend", lambda: _attend("bfloat16", 1, 512)),
-    "attention write": ("_write", lambda: _attend("bfloat16", 1)),
-    "attention write int8": ("_write", lambda: _attend("int8", 1)),
-}  # fmt: skip
-
-
-# Weights that one lane multiplies in one turn of the loop, from the sizes of the tiles that the launches choose.
-WEIGHTS = {
-    "lut4 rows, 1": 128, "lut4 rows, 4": 32, "lut4_int8 rows, 1": 128, "lut4_int8 rows, 8": 16,
-    **{f"{kind} fragments, {rows}": 256 if rows <= 16 else 128
-       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
-    "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128,
-    "int8 weight rows, 1": 128, "int8 weight rows, 2": 64, "int8 weight tiles, 16": 32,
-}  # fmt: skip
-
-
-def launch_of(case: str) -> tuple[Any, ...]:
-    """Return the launch (kernel, arguments, options) of a case; nothing is launched."""
-    name, call = CASES[case]
-    launches: list[tuple[Any, ...]] = []
-
-    def collect(kernel: Any, _: Any, *args: Any, **options: Any) -> None:
-        launches.append((kernel, args, options))
-
-    before = [module.launch for module in MODULES]
-    for module in MODULES:
-        module.launch = collect
-    try:
-        call()
-    finally:
-        for module, launch in zip(MODULES, before, strict=True):
-            module.launch = launch
-    return next(launch for launch in launches if launch[0].fn.__name__ == name)
 
 
 def count(case: str, capability: int) -> Count:

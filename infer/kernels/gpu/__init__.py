@@ -2,9 +2,10 @@
 
     linear_lut                      `lut/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
     linear_lut4_fragments           `lut/fragment_gemm`: 4-bit weights in the order of tensor-core fragments
+    linear_groupwise                `groupwise/`: codes of a checkpoint, the same three ways
     linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
-    embedding_lut, embedding_int8   `embedding`
+    embedding_lut, embedding_int8   `embedding`; embedding_groupwise `groupwise/`
     linear_experts and its forms    `experts`: grouped, only the experts asked for
     gated_delta, ssd_scan, …        `state_space`: layers over a state cache
 
@@ -31,6 +32,8 @@ _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", 
 _WHERE = {
     "linear_lut": "lut.linear_lut",
     "linear_lut4_fragments": "lut.fragment_gemm",
+    "linear_groupwise": "groupwise.linear_groupwise",
+    "embedding_groupwise": "groupwise.groupwise_decode",
     "linear_int8": "int8.linear_int8",
     "linear_int8_static": "int8.linear_int8",
     "linear_int8_weight": "int8.linear_int8",

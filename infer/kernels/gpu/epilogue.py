@@ -40,6 +40,7 @@ def _finish(
     num_rows: tl.tensor,
     num_out: tl.tensor,
     STEPS: tl.constexpr,  # 0 none, 1 one for all rows, 2 one for each row
+    SCALES: tl.constexpr,
     BIAS: tl.constexpr,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -57,7 +58,8 @@ def _finish(
     if STEPS > 0:
         step = tl.load(step_ptr + m) if STEPS == 2 else tl.load(step_ptr)
         y = product(y, tl.full([BLOCK], step, tl.float32), ASSEMBLY)
-    y = product(y, tl.load(scale_ptr + n, mask=mask, other=0.0).to(tl.float32) / LEVELS, ASSEMBLY)
+    if SCALES:
+        y = product(y, tl.load(scale_ptr + n, mask=mask, other=0.0).to(tl.float32) / LEVELS, ASSEMBLY)
     if BIAS:
         y = y + tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
@@ -66,7 +68,7 @@ def _finish(
 def finish(
     partial: Tensor,
     step: Tensor | None,
-    scale: Tensor,
+    scale: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
     levels: int = 1,
@@ -74,7 +76,7 @@ def finish(
     """`partial.sum(0) * step * scale / levels + bias` in `dtype`.
 
     partial [parts, M, N] is float32, or int32 whose sum is rounded to float32 once; step float32 [] or [M];
-    scale [N]; bias [N] or None.
+    scale and bias [N] or None.
     """
     parts, num_rows, num_out = partial.shape
     out = partial.new_empty((num_rows, num_out), dtype=dtype)
@@ -83,13 +85,14 @@ def finish(
         (num_rows, cdiv(num_out, _BLOCK)),
         partial,
         partial if step is None else step.contiguous(),
-        scale.contiguous(),
-        scale if bias is None else bias.contiguous(),
+        partial if scale is None else scale.contiguous(),
+        partial if bias is None else bias.contiguous(),
         out,
         parts,
         num_rows,
         num_out,
         STEPS=0 if step is None else 1 if step.numel() == 1 and num_rows != 1 else 2,
+        SCALES=scale is not None,
         BIAS=bias is not None,
         LEVELS=levels,
         BLOCK=_BLOCK,

@@ -20,13 +20,15 @@ from .int8_gemv import INTERPRETED
 MAX_ROWS = 2  # of x: above, the tensor cores' tiles need fewer instructions
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
 _UNIT = 8  # codes of a lane, two words
-_FLIP = tl.constexpr(-2139062144)  # 0x80808080: bytes from -128 … 127 to 0 … 255
-_EXPONENT = 0x4B000000  # of 2**23 in float32
+FLIP = tl.constexpr(-2139062144)  # 0x80808080: bytes from -128 … 127 to 0 … 255
+EXPONENT = 0x4B000000  # of 2**23 in float32
 _BIAS = tl.constexpr(2.0**23 + 128)
 
 
 @triton.jit
-def _value(flipped: tl.tensor, exponent: tl.tensor, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr) -> tl.tensor:
+def byte_value(
+    flipped: tl.tensor, exponent: tl.tensor, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr
+) -> tl.tensor:
     """Byte BYTE of words of flipped codes as float32."""
     if ASSEMBLY:
         bits = tl.inline_asm_elementwise(
@@ -53,7 +55,7 @@ def _rows(
     num_out: tl.tensor,  # N
     num_units: tl.tensor,  # K / 8
     units_each: tl.tensor,  # of a part of the columns, a multiple of 32 * W
-    exponent: tl.tensor,  # `_EXPONENT`: the compiler would put a known one where the selector of `prmt` belongs
+    exponent: tl.tensor,  # `EXPONENT`: the compiler would put a known one where the selector of `prmt` belongs
     HALF: tl.constexpr,
     MB: tl.constexpr,
     BN: tl.constexpr,
@@ -82,10 +84,10 @@ def _rows(
             codes = tl.load(codes_tile + start * 2)
         else:
             codes = tl.load(codes_tile + start * 2, mask=inside[:, :, :, None], other=0)
-        low, high = tl.split(codes ^ _FLIP)
+        low, high = tl.split(codes ^ FLIP)
         x = eight(x_tile, start * 8 // PACK, inside, HALF, EVEN)
         for i in tl.static_range(8):
-            weight = _value(low if i < 4 else high, exponent, i % 4, ASSEMBLY)
+            weight = byte_value(low if i < 4 else high, exponent, i % 4, ASSEMBLY)
             acc += weight[None] * x[i][:, None]
     total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
     if LAST:
@@ -133,7 +135,7 @@ def linear(
         num_out,
         num_units,
         each,
-        _EXPONENT,
+        EXPONENT,
         HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
         MB=block_rows,
         BN=block_out,

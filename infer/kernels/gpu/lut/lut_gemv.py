@@ -31,7 +31,7 @@ _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
 
 
 @triton.jit
-def _code(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, BITS: tl.constexpr, C: tl.constexpr) -> tl.tensor:
+def code_at(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, BITS: tl.constexpr, C: tl.constexpr) -> tl.tensor:
     """Code number C of a unit of one or three words."""
     MASK: tl.constexpr = (1 << BITS) - 1
     WORD: tl.constexpr = C * BITS // 32
@@ -163,7 +163,7 @@ def _rows(
         for octet in tl.static_range(CODES // 8):
             x = eight(x_tile, (start * CODES + octet * 8) // PACK, inside[None], HALF, EVEN)
             for i in tl.static_range(8):
-                code = _code(w0, w1, w2, BITS, octet * 8 + i)
+                code = code_at(w0, w1, w2, BITS, octet * 8 + i)
                 weight = tl.reshape(tl.gather(table, tl.reshape(code, [BN * W * 32]), 0), [BN, W, 32])
                 sums += weight[None] * x[i][:, None]
         acc += sums * scale.to(tl.float32)[None]
@@ -195,11 +195,11 @@ def linear(
     num_rows, num_out = x.shape[0], codes.shape[0]
     unit_words = _WORDS[bits]
     unit_codes = unit_words * 32 // bits
-    block_rows = min(_power_above(num_rows), MAX_ROWS)
+    block_rows = min(power_above(num_rows), MAX_ROWS)
     tile = max(_WEIGHTS // unit_codes // block_rows, 1)  # rows of the weight x units of a lane
     block_out = min(tile, 4)
     num_units = num_columns // unit_codes
-    lane_units = max(1, min(tile // block_out, _power_above(cdiv(num_units, 32))))
+    lane_units = max(1, min(tile // block_out, power_above(cdiv(num_units, 32))))
     step = 32 * lane_units
     blocks = cdiv(num_out, block_out)
     parts = split or split_of(blocks, cdiv(num_units, step), x.device, wanted=8)
@@ -239,6 +239,6 @@ def linear(
     return out if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
 
 
-def _power_above(number: int) -> int:
+def power_above(number: int) -> int:
     """Return the smallest power of two that is not below `number`, at least 1."""
     return 1 << max(number - 1, 0).bit_length()

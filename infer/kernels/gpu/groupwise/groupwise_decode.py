@@ -1,0 +1,209 @@
+"""Groupwise codes back to numbers: tiles for the tensor cores, whole weights, single rows of an embedding.
+
+A weight is `table[code] * (scale * super_scale) + minimum * super_minimum` in float32, in the order of the portable
+`groupwise_codes.decode`, and is rounded once, to the type of the activations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...ops.bitpack import bits_of
+from ...ops.groupwise_codes import SUPER, group_columns, num_columns
+from ..launch import cdiv, launch, same_device
+
+BK = 64  # columns of a tile
+_SUPER = tl.constexpr(SUPER)
+_ROWS = 16
+BYTES = 8  # bits of codes without a table
+
+
+class Operands(NamedTuple):
+    """Tensors of a layer as `groupwise_codes` has them; an absent one is None."""
+
+    codes: Tensor
+    scale: Tensor
+    table: Tensor | None
+    minimum: Tensor | None
+    super_scale: Tensor | None
+    super_minimum: Tensor | None
+
+    @property
+    def bits(self) -> int:
+        return BYTES if self.table is None else bits_of(self.table)
+
+    @property
+    def columns(self) -> int:
+        return num_columns(self.codes, self.table)
+
+    @property
+    def pointers(self) -> tuple[Tensor, ...]:
+        """Return what kernels read: codes as int32 words where rows are whole ones; the scale in place of None."""
+        codes = self.codes.contiguous()
+        if self.bits in (2, 4):
+            codes = codes.view(torch.int32)
+        table = self.scale if self.table is None else self.table.float().contiguous()
+        rest = (self.scale if part is None else part.contiguous() for part in self[3:])
+        return codes, table, self.scale.contiguous(), *rest
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """Return the compile-time arguments of `decoded_tile`."""
+        return {
+            "BITS": self.bits,
+            "GROUP": group_columns(self.codes, self.scale, self.table),
+            "MINIMUM": self.minimum is not None,
+            "SUPER_SCALE": self.super_scale is not None,
+            "SUPER_MINIMUM": self.super_minimum is not None,
+        }
+
+
+@triton.jit
+def _factors(
+    values_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    stored: tl.tensor,
+    start: tl.tensor,
+    num_columns: tl.tensor,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SUPERS: tl.constexpr,
+) -> tl.tensor:
+    """Return scales or minima of the groups of a tile, float32 [BN, groups], 0 past the last group."""
+    GROUPS: tl.constexpr = BK // GROUP if GROUP < BK else 1
+    groups = num_columns // GROUP
+    g = start // GROUP + tl.arange(0, GROUPS)
+    at = values_ptr + stored[:, None] * groups + g[None]
+    values = tl.load(at, mask=(g < groups)[None], other=0).to(tl.float32)
+    if SUPERS:
+        each = tl.load(supers_ptr + stored * tl.cdiv(num_columns, _SUPER) + start // _SUPER)
+        values *= each.to(tl.float32)[:, None]
+    return values
+
+
+@triton.jit
+def decoded_tile(
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    minimum_ptr: tl.tensor,
+    super_scale_ptr: tl.tensor,
+    super_minimum_ptr: tl.tensor,
+    stored: tl.tensor,  # int64 [BN]: the rows
+    start: tl.tensor,  # the first column, a multiple of BK
+    num_columns: tl.tensor,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SUPER_SCALE: tl.constexpr,
+    SUPER_MINIMUM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> tl.tensor:
+    """Return weights float32 [BN, BK], 0 past the last column."""
+    if BITS == 8:
+        k = start + tl.arange(0, BK)
+        at = codes_ptr + stored[:, None] * num_columns + k[None]
+        value = tl.load(at, mask=(k < num_columns)[None], other=0).to(tl.float32)
+    else:
+        if BITS == 3:
+            run = start // 8 + tl.arange(0, BK // 8)
+            at = codes_ptr + stored[:, None] * (num_columns * 3 // 8) + (run * 3)[None]
+            inside = (run * 8 < num_columns)[None]
+            word = tl.load(at, mask=inside, other=0).to(tl.int32)
+            word |= tl.load(at + 1, mask=inside, other=0).to(tl.int32) << 8
+            word |= tl.load(at + 2, mask=inside, other=0).to(tl.int32) << 16
+            code = word[:, :, None] >> (tl.arange(0, 8) * 3)[None, None]
+        else:
+            w = start * BITS // 32 + tl.arange(0, BK * BITS // 32)
+            num_words = num_columns * BITS // 32
+            at = codes_ptr + stored[:, None] * num_words + w[None]
+            word = tl.load(at, mask=(w < num_words)[None], other=0)
+            code = word[:, :, None] >> (tl.arange(0, 32 // BITS) * BITS)[None, None]
+        value = tl.load(table_ptr + tl.reshape(code & ((1 << BITS) - 1), [BN, BK]))
+    GROUPS: tl.constexpr = BK // GROUP if GROUP < BK else 1
+    scale = _factors(scale_ptr, super_scale_ptr, stored, start, num_columns, BK, GROUP, SUPER_SCALE)
+    weight = tl.reshape(value, [BN, GROUPS, BK // GROUPS]) * scale[:, :, None]
+    if MINIMUM:
+        weight += _factors(
+            minimum_ptr, super_minimum_ptr, stored, start, num_columns, BK, GROUP, SUPER_MINIMUM
+        )[:, :, None]
+    return tl.reshape(weight, [BN, BK])
+
+
+@triton.jit
+def _decode(
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    minimum_ptr: tl.tensor,
+    super_scale_ptr: tl.tensor,
+    super_minimum_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    PICK: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SUPER_SCALE: tl.constexpr,
+    SUPER_MINIMUM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    kept = n < num_rows
+    rows = tl.load(ids_ptr + n, mask=kept, other=0) if PICK else tl.minimum(n, num_rows - 1)
+    start = tl.program_id(1) * BK
+    weight = decoded_tile(
+        codes_ptr, table_ptr, scale_ptr, minimum_ptr, super_scale_ptr, super_minimum_ptr, rows.to(tl.int64), start,
+        num_columns, BITS, GROUP, MINIMUM, SUPER_SCALE, SUPER_MINIMUM, BN, BK,
+    )  # fmt: skip
+    k = start + tl.arange(0, BK)
+    at = out_ptr + n.to(tl.int64)[:, None] * num_columns + k[None]
+    tl.store(at, weight.to(out_ptr.dtype.element_ty), mask=kept[:, None] & (k < num_columns)[None])
+
+
+def decode(operands: Operands, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    """Decode the weight [N, K] to `dtype`, or its rows `ids` [count], which must be in range."""
+    count = operands.codes.shape[0] if ids is None else ids.shape[0]
+    out = operands.codes.new_empty((count, operands.columns), dtype=dtype)
+    launch(
+        _decode,
+        (cdiv(count, _ROWS), cdiv(operands.columns, BK)),
+        *operands.pointers,
+        operands.codes if ids is None else ids.contiguous(),
+        out,
+        count,
+        operands.columns,
+        PICK=ids is not None,
+        **operands.form,
+        BN=_ROWS,
+        BK=BK,
+        num_warps=4,
+    )
+    return out
+
+
+def embedding_groupwise(
+    ids: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    table: Tensor | None,
+    minimum: Tensor | None,
+    super_scale: Tensor | None,
+    super_minimum: Tensor | None,
+) -> Tensor:
+    """`infer::embedding_groupwise` on CUDA tensors: ids of any shape → float32 [*ids.shape, K]."""
+    operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
+    same_device(ids, *operands)
+    flat = ids.reshape(-1).contiguous()
+    torch._assert_async(((flat >= 0) & (flat < codes.shape[0])).all())
+    rows = decode(operands, torch.float32, flat)
+    return rows.reshape(*ids.shape, rows.shape[1])

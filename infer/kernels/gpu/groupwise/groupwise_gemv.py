@@ -1,0 +1,202 @@
+"""`linear_groupwise` for a few rows of x: programs and loads of `lut_gemv`, with the scales of a checkpoint's groups.
+
+Eight products are added up, then multiplied by the scale of their group; a minimum multiplies the sum of the eight
+activations. So a weight costs its code, its lookup and one multiply-add for each row. Tables lie in registers and are
+read by warp shuffles; codes of a byte become numbers by byte permutations (`w8a16_gemv`). Sums are float32, in a fixed
+order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...ops.groupwise_codes import SUPER
+from ..epilogue import finish
+from ..int8.int8_gemv import INTERPRETED
+from ..int8.w8a16_gemv import EXPONENT, FLIP, byte_value
+from ..launch import cdiv, launch, split_of, words
+from ..lut.lut_gemv import code_at, eight, power_above
+from .groupwise_decode import BYTES, Operands
+
+MAX_ROWS = 8  # of x in one program
+_WORDS = {2: 1, 3: 3, 4: 1, BYTES: 2}  # 32-bit words of a unit
+_WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
+_SUPER = tl.constexpr(SUPER)
+
+
+@triton.jit
+def _load(pointers: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    if EVEN:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=inside, other=0)
+
+
+@triton.jit
+def _factor(
+    values_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    row: tl.tensor,  # int64 [BN, 1, 1]
+    column: tl.tensor,  # [1, W, 32]
+    inside: tl.tensor,
+    num_columns: tl.tensor,
+    GROUP: tl.constexpr,
+    SUPERS: tl.constexpr,
+    EVEN: tl.constexpr,
+) -> tl.tensor:
+    """Return the scale or minimum of each lane's columns, float32 [BN, W, 32]."""
+    at = values_ptr + row * (num_columns // GROUP) + column // GROUP
+    value = _load(at, inside, EVEN).to(tl.float32)
+    if SUPERS:
+        each = supers_ptr + row * tl.cdiv(num_columns, _SUPER) + column // _SUPER
+        value *= _load(each, inside, EVEN).to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["num_words", "exponent"])
+def _rows(
+    x_ptr: tl.tensor,  # int32 words of [M, K]
+    codes_ptr: tl.tensor,  # int32 words of [N, num_words]
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    minimum_ptr: tl.tensor,
+    super_scale_ptr: tl.tensor,
+    super_minimum_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
+    num_rows: tl.tensor,  # M
+    num_out: tl.tensor,  # N
+    num_columns: tl.tensor,  # K
+    num_words: tl.tensor,
+    units_each: tl.tensor,  # units of a part of the columns, a multiple of 32 * W
+    exponent: tl.tensor,  # as in `w8a16_gemv`
+    BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SUPER_SCALE: tl.constexpr,
+    SUPER_MINIMUM: tl.constexpr,
+    MB: tl.constexpr,
+    BN: tl.constexpr,
+    W: tl.constexpr,
+    EVEN: tl.constexpr,
+    LAST: tl.constexpr,  # there is one part: store the result
+    BIAS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+) -> None:
+    CODES: tl.constexpr = WORDS * 32 // BITS
+    PACK: tl.constexpr = 2 if HALF else 1
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = tl.minimum(n, num_out - 1)
+    m = tl.program_id(2) * MB + tl.arange(0, MB)
+    unit = tl.arange(0, W)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    if BITS < 8:
+        table = tl.load(table_ptr + tl.arange(0, 32) % (1 << BITS))
+    units = num_words // WORDS
+    begin = tl.program_id(1) * units_each
+    end = tl.minimum(begin + units_each, units)
+    row = rows[:, None, None].to(tl.int64)
+    codes_tile = codes_ptr + row * num_words + (unit * WORDS)[None]
+    # x in words: two columns in one, or one if it is float32
+    m_safe = tl.minimum(m, num_rows - 1)
+    x_unit = m_safe[:, None, None] * (num_columns // PACK) + (unit * (CODES // PACK))[None]
+    x_tile = x_ptr + x_unit[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
+    acc = tl.zeros([MB, BN, W, 32], tl.float32)
+    for start in range(begin, end, 32 * W):
+        inside = (start + unit < end)[None]
+        word = codes_tile + start * WORDS
+        w0 = _load(word, inside, EVEN)
+        w1 = _load(word + 1, inside, EVEN) if WORDS > 1 else w0
+        w2 = _load(word + 2, inside, EVEN) if WORDS == 3 else w0
+        if BITS == 8:
+            w0, w1 = w0 ^ FLIP, w1 ^ FLIP
+        scale = tl.zeros([BN, W, 32], tl.float32)
+        minimum = tl.zeros([BN, W, 32], tl.float32)
+        for octet in tl.static_range(CODES // 8):
+            column = ((start + unit) * CODES + octet * 8)[None]
+            if octet * 8 % GROUP == 0 or octet == 0:
+                scale = _factor(
+                    scale_ptr, super_scale_ptr, row, column, inside, num_columns, GROUP, SUPER_SCALE, EVEN
+                )
+                if MINIMUM:
+                    minimum = _factor(
+                        minimum_ptr, super_minimum_ptr, row, column, inside, num_columns, GROUP, SUPER_MINIMUM, EVEN
+                    )  # fmt: skip
+            x = eight(x_tile, (start * CODES + octet * 8) // PACK, inside, HALF, EVEN)
+            sums = tl.zeros([MB, BN, W, 32], tl.float32)
+            given = tl.zeros([MB, W, 32], tl.float32)
+            for i in tl.static_range(8):
+                if BITS == 8:
+                    weight = byte_value(w0 if i < 4 else w1, exponent, i % 4, ASSEMBLY)
+                else:
+                    code = tl.reshape(code_at(w0, w1, w2, BITS, octet * 8 + i), [BN * W * 32])
+                    weight = tl.reshape(tl.gather(table, code, 0), [BN, W, 32])
+                sums += weight[None] * x[i][:, None]
+                given += x[i]
+            acc += sums * scale[None]
+            if MINIMUM:
+                acc += given[:, None] * minimum[None]
+    total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
+    if LAST and BIAS:
+        total = total + tl.load(bias_ptr + rows).to(tl.float32)[None]
+    at = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
+    kept = (m < num_rows)[:, None] & (n < num_out)[None]
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def usable(operands: Operands) -> bool:
+    """Tell if rows of codes are whole units of words: 3-bit codes need a multiple of 32 columns."""
+    return operands.columns > 0 and operands.codes.shape[1] % (4 * _WORDS[operands.bits]) == 0
+
+
+def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int | None = None) -> Tensor:
+    """Multiply x [M, K] float32, float16 or bfloat16: [M, N] in its dtype. Weights are exact, sums float32.
+
+    For any M, but made for M ≤ `MAX_ROWS`: the codes are read again for each `MAX_ROWS` rows of x.
+    """
+    bits, num_rows, num_out = operands.bits, x.shape[0], operands.codes.shape[0]
+    unit_words = _WORDS[bits]
+    unit_codes = unit_words * 32 // bits
+    block_rows = min(power_above(num_rows), MAX_ROWS)
+    tile = max(_WEIGHTS // unit_codes // block_rows, 1)  # rows of the weight x units of a lane
+    block_out = min(tile, 4)
+    num_units = operands.columns // unit_codes
+    lane_units = max(1, min(tile // block_out, power_above(cdiv(num_units, 32))))
+    step = 32 * lane_units
+    blocks = cdiv(num_out, block_out)
+    parts = split or split_of(blocks, cdiv(num_units, step), x.device, wanted=8)
+    each = cdiv(cdiv(num_units, parts), step) * step
+    parts = max(cdiv(num_units, each), 1)
+    last = parts == 1
+    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
+    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    launch(
+        _rows,
+        (blocks, parts, cdiv(num_rows, block_rows)),
+        words(x),
+        words(operands.codes),
+        *operands.pointers[1:],
+        operands.scale if bias is None else bias.contiguous(),
+        out,
+        num_rows,
+        num_out,
+        operands.columns,
+        operands.codes.shape[1] // 4,
+        each,
+        EXPONENT,
+        WORDS=unit_words,
+        HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
+        **operands.form,
+        MB=block_rows,
+        BN=block_out,
+        W=lane_units,
+        EVEN=num_units % step == 0,
+        LAST=last,
+        BIAS=bias is not None,
+        ASSEMBLY=not INTERPRETED,
+        num_warps=1,
+    )
+    return out if last else finish(out, None, None, bias, x.dtype)
