@@ -195,7 +195,10 @@ def _answers() -> dict[Any, dict[str, Any]]:
         torch.cuda: {**said, **private},
         CudaInterface: {name: staticmethod(answer) for name, answer in interface.items()},
         torch._C: {"_cuda_getCurrentRawStream": lambda *_: 0},
-        fragment_fusion: {"uniform_zero": lambda table: None},  # fake tables have no entries to look at
+        fragment_fusion: {
+            "uniform_zero": lambda table: None,
+            "is_integers": lambda table: False,
+        },  # fake tables have no entries to look at
         fake_tensor: {"init_gpu_context": lambda *_: None},
         # Patterns of attention are made from real tensors; they are the same for each device.
         fuse_attention: {"_sfdp_init": lambda *_: attention(torch.device("cpu"))},

@@ -110,6 +110,59 @@ def test_the_assembly_decodes_every_code_at_every_place(form: str, dtype: torch.
         assert torch.equal(got, want * scales[[0, 0, 1, 1] * 2] if scaled else want)
 
 
+GROUPWISE = [  # group, type of the scales, a minimum, a table of integers; rows, features, columns
+    ((128, torch.float16, True, True), (3, 33, 384)),
+    ((64, torch.float32, False, False), (1, 16, 128)),
+    ((192, torch.bfloat16, True, False), (40, 130, 192)),
+]
+Groupwise = tuple[int, torch.dtype, bool, bool]
+
+
+def groupwise_weights(
+    form: Groupwise, rows: int, columns: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return codes, scale, table and minimum (float32, as the loaders have it)."""
+    group, dtype, has_minimum, integers = form
+    codes, table, _, _ = weights(rows, columns, "table")
+    generator = torch.Generator().manual_seed(rows + group)
+    scale, minimum = torch.randn(2, rows, columns // group, generator=generator)
+    table = torch.arange(16.0)[None] - 8 if integers else table
+    return codes, scale.to(dtype), table, minimum if has_minimum else None
+
+
+@on_device
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
+@pytest.mark.parametrize(("form", "shape"), GROUPWISE, ids=str)
+def test_groupwise_layers_keep_their_scales_and_minima(form: Groupwise, shape: tuple[int, int, int]) -> None:
+    rows, features, columns = shape
+    codes, scale, table, minimum = groupwise_weights(form, features, columns)
+    bias = torch.randn(features)
+    assert linear_lut4_fragments.is_integers(table) == form[3]
+    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(codes, table, scale, None, form[3])]
+    minima = None if minimum is None else linear_lut4_fragments.pack_factors(minimum).to(DEVICE)
+    x = torch.randn(rows, columns).half()
+    want = OPS.linear_groupwise(x.float(), codes, scale, table, minimum, None, None, bias)
+    portable = OPS.linear_lut4_fragments(
+        x.float(),
+        *(t.cpu() for t in packed),
+        bias,
+        features,
+        form[3],
+        None if minima is None else minima.cpu(),
+    )
+    assert_near(portable, want, 1e-6)
+    operands = (packed[0], *packed[2:])
+    for split in (1, 2):
+        got = fragment_gemm.linear(x.to(DEVICE), *operands, bias.to(DEVICE), features, form[3], split, minima)
+        assert_near(got.cpu(), want, 1e-3)
+    weight = fragment_gemm.decoded(*operands, features, columns, form[3], torch.float16, minima)
+    assert_near(x.float() @ weight.cpu().float().T + bias, want, 1e-3)
+    x[0, 0] = float("nan")
+    y = fragment_gemm.linear(x.to(DEVICE), *operands, None, features, form[3], minimum=minima)
+    assert y[0].isnan().all()
+    assert y[1:].isfinite().all()
+
+
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
 @pytest.mark.parametrize(("form", "shape"), CASES, ids=str)
@@ -186,6 +239,49 @@ def test_layers_of_one_input_become_one_call() -> None:
     assert [str(n.target) for n in calls] == ["infer.linear_lut4_fragments.default"] * 2
     assert_near(packed.module()(x), program.module()(x), 8e-3)
     assert fragment_fusion.findings(packings)[0].value == 4
+
+
+class _Checkpoint(torch.nn.Module):
+    """Layers of one input on a checkpoint's codes: two alike, one of smaller groups, one of other scales."""
+
+    FORMS: tuple[Groupwise, ...] = (
+        (128, torch.float16, True, True), (128, torch.float16, True, True),
+        (64, torch.float16, True, True), (128, torch.float32, False, True),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i, (form, rows) in enumerate(zip(self.FORMS, (70, 33, 20, 16), strict=True)):
+            parts = groupwise_weights(form, rows, 256)
+            for name, value in zip(("codes", "scale", "table", "minimum"), parts, strict=True):
+                self.register_buffer(f"{name}_{i}", value)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        names = ("codes", "scale", "table", "minimum")
+        layers = [[getattr(self, f"{name}_{i}") for name in names] for i in range(4)]
+        return [OPS.linear_groupwise(x, *layer, None, None) for layer in layers]
+
+
+@on_host
+def test_layers_of_a_checkpoint_are_packed_by_their_groups() -> None:
+    x = torch.randn(5, 256).bfloat16()
+    program = torch.export.export(_Checkpoint(), (x,))
+    planned, packings = fragment_fusion.plan_fragments(program)
+    assert [(len(p.layers), p.group, p.factors, p.minima, p.uniform) for p in packings] == [
+        (2, 128, "float16", "float32", True),
+        (1, 64, "float16", "float32", True),
+        (1, 128, "float32", None, True),
+    ]
+    made = fragment_packing.pack(packings, program.state_dict)
+    for packing in packings:
+        for part, (shape, dtype) in packing.shapes.items():
+            tensor = made.pop(f"{packing.name}_{part}")
+            assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+    assert not made
+    assert not [n for n in planned.graph.nodes if "linear_groupwise" in str(n.target)]
+    results = fragment_fusion.packed(program).module()(x)
+    for got, want in zip(results, program.module()(x), strict=True):
+        assert_near(got, want, 8e-3)
 
 
 @on_host

@@ -9,31 +9,37 @@ import torch
 from torch import Tensor
 
 from ..ops import linear_lut4_fragments as fragments
+from ..ops.bitpack import GROUP
 
 PARTS = ("codes", "table", "planes", "scale", "row_scale")
 
 
 class FragmentLayer(msgspec.Struct, frozen=True):
-    """The portable tensors of one layer, by the names of weights."""
+    """The portable tensors of one layer, by the names of weights; of `linear_groupwise` without a row scale."""
 
     codes: str
     table: str
     scale: str
-    row_scale: str
+    row_scale: str | None
     bias: str | None
     rows: int
+    minimum: str | None = None
 
 
 class FragmentPacking(msgspec.Struct, frozen=True):
     """Operands `<name>_codes` and so on of one layer or of several with the same input, each in whole blocks of rows.
 
-    `uniform`: every table is `step * (code - zero)`, which needs half of the instructions.
+    `uniform`: every table is `step * (code - zero)`, which needs half of the instructions. `group`, `factors`,
+    `minima`: columns of a group and the types of scales and minima of groupwise layers, where they have them.
     """
 
     name: str
     layers: tuple[FragmentLayer, ...]
     columns: int
     uniform: bool
+    group: int = GROUP
+    factors: str | None = None
+    minima: str | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -62,7 +68,13 @@ class FragmentPacking(msgspec.Struct, frozen=True):
             "scale": ((units, rows, 4), torch.int8),
             "row_scale": ((rows,), torch.float32),
         }
-        return found | ({"bias": ((self.out_features,), torch.float32)} if self.has_bias else {})
+        if self.factors is not None:
+            found["scale"] = ((self.columns // self.group, rows), getattr(torch, self.factors))
+        if self.minima is not None:
+            found["minimum"] = ((self.columns // self.group, rows), getattr(torch, self.minima))
+        if self.has_bias:
+            found["bias"] = ((self.out_features,), torch.float32)
+        return found
 
 
 def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -72,8 +84,8 @@ def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> 
         parts = []
         for one in packing.layers:
             codes, table = weights[one.codes], weights[one.table]
-            scales = weights[one.scale], weights[one.row_scale]
-            parts.append(fragments.pack(codes, table, *scales, packing.uniform))
+            row_scale = None if one.row_scale is None else weights[one.row_scale]
+            parts.append(fragments.pack(codes, table, weights[one.scale], row_scale, packing.uniform))
         for i, part in enumerate(PARTS):
             axis = 1 if part == "scale" else 0
             tensors = [layer[i] for layer in parts]
@@ -84,4 +96,7 @@ def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> 
                 if layer.bias:
                     bias[start : start + layer.rows] = weights[layer.bias]
             made[f"{packing.name}_bias"] = bias
+        minima = [fragments.pack_factors(weights[one.minimum]) for one in packing.layers if one.minimum]
+        if minima:
+            made[f"{packing.name}_minimum"] = torch.cat(minima, 1)
     return made

@@ -1,4 +1,4 @@
-"""`linear_lut` of 4-bit codes in the order of tensor-core fragments, which the pass for GPUs puts in its place.
+"""`linear_lut` and `linear_groupwise` of 4-bit codes in the order of tensor-core fragments, for GPUs.
 
 One word of 32 bits holds the eight codes that one lane needs for one m16n8k16 product, so that a kernel decodes in
 registers what it has loaded and moves nothing between lanes (the idea of Marlin, Frantar et al. 2024). Rows are padded
@@ -10,6 +10,12 @@ to blocks of `BLOCK`, columns to `UNIT`; several layers with the same input foll
     scale      int8    [K / 256, N, 4]         four groups of 64 columns in a word; 0 where columns are padding
     row_scale  float32 [N]
 
+Of `linear_groupwise` with groups of a multiple of 64 columns and no super-scales:
+
+    scale      float   [K / group, N]          float32, float16 or bfloat16, as the checkpoint has it
+    row_scale  float32 [N]                     127
+    minimum    float   [K / group, N]          added to each weight; or None
+
 Lane 4 g + t of a tile has rows g and g + 8, of each slice of 16 columns those at 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
 Code j of its word is row g + 8 (j / 2 % 2), column 2 t + j % 2 + 8 (j / 4); where it lies in the word: `places`.
 """
@@ -20,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .bitpack import GROUP, LEVELS, TABLE_ROWS, unpack
+from .bitpack import GROUP, LEVELS, TABLE_ROWS, columns_of, unpack
 from .define_op import define
 
 BLOCK = 128  # rows: the tallest tile of a kernel
@@ -51,6 +57,11 @@ def uniform_zero(table: Tensor) -> list[int] | None:
     close = (line - entries).abs().amax(1, keepdim=True) <= 1e-6 * entries.abs().amax(1, keepdim=True)
     fits = close & (zero >= 0) & (zero < _ENTRIES)
     return [int(value) for value in zero.flatten().tolist()] if bool(fits.all()) else None
+
+
+def is_integers(table: Tensor) -> bool:
+    """Tell if each table is uniform with a step of 1."""
+    return uniform_zero(table) is not None and bool((table[:, -1] - table[:, 0] == _ENTRIES - 1).all())
 
 
 def _padded(x: Tensor, dim: int, multiple: int) -> Tensor:
@@ -96,22 +107,32 @@ def planes_of(table: Tensor, zeros: list[int] | None) -> Tensor:
     return torch.cat(made, 1)
 
 
+def pack_factors(values: Tensor) -> Tensor:
+    """Return float scales or minima [N, groups] as [groups, N], 0 in padding."""
+    return _padded(values, 0, BLOCK).t().contiguous()
+
+
 def pack(
-    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, uniform: bool
+    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor | None, uniform: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return codes, table, planes, scale and row scale of one layer; the arguments are the tensors of `bitpack`.
 
-    `uniform`: the tables are so, see `uniform_zero`; entries are then integers and the row scale has their step.
+    Of `groupwise_codes` where the row scale is None. `uniform`: the tables are so, see `uniform_zero`; entries are then
+    integers and the row scale has their step.
     """
-    num_rows, groups = codes.shape[0], scale.shape[1]
-    padded_groups = -(-groups // 4) * 4
+    num_rows, columns = codes.shape[0], columns_of(codes, table)
+    padded_groups = -(-columns // UNIT) * 4
     parts = []
     for start in range(0, num_rows, _ROWS_AT_ONCE):
         part = unpack(codes[start : start + _ROWS_AT_ONCE], 4)
         parts.append(_words(_padded(_padded(part, 1, UNIT), 0, BLOCK), uniform))
     words = torch.cat(parts) if parts else codes.new_zeros((0, padded_groups, 128), dtype=torch.int32)
-    scales = _padded(_padded(scale, 1, 4), 0, BLOCK)
-    packed_scale = scales.reshape(scales.shape[0], -1, 4).transpose(0, 1).contiguous()
+    if row_scale is None:
+        packed_scale = pack_factors(scale)
+        row_scale = torch.full((num_rows,), float(LEVELS), device=codes.device)
+    else:
+        scales = _padded(_padded(scale, 1, 4), 0, BLOCK)
+        packed_scale = scales.reshape(scales.shape[0], -1, 4).transpose(0, 1).contiguous()
     tables = -(-num_rows // BLOCK) * BLOCK // TABLE_ROWS
     spread = table.float()
     spread = spread.expand(tables, -1) if table.shape[0] == 1 else spread[_kept(tables, table)]
@@ -132,13 +153,21 @@ def _kept(tables: int, table: Tensor) -> Tensor:
 
 
 def weight_of(
-    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, columns: int, uniform: bool
+    codes: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    columns: int,
+    uniform: bool,
+    minimum: Tensor | None = None,
 ) -> Tensor:
     """Return the weight that packed tensors stand for, float32 [N, columns], padding rows included."""
     index = codes_of(codes, uniform).long()
     values = torch.gather(table.repeat_interleave(TABLE_ROWS, 0), 1, index)
     steps = scale.transpose(0, 1).reshape(scale.shape[1], -1).float() * (row_scale / LEVELS)[:, None]
-    return (values * steps.repeat_interleave(GROUP, 1))[:, :columns]
+    group = columns // scale.shape[0] if scale.is_floating_point() else GROUP
+    weight = values[:, :columns] * steps.repeat_interleave(group, 1)[:, :columns]
+    return weight if minimum is None else weight + minimum.t().float().repeat_interleave(group, 1)
 
 
 def _linear(
@@ -151,8 +180,9 @@ def _linear(
     bias: Tensor | None,
     out_features: int,
     uniform: bool,
+    minimum: Tensor | None = None,
 ) -> Tensor:
-    weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform)[:out_features]
+    weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform, minimum)[:out_features]
     return F.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
 
 
@@ -166,6 +196,7 @@ def _shape(
     bias: Tensor | None,
     out_features: int,
     uniform: bool,
+    minimum: Tensor | None = None,
 ) -> Tensor:
     columns = x.shape[-1]
     torch._check(
@@ -176,7 +207,7 @@ def _shape(
 
 define(
     "linear_lut4_fragments(Tensor x, Tensor codes, Tensor table, Tensor planes, Tensor scale, Tensor row_scale, "
-    "Tensor? bias, int out_features, bool uniform) -> Tensor",
+    "Tensor? bias, int out_features, bool uniform, Tensor? minimum=None) -> Tensor",
     _linear,
     _shape,
 )

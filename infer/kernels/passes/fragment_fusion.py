@@ -14,10 +14,10 @@ from torch.export import ExportedProgram
 from ...spec import Finding
 from ..gpu.fragment_packing import FragmentLayer, FragmentPacking, pack
 from ..ops.bitpack import GROUP, bits_of, columns_of
-from ..ops.linear_lut4_fragments import uniform_zero
+from ..ops.linear_lut4_fragments import is_integers, uniform_zero
 from .graph_pass import Rewriter
 
-LAYER = "infer.linear_lut.default"
+LAYER, GROUPWISE = "infer.linear_lut.default", "infer.linear_groupwise.default"
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -28,32 +28,54 @@ class _Fragments(Rewriter):
 
     def pack_linear(self) -> None:
         """Replace every 4-bit layer of a half-precision input whose weights are tensors of the program."""
-        groups: dict[tuple[object, int], list[tuple[fx.Node, FragmentLayer]]] = {}
+        groups: dict[tuple[object, ...], list[tuple[fx.Node, FragmentLayer]]] = {}
         for node in self._graph.nodes:
             if (layer := self._layer(node)) is not None:
-                columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
-                groups.setdefault((node.args[0], columns), []).append((node, layer))
-        for (_, columns), members in groups.items():
-            self._replace(columns, members)
+                groups.setdefault((node.args[0], *self._form(layer).values()), []).append((node, layer))
+        for members in groups.values():
+            self._replace(members)
         self._drop_unused()
 
     def _layer(self, node: fx.Node) -> FragmentLayer | None:
         """Return what to pack for this node; None for other operators, dtypes, formats and computed operands."""
-        if node.op != "call_function" or str(node.target) != LAYER or node.meta["val"].dtype not in HALVES:
+        if node.op != "call_function" or node.meta["val"].dtype not in HALVES:
+            return None
+        if str(node.target) not in (LAYER, GROUPWISE):
             return None
         names = self._names_of(node)
-        if not names or "" in names.values():
+        if not names or "" in names.values() or "table" not in names or "super_scale" in names:
             return None
         table, scale, codes = (self._tensors[names[part]] for part in ("table", "scale", "codes"))
-        if bits_of(table) != 4 or scale.shape[1] * GROUP != columns_of(codes, table):
+        group, rest = divmod(columns_of(codes, table), scale.shape[1])
+        if bits_of(table) != 4 or rest or group % GROUP or ("row_scale" in names and group != GROUP):
             return None
-        parts = {part: names[part] for part in ("codes", "table", "scale", "row_scale")}
-        return FragmentLayer(**parts, bias=names.get("bias"), rows=codes.shape[0])
+        return FragmentLayer(
+            **{part: names[part] for part in ("codes", "table", "scale")},
+            **{part: names.get(part) for part in ("row_scale", "bias", "minimum")},
+            rows=codes.shape[0],
+        )
 
-    def _replace(self, columns: int, members: list[tuple[fx.Node, FragmentLayer]]) -> None:
+    def _form(self, layer: FragmentLayer) -> dict[str, Any]:
+        """Return what layers of one call have in common: columns, those of a group, types of scales and minima."""
+        columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
+        scale, minimum = self._tensors[layer.scale], layer.minimum
+        return {
+            "columns": columns,
+            "group": columns // scale.shape[1],
+            "factors": None if layer.row_scale else str(scale.dtype).removeprefix("torch."),
+            "minima": None if minimum is None else str(self._tensors[minimum].dtype).removeprefix("torch."),
+        }
+
+    def _replace(self, members: list[tuple[fx.Node, FragmentLayer]]) -> None:
         layers = tuple(layer for _, layer in members)
-        uniform = all(uniform_zero(self._tensors[layer.table].cpu()) is not None for layer in layers)
-        packing = FragmentPacking(f"fragments_{len(self.packings)}", layers, columns, uniform)
+        form = self._form(layers[0])
+        tables = [self._tensors[layer.table].cpu() for layer in layers]
+        if form["factors"] is None:
+            uniform = all(uniform_zero(table) is not None for table in tables)
+        else:  # its scales can't take the step of a table
+            uniform = all(is_integers(table) for table in tables)
+        name = f"fragments_{len(self.packings)}"
+        packing = FragmentPacking(name, layers, uniform=uniform, **form)
         self.packings.append(packing)
         first = members[0][0]
         x: Any = first.args[0]  # as it is now: another layer that was replaced may have made it
@@ -62,11 +84,11 @@ class _Fragments(Rewriter):
             part: self._operand(f"{packing.name}_{part}", *shape, given)
             for part, shape in packing.shapes.items()
         }
-        bias = operands.pop("bias", None)
+        bias, minimum = operands.pop("bias", None), operands.pop("minimum", None)
         with self._graph.inserting_before(first):
             whole = self._graph.call_function(
                 torch.ops.infer.linear_lut4_fragments.default,
-                (x, *operands.values(), bias, features, uniform),
+                (x, *operands.values(), bias, features, uniform, minimum),
             )
             whole.meta = {**first.meta, "val": given.new_empty((*given.shape[:-1], features))}
             for start, (node, layer) in zip(packing.starts, members, strict=False):

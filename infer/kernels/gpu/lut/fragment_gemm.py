@@ -35,7 +35,8 @@ def _gemm(
     x_ptr: tl.tensor,
     codes_ptr: tl.tensor,  # int32 [N / 16, groups, 128]
     planes_ptr: tl.tensor,  # int32 [N / 32, 18], or its bytes for the interpreter
-    scale_ptr: tl.tensor,  # int32 [groups / 4, padded]: four int8
+    scale_ptr: tl.tensor,  # int32 [groups / 4, padded]: four int8; or FLOATS [K / 64 / EACH, padded]
+    minimum_ptr: tl.tensor,  # floats [K / 64 / EACH, padded]
     row_scale_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
@@ -52,6 +53,9 @@ def _gemm(
     TOGETHER: tl.constexpr,  # groups in one step
     UNIFORM: tl.constexpr,
     SCALED: tl.constexpr,
+    FLOATS: tl.constexpr,  # scales of a checkpoint's groups, which multiply sums; no row scales
+    EACH: tl.constexpr,  # groups of 64 columns that share one
+    MINIMUM: tl.constexpr,
     EVEN: tl.constexpr,
     PARTS: tl.constexpr,  # 0 one part, whose result is stored; 1 sums are stored; 2 the last program adds them up
     BIAS: tl.constexpr,
@@ -77,7 +81,7 @@ def _gemm(
         shift = first % 4 * 8
         s0 = tl.load(four + lane_row) >> shift if SCALED else lane_row
         s1 = tl.load(four + lane_row + 8) >> shift if SCALED else lane_row
-        scales = n if SCALED else tl.load(four + n) >> shift
+        scales = n if SCALED or FLOATS else tl.load(four + n) >> shift
         for i in tl.static_range(TOGETHER):
             word = tl.reshape(tl.load(word_ptr + (first + i) * 128), [BN // 16, 32, 4])
             r0, r1 = (s0 << (24 - 8 * i)) >> 24, (s1 << (24 - 8 * i)) >> 24
@@ -104,6 +108,12 @@ def _gemm(
             x = tl.load(x_row + k[None], mask=given if EVEN else given & (k < num_columns)[None], other=0.0)
             if SCALED:
                 acc = tl.dot(weight, tl.trans(x), acc)
+            elif FLOATS:
+                own = tl.minimum((first + i) // EACH, num_columns // (64 * EACH) - 1) * padded + n
+                acc += tl.dot(weight, tl.trans(x)) * tl.load(scale_ptr + own).to(tl.float32)[:, None]
+                if MINIMUM:
+                    given_sums = tl.sum(x.to(tl.float32), 1)
+                    acc += tl.load(minimum_ptr + own).to(tl.float32)[:, None] * given_sums[None]
             else:
                 scale = ((scales << (24 - 8 * i)) >> 24).to(tl.float32)
                 acc += tl.dot(weight, tl.trans(x)) * scale[:, None]
@@ -121,7 +131,8 @@ def _gemm(
             acc += tl.load(sums_ptr + part * plane + at, mask=kept, other=0.0, cache_modifier=".cg")
         tl.store(ticket_ptr, 0)
     if PARTS != 1:
-        acc *= (tl.load(row_scale_ptr + n) / _LEVELS)[:, None]
+        if not FLOATS:
+            acc *= (tl.load(row_scale_ptr + n) / _LEVELS)[:, None]
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
@@ -134,6 +145,7 @@ def _decode(
     codes_ptr: tl.tensor,
     planes_ptr: tl.tensor,
     scale_ptr: tl.tensor,
+    minimum_ptr: tl.tensor,
     row_scale_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [N, K]
     num_out: tl.tensor,
@@ -142,6 +154,9 @@ def _decode(
     groups: tl.tensor,
     BN: tl.constexpr,
     UNIFORM: tl.constexpr,
+    FLOATS: tl.constexpr,
+    EACH: tl.constexpr,
+    MINIMUM: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ) -> None:
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -154,12 +169,18 @@ def _decode(
     weight = decode(
         out_ptr, word, planes_ptr, block, p0, p1, p2, p3, p4, p5, p6, p7, word, word, UNIFORM, False, ASSEMBLY
     )
-    four = tl.load(scale_ptr + group // 4 * padded + n)
-    scale = (four << (24 - group % 4 * 8) >> 24).to(tl.float32) * (tl.load(row_scale_ptr + n) / _LEVELS)
+    if FLOATS:
+        scale = tl.load(scale_ptr + group // EACH * padded + n).to(tl.float32)
+    else:
+        four = tl.load(scale_ptr + group // 4 * padded + n)
+        scale = (four << (24 - group % 4 * 8) >> 24).to(tl.float32) * (tl.load(row_scale_ptr + n) / _LEVELS)
     k = group * 64 + tl.arange(0, 64)
     kept = (n < num_out)[:, None] & (k < num_columns)[None]
-    value = (weight.to(tl.float32) * scale[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + n.to(tl.int64)[:, None] * num_columns + k[None], value, mask=kept)
+    value = weight.to(tl.float32) * scale[:, None]
+    if MINIMUM:
+        value += tl.load(minimum_ptr + group // EACH * padded + n).to(tl.float32)[:, None]
+    at = out_ptr + n.to(tl.int64)[:, None] * num_columns + k[None]
+    tl.store(at, value.to(out_ptr.dtype.element_ty), mask=kept)
 
 
 def linear_lut4_fragments(
@@ -172,17 +193,19 @@ def linear_lut4_fragments(
     bias: Tensor | None,
     out_features: int,
     uniform: bool,
+    minimum: Tensor | None = None,
 ) -> Tensor:
     """`infer::linear_lut4_fragments` on CUDA tensors: x [..., K] → [..., out_features] in x's dtype."""
-    same_device(x, codes, table, planes, scale, row_scale, bias)
+    same_device(x, codes, table, planes, scale, row_scale, bias, minimum)
     rows = flat_rows(x)
     if rows.dtype not in HALVES:
-        weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform)[:out_features]
+        weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform, minimum)[:out_features]
         y = F.linear(rows, weight, None if bias is None else bias.float())
     elif rows.shape[0] < max(kernel_thresholds.of("lut4", x.device).library, MOST_ROWS + 1):
-        y = linear(rows, codes, planes, scale, row_scale, bias, out_features, uniform)
+        y = linear(rows, codes, planes, scale, row_scale, bias, out_features, uniform, minimum=minimum)
     else:
-        weight = decoded(codes, planes, scale, row_scale, out_features, x.shape[-1], uniform, rows.dtype)
+        size = out_features, x.shape[-1]
+        weight = decoded(codes, planes, scale, row_scale, *size, uniform, rows.dtype, minimum)
         y = F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
     return y.to(x.dtype).reshape(*x.shape[:-1], out_features)
 
@@ -197,15 +220,17 @@ def linear(
     num_out: int,
     uniform: bool,
     split: int | None = None,
+    minimum: Tensor | None = None,
 ) -> Tensor:
     """Multiply x [M, K] float16 or bfloat16 by packed weights: [M, num_out] in its dtype, sums are float32."""
     num_rows, num_columns = x.shape
-    groups, padded = codes.shape[1], scale.shape[1]
-    scaled = num_rows > EXACT_ROWS
+    groups, padded, floats = codes.shape[1], scale.shape[1], scale.is_floating_point()
+    each_group = num_columns // GROUP // scale.shape[0] if floats else 1
+    many = num_rows > EXACT_ROWS
     block = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS
-    height, together, warps = (BLOCK, 2, 4) if scaled else (64, 4, 2)
+    height, together, warps = (BLOCK, 2, 4) if many else (64, 4, 2)
     grid, steps = (cdiv(num_out, height), cdiv(num_rows, block)), groups // together
-    parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if scaled else 6)
+    parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if many else 6)
     each = max(cdiv(steps, parts), 1)
     parts = max(cdiv(steps, each), 1)
     counted = tickets(x, grid[0] * grid[1]) if parts > 1 else None
@@ -218,7 +243,8 @@ def linear(
         x.contiguous(),
         codes,
         planes.view(torch.uint8) if INTERPRETED else planes,
-        scale.view(torch.int32),
+        scale if floats else scale.view(torch.int32),
+        scale if minimum is None else minimum,
         row_scale,
         row_scale if bias is None else bias.contiguous(),
         out,
@@ -234,7 +260,10 @@ def linear(
         BN=height,
         TOGETHER=together,
         UNIFORM=uniform,
-        SCALED=scaled,
+        SCALED=many and not floats,
+        FLOATS=floats,
+        EACH=each_group,
+        MINIMUM=minimum is not None,
         EVEN=groups * GROUP == num_columns,
         PARTS=way,
         BIAS=bias is not None,
@@ -242,7 +271,9 @@ def linear(
         num_warps=warps,
         num_stages=3,
     )
-    return finish(sums, None, row_scale[:num_out], bias, x.dtype, LEVELS) if way == 1 else out
+    if way != 1:
+        return out
+    return finish(sums, None, None if floats else row_scale[:num_out], bias, x.dtype, LEVELS)
 
 
 def decoded(
@@ -254,6 +285,7 @@ def decoded(
     num_columns: int,
     uniform: bool,
     dtype: torch.dtype,
+    minimum: Tensor | None = None,
 ) -> Tensor:
     """Return the weight [num_out, num_columns] in float16 or bfloat16; entries of the table are rounded to it first."""
     out = codes.new_empty((num_out, num_columns), dtype=dtype)
@@ -262,7 +294,8 @@ def decoded(
         (cdiv(num_out, 64), cdiv(num_columns, GROUP)),
         codes,
         planes.view(torch.uint8) if INTERPRETED else planes,
-        scale.view(torch.int32),
+        scale.view(torch.int32) if scale.dtype == torch.int8 else scale,
+        scale if minimum is None else minimum,
         row_scale,
         out,
         num_out,
@@ -271,6 +304,9 @@ def decoded(
         codes.shape[1],
         BN=64,
         UNIFORM=uniform,
+        FLOATS=scale.is_floating_point(),
+        EACH=num_columns // GROUP // scale.shape[0] if scale.is_floating_point() else 1,
+        MINIMUM=minimum is not None,
         ASSEMBLY=not INTERPRETED,
         num_warps=4,
     )
