@@ -73,16 +73,22 @@ def _lut4_int8(rows: int) -> None:
     lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
 
 
-def _fragments(rows: int, uniform: bool) -> None:
+def _fragments(rows: int, kind: str) -> None:
+    """Call a 4-bit layer: `int4`, `lut4` are ours, `gptq`, `awq` (groups of 128) and `bnb` (64) a checkpoint's."""
     blocks, groups = N // linear_lut4_fragments.BLOCK, K // GROUP
-    fragment_gemm.linear(
-        _x(rows),
-        torch.empty((blocks * 8, groups, 128), dtype=torch.int32, device="meta"),
-        torch.empty((blocks * 4, 18), dtype=torch.int32, device="meta"),
-        torch.empty((groups // 4, N, 4), dtype=torch.int8, device="meta"),
-        torch.empty(N, device="meta"),
-        *(None, N, uniform, 1),
+    scale, minimum = _meta(groups // 4, N, 4, dtype=torch.int8), None
+    if kind in ("gptq", "awq", "bnb"):
+        scale = (
+            _meta(K // 64, N, dtype=torch.float32)
+            if kind == "bnb"
+            else _meta(K // 128, N, dtype=torch.float16)
+        )
+        minimum = _meta(K // 128, N, dtype=torch.float32) if kind == "awq" else None
+    words, planes = (
+        _meta(*shape, dtype=torch.int32) for shape in ((blocks * 8, groups, 128), (blocks * 4, 18))
     )
+    uniform, row_scale = kind not in ("lut4", "bnb"), _meta(N, dtype=torch.float32)
+    fragment_gemm.linear(_x(rows), words, planes, scale, row_scale, None, N, uniform, 1, minimum)
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -133,14 +139,17 @@ def _state(name: str) -> None:
         state_space.selective_scan(f(8, 5120), f(8, 5120), f(16, 5120), f(8, 1, 16), f(8, 1, 16), *tail)
 
 
+FRAGMENTS = [
+    *((kind, rows) for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)),
+    *((kind, rows) for kind in ("gptq", "awq", "bnb") for rows in (1, 16, 64)),
+]
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
     "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), *_lut(4), split=1)),
     "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
     "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
-    **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind == "int4"))
-       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
+    **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind)) for kind, rows in FRAGMENTS},
     "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), *_lut(4), split=1)),
     "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), *_lut(4), split=1)),
     "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(3), split=1)),
@@ -162,7 +171,7 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "groupwise 4-bit decode": ("_decode", lambda: groupwise_decode.decode(_groupwise(4), torch.bfloat16)),
     **{f"experts {kind}, {rows}":
        ("_lut" if kind == "lut4" else "_dense", functools.partial(_experts, kind, rows))
-       for kind in ("lut4", "int8", "bfloat16") for rows in (1, 64)},
+       for kind in ("lut4", "int8", "bfloat16") for rows in (1, 512)},
     "causal_conv": ("_convolve", lambda: _state("causal_conv")),
     "linear_scan": ("_scan", lambda: _state("linear_scan")),
     **{name: ("_matrix", functools.partial(_state, name)) for name in ("gated_delta", "ssd_scan", "selective_scan")},
@@ -177,13 +186,13 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
 # Weights that one lane multiplies in one turn of the loop, from the sizes of the tiles that the launches choose.
 WEIGHTS = {
     "lut4 rows, 1": 128, "lut4 rows, 4": 32, "lut4_int8 rows, 1": 128, "lut4_int8 rows, 8": 16,
-    **{f"{kind} fragments, {rows}": 256 if rows <= 16 else 128
-       for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)},
+    **{f"{kind} fragments, {rows}": 256 if rows <= 16 else 128 if kind in ("int4", "lut4") else 64
+       for kind, rows in FRAGMENTS},
     "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128,
     "int8 weight rows, 1": 128, "int8 weight rows, 2": 64, "int8 weight tiles, 16": 32,
     "groupwise 4-bit rows, 1": 128, "groupwise 4-bit rows, 4": 32, "groupwise int8 rows, 1": 128,
     "groupwise 4-bit tiles, 16": 32, "groupwise 4-bit tiles, 64": 16, "groupwise int8 tiles, 16": 32,
-    "experts lut4, 1": 16, "experts lut4, 64": 32,
+    "experts lut4, 1": 32, "experts lut4, 512": 32,
 }  # fmt: skip
 
 

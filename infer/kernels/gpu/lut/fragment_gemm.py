@@ -37,6 +37,7 @@ def _gemm(
     planes_ptr: tl.tensor,  # int32 [N / 32, 18], or its bytes for the interpreter
     scale_ptr: tl.tensor,  # int32 [groups / 4, padded]: four int8; or FLOATS [K / 64 / EACH, padded]
     minimum_ptr: tl.tensor,  # floats [K / 64 / EACH, padded]
+    given_ptr: tl.tensor,  # float32 [M, K / 64]: sums of x
     row_scale_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
@@ -55,7 +56,7 @@ def _gemm(
     SCALED: tl.constexpr,
     FLOATS: tl.constexpr,  # scales of a checkpoint's groups, which multiply sums; no row scales
     EACH: tl.constexpr,  # groups of 64 columns that share one
-    MINIMUM: tl.constexpr,
+    MINIMUM: tl.constexpr,  # 0 none, 1 sums of x are made here, 2 they are given
     EVEN: tl.constexpr,
     PARTS: tl.constexpr,  # 0 one part, whose result is stored; 1 sums are stored; 2 the last program adds them up
     BIAS: tl.constexpr,
@@ -112,7 +113,12 @@ def _gemm(
                 own = tl.minimum((first + i) // EACH, num_columns // (64 * EACH) - 1) * padded + n
                 acc += tl.dot(weight, tl.trans(x)) * tl.load(scale_ptr + own).to(tl.float32)[:, None]
                 if MINIMUM:
-                    given_sums = tl.sum(x.to(tl.float32), 1)
+                    if MINIMUM == 2:
+                        real = m < tl.where(first + i < num_columns // 64, num_rows, 0)  # none of padding
+                        at = given_ptr + m * (num_columns // 64) + first + i
+                        given_sums = tl.load(at, mask=real, other=0.0)
+                    else:
+                        given_sums = tl.sum(x.to(tl.float32), 1)
                     acc += tl.load(minimum_ptr + own).to(tl.float32)[:, None] * given_sums[None]
             else:
                 scale = ((scales << (24 - 8 * i)) >> 24).to(tl.float32)
@@ -228,7 +234,7 @@ def linear(
     each_group = num_columns // GROUP // scale.shape[0] if floats else 1
     many = num_rows > EXACT_ROWS
     block = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS
-    height, together, warps = (BLOCK, 2, 4) if many else (64, 4, 2)
+    height, together, warps = (BLOCK, 2, 8 if floats else 4) if many else (64, 4, 2)
     grid, steps = (cdiv(num_out, height), cdiv(num_rows, block)), groups // together
     parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if many else 6)
     each = max(cdiv(steps, parts), 1)
@@ -236,6 +242,9 @@ def linear(
     counted = tickets(x, grid[0] * grid[1]) if parts > 1 else None
     way = 0 if parts == 1 else 1 if counted is None else 2
     sums = x.new_empty((parts, num_rows, num_out), dtype=torch.float32) if way else row_scale
+    given = scale
+    if many and minimum is not None:
+        given = x.reshape(num_rows, -1, GROUP).sum(-1, dtype=torch.float32)
     out = sums if way == 1 else x.new_empty((num_rows, num_out))
     launch(
         _gemm,
@@ -245,6 +254,7 @@ def linear(
         planes.view(torch.uint8) if INTERPRETED else planes,
         scale if floats else scale.view(torch.int32),
         scale if minimum is None else minimum,
+        given,
         row_scale,
         row_scale if bias is None else bias.contiguous(),
         out,
@@ -263,7 +273,7 @@ def linear(
         SCALED=many and not floats,
         FLOATS=floats,
         EACH=each_group,
-        MINIMUM=minimum is not None,
+        MINIMUM=0 if minimum is None else 2 if many else 1,
         EVEN=groups * GROUP == num_columns,
         PARTS=way,
         BIAS=bias is not None,
