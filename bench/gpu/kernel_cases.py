@@ -141,7 +141,6 @@ def _state(name: str) -> None:
 
 FRAGMENTS = [
     *((kind, rows) for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)),
-    *((kind, rows) for kind in ("gptq", "awq", "bnb") for rows in (1, 16, 64)),
 ]
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
@@ -160,21 +159,6 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "int8 weight rows, 2": ("_rows", lambda: w8a16_gemv.linear(_x(2), _int8(), _scales(), split=1)),
     "int8 weight tiles, 16": ("_tiles", lambda: int8_gemm.weight_only(_x(16), _int8(), _scales())),
     "quantize rows": ("_quantize", lambda: int8_quantize.quantize_rows(_x(1), None)),
-    **{f"groupwise 4-bit rows, {rows}":
-       ("_rows", functools.partial(lambda m: groupwise_gemv.linear(_x(m), _groupwise(4), split=1), rows))
-       for rows in (1, 4)},
-    "groupwise int8 rows, 1": ("_rows", lambda: groupwise_gemv.linear(_x(1), _groupwise(8), split=1)),
-    **{f"groupwise 4-bit tiles, {rows}":
-       ("_tiles", functools.partial(lambda m: linear_groupwise.tiles(_x(m), _groupwise(4), split=1), rows))
-       for rows in (16, 64)},
-    "groupwise int8 tiles, 16": ("_tiles", lambda: linear_groupwise.tiles(_x(16), _groupwise(8), split=1)),
-    "groupwise 4-bit decode": ("_decode", lambda: groupwise_decode.decode(_groupwise(4), torch.bfloat16)),
-    **{f"experts {kind}, {rows}":
-       ("_lut" if kind == "lut4" else "_dense", functools.partial(_experts, kind, rows))
-       for kind in ("lut4", "int8", "bfloat16") for rows in (1, 512)},
-    "causal_conv": ("_convolve", lambda: _state("causal_conv")),
-    "linear_scan": ("_scan", lambda: _state("linear_scan")),
-    **{name: ("_matrix", functools.partial(_state, name)) for name in ("gated_delta", "ssd_scan", "selective_scan")},
     "attention bfloat16, decode": ("_attend", lambda: _attend("bfloat16", 1)),
     "attention int8, decode": ("_attend", lambda: _attend("int8", 1)),
     "attention bfloat16, prefill": ("_attend", lambda: _attend("bfloat16", 1, 512)),
@@ -190,8 +174,8 @@ WEIGHTS = {
        for kind, rows in FRAGMENTS},
     "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128,
     "int8 weight rows, 1": 128, "int8 weight rows, 2": 64, "int8 weight tiles, 16": 32,
-    "groupwise 4-bit rows, 1": 128, "groupwise 4-bit rows, 4": 32, "groupwise int8 rows, 1": 128,
-    "groupwise 4-bit tiles, 16": 32, "groupwise 4-bit tiles, 64": 16, "groupwise int8 tiles, 16": 32,
+    "groupwise 4-bit rows, 1": 128, "groupwise int8 rows, 1": 128,
+    "groupwise 4-bit tiles, 16": 32, 
     "experts lut4, 1": 32, "experts lut4, 512": 32,
 }  # fmt: skip
 

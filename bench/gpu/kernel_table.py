@@ -4,7 +4,7 @@
 
 Each kernel is compiled at the shapes of Llama 3.1 8B by the installed triton, and read with the tools in its wheel.
 `loop` counts the instructions of the longest innermost loop, `each` those for one weight of a product. Writes
-bench/results/gpu-kernels-TRITON.json and .md; a test compares a new compilation with them.
+bench/results/gpu-kernels-TRITON.json and .md after each kernel; a test compares a new compilation with them.
 """
 
 from __future__ import annotations
@@ -147,14 +147,18 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="kernels, with wildcards, separated by commas")
     given = parser.parse_args()
     chosen = [case for case in CASES if any(fnmatch.fnmatch(case, p) for p in given.only.split(","))]
-    counts = [count(case, int(sm)) for case in chosen for sm in given.capability.split(",")]
     path = result_path()
-    old = {(c.kernel, c.capability): c for c in (read(path) if path.exists() else [])}
-    now = {(c.kernel, c.capability): c for c in counts}
-    grown = [said for key, c in now.items() if key in old for said in worse(old[key], c)]
-    kept = old | now
-    page = write([kept[key] for case in CASES for sm in CAPABILITIES if (key := (case, sm)) in kept])
-    print(page.read_text(), *grown, sep="\n")
+    kept = {(c.kernel, c.capability): c for c in (read(path) if path.exists() else [])}
+    grown: list[str] = []
+    for case in chosen:
+        for sm in map(int, given.capability.split(",")):
+            now = count(case, sm)
+            if (case, sm) in kept:
+                grown += worse(kept[case, sm], now)
+            kept[case, sm] = now
+        page = write([kept[key] for case in CASES for sm in CAPABILITIES if (key := (case, sm)) in kept])
+        print(case, flush=True)
+    print(page.read_text() if chosen else "no kernel of this name", *grown, sep="\n")
     return 1 if grown else 0
 
 
