@@ -50,9 +50,13 @@ class _Fragments(Rewriter):
         if bits_of(table) != 4 or rest or group % GROUP or ("row_scale" in names and group != GROUP):
             return None
         return FragmentLayer(
-            **{part: names[part] for part in ("codes", "table", "scale")},
-            **{part: names.get(part) for part in ("row_scale", "bias", "minimum")},
+            codes=names["codes"],
+            table=names["table"],
+            scale=names["scale"],
+            row_scale=names.get("row_scale"),
+            bias=names.get("bias"),
             rows=codes.shape[0],
+            minimum=names.get("minimum"),
         )
 
     def _form(self, layer: FragmentLayer) -> dict[str, Any]:
