@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from infer import compress, plugins
 from infer.compress.assign import Assignment, CalibrationSet
 from infer.compress.calibration import group_scales, input_statistics
-from infer.compress.calibration.gptq import factor
+from infer.compress.calibration.gptq import factor, fit_with_feedback
 from infer.compress.calibration.input_statistics import calibrate, hessian_width
 from infer.compress.formats import cluster, fp4, int4
 from infer.errors import NotUsableError, UsageError
@@ -131,6 +131,13 @@ def test_feedback_survives_one_row_and_columns_that_are_never_used() -> None:
     assert bool(fitted("nf4", weight, stats).isfinite().all())
     assert output_error(x, weight, fitted("nf4", weight, stats)) < 0.05
     assert bool(factor(0, torch.zeros(4, 4)).upper.isfinite().all())
+
+
+def test_error_feedback_leaves_a_weight_of_one_row_as_it_is() -> None:
+    weight = torch.randn(1, 128)
+    given, hessian = weight.clone(), correlated(64, 128).t() @ correlated(64, 128)
+    fit_with_feedback(weight, torch.tensor([int4.TABLE]), None, [factor(0, hessian)])
+    assert torch.equal(weight, given)
 
 
 def test_hessians_without_room_are_cut_along_the_diagonal(monkeypatch) -> None:

@@ -22,7 +22,7 @@ DAMPING = 0.01
 HEADROOM = 1.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factor:
     """Upper Cholesky factor of an inverse Hessian, float32 [stop - start, stop - start], of these columns."""
 
@@ -52,7 +52,7 @@ def feed_back(
     weight: Tensor, factors: Sequence[Factor], begin: Begin, rounded: Round, group: int = GROUP
 ) -> None:
     """Round the columns of float32 [R, K] in order, each after the errors of those before it."""
-    left = weight.t().contiguous()
+    left = weight.t().clone(memory_format=torch.contiguous_format)
     for part in factors:
         for start in range(part.start, part.stop, GROUP):
             stop = min(start + GROUP, part.stop)
