@@ -10,19 +10,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.support.cached_libraries import cache_results
+
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
 test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_fused_decoder_layers
-kernels/test_native_arm kernels/test_triton_kernels pipeline/test_every_source serve/llm/test_trained_llm
-backends/test_inductor_steps attention/test_triton_attention pipeline/test_mixed_precision serve/llm/test_lora
+kernels/test_native_arm kernels/test_triton_interpreter pipeline/test_every_source serve/llm/test_trained_llm
+backends/test_inductor_steps llm/test_encoder_decoder pipeline/test_mixed_precision serve/llm/test_lora
 backends/test_ort_steps artifact/test_mutated_artifacts compress/test_format_choice cli/test_generate
 kernels/test_fused_encoder_layers predict/test_text_generation
 llm/test_paged_step cli/test_cli test_readme serve/test_page serve/workers/test_workers serve/test_chaos
@@ -30,11 +31,6 @@ serve/http/test_bad_requests onnx/test_table_layers test_models serve/test_end_t
 serve/http/test_openapi backends/test_trt llm/test_tools
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
-FOUND_OUT = (
-    ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
-    ("torch._inductor.codecache", "", "_precompile_header"),
-    ("httpx._transports.default", "", "create_ssl_context"),
-)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes that tests start inherit it
@@ -152,11 +148,15 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def brief_timings() -> Iterator[None]:
-    """Time undecided pairs for half a second: what `latency.paired` decides is tested with a clock of its own."""
+    """Time runners and undecided pairs no longer than the fewest calls take: what `latency` decides is tested with a
+    clock of its own.
+    """
     from infer.pipeline import trial_timing
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial_timing, "PAIR_SECONDS", 0.5)
+        patch.setattr(trial_timing, "PAIR_SECONDS", 0.02)
+        patch.setattr(trial_timing, "SHORT_SECONDS", 0.02)
+        patch.setattr(trial_timing, "BRIEF_SECONDS", 0.005)
         yield
 
 
@@ -222,19 +222,8 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def found_out_once() -> None:
-    """Cache results that libraries compute again for each model or server, and that take longer than a small one.
-
-    Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor
-    puts all of torch's headers through the preprocessor, twice, to learn whether they have changed; httpx reads the
-    certificates of all authorities for each client, and for each `httpx.get`, of http too.
-    """
-    for module, owner, name in FOUND_OUT:
-        place = getattr(sys.modules.get(module), owner, None) if owner else sys.modules.get(module)
-        found = getattr(place, name, None)
-        slow = found.fget if isinstance(found, property) else found
-        if slow is not None and not hasattr(slow, "cache_info"):
-            setattr(place, name, property(cache(slow)) if isinstance(found, property) else cache(slow))
+def cached_libraries() -> None:
+    cache_results()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,6 +28,7 @@ HOPELESS = 4.0  # times the fastest trial: then the float form of its backend is
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
 SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
 LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
+BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
 
@@ -97,7 +98,8 @@ def _time_float_forms(
     if not runners.keys() <= known.keys():
         for batch in plan.batches:
             calls = [call_of(runner, original, batch) for runner in runners.values()]
-            for name, taken in zip(runners, latency.in_turns(calls, device=plan.device), strict=True):
+            times = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
+            for name, taken in zip(runners, times, strict=True):
                 known.setdefault(name, {})[batch] = taken.p50
     return [FloatForm(name, runner, known[name]) for name, runner in runners.items()]
 
@@ -171,12 +173,12 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
 
 
 def _time_briefly(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
-    """Return median seconds per call by batch size, from 0.1 seconds of timing each."""
+    """Return median seconds per call by batch size, from `BRIEF_SECONDS` of timing each."""
     return {
         batch: latency.measure(
             call_of(runner, graph, batch, served=served),
             device=plan.device,
-            min_seconds=0.1,
+            min_seconds=BRIEF_SECONDS,
             min_runs=5,
             max_runs=300,
         ).p50
