@@ -17,7 +17,7 @@ from infer import attention
 from infer.attention import AttentionArgs, reference
 from infer.attention import triton as plugin
 from tests.support import ptx_elementwise
-from tests.support.triton_compile import assembly, run_in_interpreter
+from tests.support.triton_compile import assembly
 
 pytest.importorskip("triton", reason="triton is not installed")
 from infer.attention import _triton_attend, _triton_elementwise, _triton_write  # noqa: E402
@@ -26,7 +26,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
 on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_in_the_interpreter"
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
 )
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 PAGE = 8
@@ -218,12 +218,6 @@ def test_no_tokens_give_nothing_and_leave_the_cache() -> None:
 def test_many_sequences_find_their_tiles() -> None:
     rows = [(i % 3, i % 2) for i in range(140)]
     assert_near(both(arguments(rows, heads=2, kv_heads=1, width=16)))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @pytest.fixture

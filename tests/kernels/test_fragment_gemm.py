@@ -15,7 +15,7 @@ from infer.kernels.gpu import fragment_packing, launch
 from infer.kernels.ops import bitpack, linear_lut4_fragments
 from infer.kernels.passes import fragment_fusion
 from tests.support import ptx_elementwise
-from tests.support.triton_compile import compiled, run_in_interpreter
+from tests.support.triton_compile import compiled
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu.lut import fragment_decode, fragment_gemm  # noqa: E402
@@ -25,7 +25,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
 on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_in_the_interpreter"
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
 )
 on_host = pytest.mark.skipif(INTERPRETED, reason="the interpreter needs only what runs on a device")
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -194,11 +194,6 @@ def test_the_kernel_computes_the_layer(
     y = fragment_gemm.linear(bad.to(DEVICE), packed[0], *packed[2:], None, features, uniform)
     assert y[0].isnan().all()
     assert y[1:].isfinite().all()
-
-
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 class _Block(torch.nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infer.kernels.ops import bitpack
-from tests.support.triton_compile import assembly, run_in_interpreter
+from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import experts  # noqa: E402
@@ -19,7 +19,7 @@ OPS = torch.ops.infer
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_in_the_interpreter")
+on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 E = 5
 ASKED = [(0, 2), (1, 2), (3, 2), (40, 1)]  # rows, experts of each
@@ -137,11 +137,6 @@ def test_a_wrong_number_of_experts_is_refused() -> None:
         experts.linear_experts(torch.zeros(2, 8), torch.zeros(3, dtype=torch.int64), torch.zeros(E, 8, 8), 2)
     with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
         experts.tiles_of(torch.tensor([E]), E, 16)
-
-
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @on_host

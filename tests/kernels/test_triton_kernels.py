@@ -1,7 +1,7 @@
 """The Triton kernels against the portable reference, on odd shapes: on a GPU, or in Triton's interpreter on the CPU.
 
 `TRITON_INTERPRET` counts when kernels are defined, so without a GPU the tests marked `on_device` run in a second
-process (`test_in_the_interpreter`). In this one the kernels are compiled for two GPUs that needn't be here.
+process (test_triton_interpreter.py). In this one the kernels are compiled for two GPUs that needn't be here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_packed import lut4_twin
-from tests.support.triton_compile import assembly, run_in_interpreter
+from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import embedding, epilogue, kernel_thresholds  # noqa: E402
@@ -29,7 +29,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
 on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_in_the_interpreter"
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
 )
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 
@@ -236,11 +236,6 @@ def test_estimated_crossovers_rise_with_the_bandwidth() -> None:
     assert kernel_thresholds._first([3.0] * 11, [2.0] * 11) == kernel_thresholds.NEVER
     assert kernel_thresholds._first([1.0] * 11, [2.0] * 11) == 1
     assert kernel_thresholds._first([3.0, 3.0] + [1.0] * 9, [2.0] * 11) == kernel_thresholds.ROWS[2]
-
-
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @pytest.fixture

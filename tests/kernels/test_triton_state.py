@@ -9,7 +9,7 @@ import torch
 
 from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.state_cases import state_operands
-from tests.support.triton_compile import assembly, run_in_interpreter
+from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import state_space  # noqa: E402
@@ -17,7 +17,7 @@ from infer.kernels.gpu import state_space  # noqa: E402
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_in_the_interpreter")
+on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 ROWS = 5
 # Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
@@ -55,11 +55,6 @@ def test_segments_that_share_no_row_run_side_by_side() -> None:
     assert state_space.runs(torch.tensor([[0, 1, 0, 1], [1, 2, 2, 0]]), ROWS).tolist() == [2, 1]
     with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
         state_space.runs(torch.tensor([[0, 1, -1, ROWS]]), ROWS)
-
-
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @on_host

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
 
 
-def run_in_interpreter(file: str) -> None:
-    """Run the tests of a file in a process whose Triton kernels are interpreted on the CPU."""
+def run_in_interpreter(files: Iterable[Path]) -> None:
+    """Run the tests of files in one process whose Triton kernels are interpreted on the CPU."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
