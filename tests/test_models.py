@@ -35,6 +35,13 @@ def pydoc_lm():
 
 
 @pytest.fixture(scope="module")
+def corpus(pydoc_lm):
+    """Return the module of the corpus and its documents, which take seconds to find."""
+    module = pydoc_lm._sibling("pydoc_corpus")
+    return module, module.corpus()
+
+
+@pytest.fixture(scope="module")
 def language_model(pydoc_lm):
     return pydoc_lm.load()
 
@@ -169,15 +176,14 @@ def test_tokenizer_round_trips_any_text(pydoc_lm, text):
     assert plain.decode(ids) == auto.decode(ids, skip_special_tokens=True) == text
 
 
-def test_corpus_keeps_held_out_text_out_of_training():
-    corpus = recipe("pydoc_lm")._sibling("pydoc_corpus")
-    documents = corpus.corpus()
+def test_corpus_keeps_held_out_text_out_of_training(corpus):
+    module, documents = corpus
     held_out = {doc.name for doc in documents if doc.held_out}
     learned = {doc.name for doc in documents if not doc.held_out}
     assert held_out
     assert not held_out & learned
-    secret = {key for doc in documents if doc.held_out for key in corpus._paragraph_keys(doc.text)}
-    shown = {key for doc in documents if not doc.held_out for key in corpus._paragraph_keys(doc.text)}
+    secret = {key for doc in documents if doc.held_out for key in module._paragraph_keys(doc.text)}
+    shown = {key for doc in documents if not doc.held_out for key in module._paragraph_keys(doc.text)}
     assert len(secret) > 100
     assert not secret & shown
 
@@ -211,9 +217,10 @@ def test_minilm_sentences_are_english_of_many_lengths(minilm):
     assert (minilm.checkpoint_folder() / "model.safetensors").exists()
 
 
-def test_text_that_calibrates_judges_nothing(minilm, pydoc_lm, monkeypatch):
+def test_text_that_calibrates_judges_nothing(minilm, pydoc_lm, corpus, monkeypatch):
     monkeypatch.syspath_prepend(str(MODELS))
-    keys = pydoc_lm._sibling("pydoc_corpus")._paragraph_keys
+    keys, found = corpus[0]._paragraph_keys, corpus[1]
+    monkeypatch.setattr(pydoc_lm, "corpus", lambda: found)
     judging = {key for text in pydoc_lm.samples() for key in keys(text)}
     documents = pydoc_lm.calibration()
     assert len(documents) >= pydoc_lm.NUM_CALIBRATION

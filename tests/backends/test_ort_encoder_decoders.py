@@ -78,7 +78,7 @@ def test_sound_is_read_through_onnx_runtime(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lower a tiny BART to ONNX Runtime."""
-    return artifact(tmp_path_factory.mktemp("bart"), "bart", backend="ort")
+    return artifact(tmp_path_factory.mktemp("bart"), "bart", sizes={"encoder_layers": 1}, backend="ort")
 
 
 def test_forks_of_a_source_have_the_probabilities_of_transformers(bart: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_file_becomes_an_artifact_that_answers_as_its_weights(tmp_path: Path) 
     model: Any = tiny_decoders.build("llama")
     kept = write_gguf(tmp_path / "m.gguf", model, "llama", types={"": QUANT.Q4_0})
     optimize(
-        Plan(source=str(tmp_path / "m.gguf"), backend="eager", data="random", kv_dtype="float32"),
+        Plan(source=str(tmp_path / "m.gguf"), backend="eager", batches=(), data="random", kv_dtype="float32"),
         tmp_path / "m.infer",
     )
     model.load_state_dict(kept, strict=False)
