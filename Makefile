@@ -8,8 +8,11 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
+# A worker more than the cores that it was tuned for: tests of servers wait most of their time, for processes that start,
+# answer and end, and without it a core would wait with them.
+WORKERS ?= 3
 test: lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

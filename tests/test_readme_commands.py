@@ -21,7 +21,7 @@ PAGES = [
 CONSOLE = [block for page in PAGES for block in blocks(page) if block.language == "console"]
 DISTINCT = list({block.text: block for block in reversed(CONSOLE)}.values())[::-1]
 RUN = [block for block in DISTINCT if not all(command.exempt for command in block.commands())]
-SAMPLE_CHARACTERS = 1000  # of 40,000: calibration and comparison take a fraction of the time
+SAMPLE_CHARACTERS = 3000  # of 40,000: calibration and comparison take a fraction of the time
 
 
 def first_words(block: Block) -> str:
