@@ -141,6 +141,7 @@ def _state(name: str) -> None:
 
 FRAGMENTS = [
     *((kind, rows) for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)),
+    *((kind, rows) for kind in ("gptq", "awq", "bnb") for rows in (1, 64)),
 ]
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
@@ -159,6 +160,17 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "int8 weight rows, 2": ("_rows", lambda: w8a16_gemv.linear(_x(2), _int8(), _scales(), split=1)),
     "int8 weight tiles, 16": ("_tiles", lambda: int8_gemm.weight_only(_x(16), _int8(), _scales())),
     "quantize rows": ("_quantize", lambda: int8_quantize.quantize_rows(_x(1), None)),
+    "groupwise 4-bit rows, 1": ("_rows", lambda: groupwise_gemv.linear(_x(1), _groupwise(4), split=1)),
+    "groupwise int8 rows, 1": ("_rows", lambda: groupwise_gemv.linear(_x(1), _groupwise(8), split=1)),
+    "groupwise 4-bit tiles, 16": ("_tiles", lambda: linear_groupwise.tiles(_x(16), _groupwise(4), split=1)),
+    "groupwise 4-bit decode": ("_decode", lambda: groupwise_decode.decode(_groupwise(4), torch.bfloat16)),
+    "experts lut4, 1": ("_lut", lambda: _experts("lut4", 1)),
+    "experts lut4, 512": ("_lut", lambda: _experts("lut4", 512)),
+    "experts int8, 1": ("_dense", lambda: _experts("int8", 1)),
+    "experts bfloat16, 1": ("_dense", lambda: _experts("bfloat16", 1)),
+    "causal_conv": ("_convolve", lambda: _state("causal_conv")),
+    "linear_scan": ("_scan", lambda: _state("linear_scan")),
+    **{name: ("_matrix", functools.partial(_state, name)) for name in ("gated_delta", "ssd_scan", "selective_scan")},
     "attention bfloat16, decode": ("_attend", lambda: _attend("bfloat16", 1)),
     "attention int8, decode": ("_attend", lambda: _attend("int8", 1)),
     "attention bfloat16, prefill": ("_attend", lambda: _attend("bfloat16", 1, 512)),

@@ -213,7 +213,8 @@ class _Block(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.layer(x, 0), self.layer(x, 1, self.bias), self.layer(x, 2)
-        return self.layer(torch.cat([first, second, third[..., :25]], -1), 3)
+        joined = torch.cat([first, second, third[..., :25]], -1)
+        return self.layer(joined, 3) / x.shape[-2]  # a size is a node of the program
 
 
 @on_host

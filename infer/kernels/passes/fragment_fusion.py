@@ -38,9 +38,9 @@ class _Fragments(Rewriter):
 
     def _layer(self, node: fx.Node) -> FragmentLayer | None:
         """Return what to pack for this node; None for other operators, dtypes, formats and computed operands."""
-        if node.op != "call_function" or node.meta["val"].dtype not in HALVES:
+        if node.op != "call_function" or str(node.target) not in (LAYER, GROUPWISE):
             return None
-        if str(node.target) not in (LAYER, GROUPWISE):
+        if node.meta["val"].dtype not in HALVES:
             return None
         names = self._names_of(node)
         if not names or "" in names.values() or "table" not in names or "super_scale" in names:
