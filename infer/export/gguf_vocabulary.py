@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import NotUsableError, SourceError
-from ..load.gguf.tokenizer import CONTROL, NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, build_tokenizer
+from ..load.gguf.tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PRE_TOKENIZERS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    build_tokenizer,
+    merges_by_score,
+)
 from ..load.model_metadata import read_json
 
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 HINT = "Use --to hf, which keeps the tokenizer as it is"
 # Texts that tell the pre-tokenizers apart: digits, contractions, cases, spaces, line ends, other scripts.
 PROBES = (
@@ -41,7 +53,8 @@ PROBES = (
 def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
     """Return the keys of the tokenizer in a folder, for an embedding of `rows` rows.
 
-    Raises `NotUsableError` for a tokenizer that is not byte-level BPE with a pre-tokenizer that llama.cpp names.
+    Raises `NotUsableError` for a tokenizer that is neither byte-level BPE with a pre-tokenizer that llama.cpp names nor
+    SentencePiece's BPE.
     """
     from tokenizers import Tokenizer
 
@@ -53,9 +66,11 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
     original = Tokenizer.from_file(str(path))
     content = read_json(path)
     model = content.get("model", {})
-    if model.get("type") != "BPE" or model.get("byte_fallback") or not _is_byte_level(content):
+    pieces = bool(model.get("byte_fallback"))
+    if model.get("type") != "BPE" or pieces == _is_byte_level(content):
         raise NotUsableError(
-            f"the tokenizer ({model.get('type')}) is not byte-level BPE, the one that is written to GGUF",
+            f"the tokenizer ({model.get('type')}) is neither byte-level BPE nor SentencePiece's BPE with bytes, those "
+            "that are written to GGUF",
             where=str(path),
             hint=HINT,
         )
@@ -63,13 +78,18 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
         read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     )
     found = _tokens(content, original, rows)
+    if pieces:
+        del found["tokenizer.ggml.merges"]
+        found |= _scores(content, found, path)
     found |= _special(settings, original)
-    for pre in PRE_TOKENIZERS:
-        tried = {**found, "tokenizer.ggml.pre": pre}
+    key = "tokenizer.ggml.add_space_prefix" if pieces else "tokenizer.ggml.pre"
+    for value in (True, False) if pieces else PRE_TOKENIZERS:
+        tried = {**found, key: value}
         if _agrees(tried, original, path):
             return tried | _template(folder, settings)
+    known = "with or without a space before the text" if pieces else f"known: {', '.join(PRE_TOKENIZERS)}"
     raise NotUsableError(
-        f"no pre-tokenizer that a GGUF file can name splits texts as this one does; known: {', '.join(PRE_TOKENIZERS)}",
+        f"no way to split texts that a GGUF file can name is that of this tokenizer; {known}",
         where=str(path),
         hint=HINT,
     )
@@ -95,6 +115,40 @@ def _tokens(content: Mapping[str, Any], original: Any, rows: int) -> dict[str, A
     return {
         **{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens},
         **{"tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": merges},
+    }
+
+
+def _scores(content: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return types and scores of SentencePiece's BPE, which tokenizer.json holds as the order of the merges.
+
+    A piece has minus the rank of the first merge that makes it. Raises `NotUsableError` where the merges are not those
+    that follow from scores.
+    """
+    tokens, types = found["tokenizer.ggml.tokens"], list(found["tokenizer.ggml.token_type"])
+    merges = [
+        tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in content["model"]["merges"]
+    ]
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    unknown = content["model"].get("unk_token")
+    for index, token in enumerate(tokens):
+        if token == unknown:
+            types[index] = UNKNOWN
+        elif _BYTE.fullmatch(token):
+            types[index] = BYTE
+    scores = [-float(ranks.get(token, len(merges))) for token in tokens]
+    made = merges_by_score(tokens, types, scores)
+    in_order = all(ranks["".join(a)] <= ranks["".join(b)] for a, b in zip(merges, merges[1:], strict=False))
+    if set(made) != set(merges) or not in_order:
+        raise NotUsableError(
+            f"the {len(merges)} merges are not the {len(made)} that SentencePiece makes of scores",
+            where=str(path),
+            hint=HINT,
+        )
+    return {
+        **{"tokenizer.ggml.model": "llama", "tokenizer.ggml.token_type": types},
+        "tokenizer.ggml.scores": scores,
     }
 
 

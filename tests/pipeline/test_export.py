@@ -72,6 +72,71 @@ def test_a_gguf_file_holds_the_weights_and_tokens_of_its_source(case: str, tmp_p
     assert str(metadata.get_field("tokenizer.chat_template").contents())  # type: ignore[union-attr]
 
 
+def sentencepiece(folder: Path, rows: int, prefix: bool) -> None:
+    """Replace the tokenizer of a folder by SentencePiece's BPE of few pieces, as transformers converts it."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz'.,"]
+    merged = ["he", "▁t", "▁the", "in", "th", "ing", "er", "▁▁"]
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *letters]
+    words += [f"<unused{index}>" for index in range(rows - len(words))]
+    merges = [
+        ("h", "e"),
+        ("▁", "t"),
+        ("▁t", "he"),
+        ("i", "n"),
+        ("t", "h"),
+        ("in", "g"),
+        ("e", "r"),
+        ("▁", "▁"),
+    ]
+    model = models.BPE(
+        vocab={word: index for index, word in enumerate(words)},
+        merges=merges,
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    made = Tokenizer(model)
+    first = [normalizers.Prepend("▁")] if prefix else []
+    made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+
+
+@pytest.mark.parametrize("prefix", [True, False], ids=["a space before", "as it is"])
+def test_pieces_of_sentencepiece_are_written_with_their_scores(prefix: bool, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    source = checkpoint(tmp_path, "llama", attention_bias=False)
+    rows = json.loads((source / "config.json").read_text())["vocab_size"]
+    sentencepiece(source, rows, prefix)
+    export_model(str(source), "gguf", tmp_path / "m.gguf", kind="F32")
+    metadata = gguf.GGUFReader(tmp_path / "m.gguf")
+    field = lambda name: metadata.get_field(f"tokenizer.ggml.{name}").contents()  # type: ignore[union-attr]  # noqa: E731
+    assert field("model") == "llama"
+    assert field("add_space_prefix") == prefix
+    again = open_gguf(tmp_path / "m.gguf")
+    found = Tokenizer.from_file(str(again.folder / "tokenizer.json"))
+    original = Tokenizer.from_file(str(source / "tokenizer.json"))
+    for text in ("the thing, in here.", "  tether  ing", "naïve 🙂\n"):
+        assert found.encode(text).ids == original.encode(text).ids
+    content = json.loads((source / "tokenizer.json").read_text())
+    content["model"]["merges"].append(["t", "her"])
+    content["model"]["vocab"]["ther"] = content["model"]["vocab"].pop("<unused0>")
+    content["model"]["vocab"]["her"] = content["model"]["vocab"].pop("<unused1>")
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(NotUsableError, match="merges are not the"):
+        export_model(str(source), "gguf", tmp_path / "n.gguf", kind="F32")
+
+
 def test_exports_of_other_types_read_back_as_the_package_reads_them(tmp_path: Path) -> None:
     source = checkpoint(tmp_path, "llama", attention_bias=False)
     export_model(str(source), "gguf", tmp_path / "m.gguf", kind="Q8_0")
