@@ -131,18 +131,22 @@ def compiled_packages(private_folders: Path, of_the_run: Path) -> Iterator[None]
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured_memory(private_folders: Path) -> Iterator[None]:
-    """Skip the process that measures memory at publishing: it takes longer than the rest for a small model.
+    """Skip the process that measures memory in `optimize` and `bench`: it takes longer than the rest for a small model.
 
-    Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
+    Tests of that process are in report/test_memory; tests that ask for its figures use `measured_memory`.
     """
+    from infer import bench
+    from infer.bench import llm
     from infer.pipeline import publish
-    from infer.report.measurements.memory import Memory
+    from infer.report.measurements import memory
 
-    def probe(*_: object, **__: object) -> Memory:
-        return Memory(failure="not measured in this test")
+    def probe(*_: object, **__: object) -> memory.Memory:
+        return memory.Memory(failure="not measured in this test")
 
+    unmeasured = SimpleNamespace(probe=probe, stored_weights=memory.stored_weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish, "memory", SimpleNamespace(probe=probe))
+        for module in (publish, bench, llm):
+            patch.setattr(module, "memory", unmeasured)
         yield
 
 
@@ -177,10 +181,13 @@ def hidden_openvino() -> Iterator[None]:
 
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer import bench
+    from infer.bench import llm
     from infer.pipeline import publish
     from infer.report.measurements import memory
 
-    monkeypatch.setattr(publish, "memory", memory)
+    for module in (publish, bench, llm):
+        monkeypatch.setattr(module, "memory", memory)
 
 
 @pytest.fixture(scope="session")

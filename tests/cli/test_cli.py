@@ -178,6 +178,7 @@ def test_predict_reads_and_writes_files(
     np.testing.assert_allclose(np.load("y.npz")["logits"], first, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("measured_memory")
 def test_json_of_every_reading_command(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         ["inspect", str(artifact)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infer.serve.batching.queue import BatchQueue
+from infer.serve.batching.batch_queue import BatchQueue
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.limits import ServeLimits
 

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from ...errors import InferError, NotReadyError, OverloadedError, TooLargeError
 from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem, Urgency
-from .waiting_items import QueueState, TenantState, WaitingState
+from .urgency_heaps import QueueState, TenantState, WaitingState
 
 TARGET_BATCHES = 2.5  # of useful size: the rest of the one that runs, and two that wait
 MIN_WAIT_LIMIT, MAX_WAIT_LIMIT = 0.1, 1.0  # seconds of queue that keep a model busy: least and most

@@ -4,7 +4,7 @@ Each tenant has a counter of the seconds it was served, as `LatencyModel` predic
 the lowest counter is next, within a batch too, whatever the priorities of others; one that comes back starts at the
 lowest counter of those that wait, so that an idle tenant saves up no service. (Virtual token counters: Sheng et al.,
 Fairness in serving large language models, OSDI 2024, with predicted seconds for tokens.) Within a tenant the order is
-that of `WaitingItems`. A batch is filled as far as work fits: shares only matter while more waits than fits.
+that of `UrgencyHeaps`. A batch is filled as far as work fits: shares only matter while more waits than fits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from itertools import chain
 from typing import Any
 
 from .admission import AdmissionController, FairDeadlineBudget
-from .queue import LOOK_PAST, BatchQueue
+from .batch_queue import LOOK_PAST, BatchQueue
 from .queue_items import HeapEntry, NextBatch, QueueItem
 from .tenant_queue import TenantQueue
-from .waiting_items import WaitingItems
+from .urgency_heaps import UrgencyHeaps
 
 UNMEASURED = 1e-9  # seconds of one element before the first measured batch
 MOST_BEHIND = 2  # longest batches that a tenant may have had more than another that waits too
@@ -59,7 +59,7 @@ class FairBatchQueue(BatchQueue):
         self.active.pop(part.name, None)
         self._last = part
 
-    count = WaitingItems._count
+    count = UrgencyHeaps._count
 
     def _insert(self, items: Sequence[QueueItem]) -> None:
         part = self.tenant_queue(items[0].tenant)

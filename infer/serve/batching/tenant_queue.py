@@ -9,7 +9,7 @@ from typing import Protocol
 from ...llm.engine.scheduling.engine_limits import is_beyond_share
 from .admission import AdmissionController
 from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
-from .waiting_items import QueueState, WaitingItems
+from .urgency_heaps import QueueState, UrgencyHeaps
 
 
 class SharedQueue(QueueState, Protocol):
@@ -24,7 +24,7 @@ class SharedQueue(QueueState, Protocol):
     def count(self, item: QueueItem, sign: int) -> None: ...
 
 
-class TenantQueue(WaitingItems):
+class TenantQueue(UrgencyHeaps):
     """Waiting items of one tenant; `served`: its service counter, in predicted seconds."""
 
     def __init__(self, name: str, whole: SharedQueue) -> None:

@@ -15,12 +15,12 @@ from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
 from ..workers.restart_policy import Quarantine, digest_of
+from .batch_queue import BatchQueue
 from .collate import BATCH, Arrays, Collator
 from .executor import LocalExecutor, count_batch
 from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
-from .queue import BatchQueue
 from .queue_items import AwaitedResult, BatchResult, InferResult, ItemOwner, QueueItem
 
 DEFAULT_PRIORITY = 2  # smaller goes first

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve.batching import queue
+from infer.serve.batching import batch_queue
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.fast_path.request_group import GroupItem
 from tests.support.manual_clock_queue import ManualClockQueue
@@ -54,7 +54,9 @@ def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
 def test_items_of_several_requests_give_the_batches_of_single_ones(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "LOOK_PAST", 1000)  # entries: of single requests there are more to look past
+    monkeypatch.setattr(
+        batch_queue, "LOOK_PAST", 1000
+    )  # entries: of single requests there are more to look past
     dice, desks = (
         random.Random(seed),
         [ManualClockQueue(max_batch=8, max_batch_elements=96) for _ in range(2)],

@@ -16,7 +16,7 @@ from ..limits import ServeLimits
 from .admission import AdmissionController, DeadlineBudget
 from .latency_model import LatencyModel
 from .queue_items import HeapEntry, NextBatch, QueueItem
-from .waiting_items import WaitingItems
+from .urgency_heaps import UrgencyHeaps
 
 LOOK_PAST = 16  # items that do not fit and may be overtaken while a batch is filled
 LARGEST_SHARE = 1 / 3  # of the waiting work that one batch without padding may have beyond the useful work
@@ -38,7 +38,7 @@ class BatchFill:
     short: str = "full"
 
 
-class BatchQueue(WaitingItems):
+class BatchQueue(UrgencyHeaps):
     """Queue bounded in requests, rows, bytes and predicted wait; gives batches. Not thread-safe.
 
     `num_executors`: batches that run at a time; executors are numbered from 0. `packed`: the model computes no padding,

@@ -14,7 +14,7 @@ from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
 AGING = 2.0  # seconds of waiting that outweigh one step of priority, so that no item starves
 
 
-class WaitingItems:
+class UrgencyHeaps:
     """Queue items by batch key and urgency; `requests`, `rows` and `bytes` are totals. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], latency: LatencyModel) -> None:
