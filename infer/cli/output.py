@@ -23,6 +23,8 @@ from ..spec import Finding
 from .search_display import search_reporter
 
 MAX_FACT = 1 << 16  # characters
+TOLD = ("train",)  # steps whose progress has words: losses, time left
+EVERY = 10.0  # seconds between two lines of such a step in a log
 
 
 class LineReporter(Reporter):
@@ -32,13 +34,21 @@ class LineReporter(Reporter):
         super().__init__()
         self._console, self._verbose, self._start = console, verbose, time.perf_counter()
         self._stages: set[str] = set()
+        self._stage, self._last = "", self._start
 
     def step(self, name: str, detail: str = "") -> None:
+        self._stage = name
         if name in self._stages and not self._verbose:
             return
         self._stages.add(name)
         seconds = time.perf_counter() - self._start
         self._print(f"{seconds:7.1f} s  {name}  {detail}")
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        now = time.perf_counter()
+        if self._stage in TOLD and now - self._last >= EVERY:
+            self._last = now
+            self._print(f"{now - self._start:7.1f} s  {self._stage}  {what}")
 
     def show(self, finding: Finding) -> None:
         if self._verbose:
@@ -55,14 +65,18 @@ class BarReporter(Reporter):
         super().__init__()
         self._progress, self._verbose = progress, verbose
         self._task = progress.add_task("starting", total=None)
+        self._stage = ""
 
     def step(self, name: str, detail: str = "") -> None:
+        self._stage = name
         self._progress.update(self._task, completed=1, total=1)
         self._progress.stop_task(self._task)
         self._task = self._progress.add_task(f"{name:<8} [dim]{escape(detail)}", total=None)
 
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
+        if self._stage in TOLD:
+            self._progress.update(self._task, description=f"{self._stage:<8} [dim]{escape(what)}")
 
     def show(self, finding: Finding) -> None:
         if self._verbose:

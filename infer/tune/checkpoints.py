@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import InferError, SourceError, UsageError
 from ..regular_files import MAX_JSON, read_regular
@@ -118,13 +119,15 @@ def run_tensors(
 ) -> dict[str, Tensor]:
     """Return trained parameters and optimizer states by name; numbers of a state as scalars."""
     names = {parameter: name for name, parameter in parameters.items()}
-    found: dict[str, Tensor] = {f"parameter/{name}": each for name, each in parameters.items()}
+    found: dict[str, Tensor] = {f"parameter/{name}": whole(each) for name, each in parameters.items()}
     for index, optimizer in enumerate(optimizers):
         for parameter, states in optimizer.state.items():
             for key, value in states.items():
                 kind = "tensor" if isinstance(value, Tensor) else "number"
                 tensor = (
-                    value if isinstance(value, Tensor) else torch.tensor(value, dtype=_number_type(value))
+                    whole(value)
+                    if isinstance(value, Tensor)
+                    else torch.tensor(value, dtype=_number_type(value))
                 )
                 found[f"optimizer/{index}/{kind}/{key}/{names[cast(nn.Parameter, parameter)]}"] = tensor
     return found
@@ -143,14 +146,27 @@ def restore(
             continue
         _, index, kind, key, name = full.split("/", 4)
         parameter = parameters[name]
-        held = tensor if key == "step" else tensor.to(parameter.device)  # counters stay on the CPU
+        held = tensor if key == "step" else _like(parameter, tensor)  # counters stay on the CPU
         optimizers[int(index)].state[parameter][key] = held.item() if kind == "number" else held
 
 
 @torch.no_grad()
 def _copy(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
+        parameter.copy_(_like(parameter, tensors[name]))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor whole; every process has to ask. Others are returned as they are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return the tensor on the parameter's device, sharded like it where their shapes are equal."""
+    placed = tensor.to(parameter.device)
+    if isinstance(parameter, DTensor) and placed.shape == parameter.shape:
+        return distribute_tensor(placed, parameter.device_mesh, parameter.placements)
+    return placed
 
 
 def _number_type(value: float) -> torch.dtype:

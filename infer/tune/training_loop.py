@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -90,7 +89,7 @@ class TrainingRun:
     ) -> None:
         self.rows, self.settings, self.folder, self.reporter = rows, settings, folder, reporter
         self.held_out = held_out if held_out is not None and len(held_out) else None
-        self.accelerator = new_accelerator(settings.precision)
+        self.accelerator = new_accelerator(settings)
         self.parameters = trainable(objective.model)
         if not self.parameters:
             raise UsageError("the model has no parameter to train")
@@ -98,8 +97,9 @@ class TrainingRun:
             objective.model, settings, self.accelerator.device.type
         )
         reporter.found(findings)
-        self.module: Any = self.accelerator.prepare(ObjectiveModule(objective))
-        self.optimizers: list[Any] = [self.accelerator.prepare(each) for each in self.plain_optimizers]
+        prepared = self.accelerator.prepare(ObjectiveModule(objective), *self.plain_optimizers)
+        self.module, self.optimizers = prepared[0], prepared[1:]
+        self.parameters = trainable(objective.model)  # sharding made others
         self.state = TrainState(identity=identity(settings, rows, self.parameters))
         self.total = settings.total_steps(len(rows))
 
@@ -150,7 +150,9 @@ class TrainingRun:
         """Average and clip the gradient, and step the optimizers; return the gradient's norm before clipping."""
         parameters = list(self.parameters.values())
         average(self.accelerator, parameters, terms)
-        norm = float(self.accelerator.clip_grad_norm_(parameters, self.settings.clip or math.inf))
+        norm = float(
+            checkpoints.whole(self.accelerator.clip_grad_norm_(parameters, self.settings.clip or math.inf))
+        )
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             raise self._failed(f"the norm of the gradient is {norm}")
         for optimizer in self.optimizers:
@@ -169,8 +171,10 @@ class TrainingRun:
         value = mean_measure(self.accelerator, self.module, self.held_out, size)
         if not math.isfinite(value):
             raise self._failed(f"the held-out measure is {value}")
-        if self.state.compare(value) and self.accelerator.is_main_process:
-            checkpoints.save_best(self.folder, self.state.step, self.parameters)
+        if self.state.compare(value):
+            tensors = {name: checkpoints.whole(each) for name, each in self.parameters.items()}
+            if self.accelerator.is_main_process:
+                checkpoints.save_best(self.folder, self.state.step, tensors)
         return value
 
     def _failed(self, what: str) -> GateError:
@@ -193,17 +197,15 @@ class TrainingRun:
 
     def _agreed(self, value: float) -> float:
         """Return the value of the first process: clocks and signals differ between processes."""
-        if self.accelerator.num_processes == 1:
-            return value
         from accelerate.utils import broadcast_object_list
 
-        return broadcast_object_list([value])[0]
+        return value if self.accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
     def _save(self) -> None:
         if (scaler := self.accelerator.scaler) is not None:
             self.state.scaler = scaler.state_dict()
+        tensors = checkpoints.run_tensors(self.parameters, self.plain_optimizers)
         if self.accelerator.is_main_process:
-            tensors = checkpoints.run_tensors(self.parameters, self.plain_optimizers)
             checkpoints.save_checkpoint(self.folder, self.state, tensors)
         self.accelerator.wait_for_everyone()
 

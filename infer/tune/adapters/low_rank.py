@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...compress.layer_kinds import is_conv1d_of_gpt2
 from ...compress.packed_layers import QuantizedLinear
@@ -55,11 +55,12 @@ def add_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         return peft.get_peft_model(model, config)  # type: ignore[arg-type]
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the adapter's folder as PEFT does, and read its configuration back as serving does."""
+def save_adapter(model: Any, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the adapter's trained tensors as PEFT does, and read its configuration back as serving does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
+        named = {"safe_serialization": True, "save_embedding_layers": False}
+        model.save_pretrained(folder, state_dict=dict(tensors), **named)
     path = folder / CONFIG
     config = {**json.loads(path.read_text()), "inference_mode": True}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

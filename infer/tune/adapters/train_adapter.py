@@ -12,13 +12,14 @@ from ...options import checked
 from ...paths import writing
 from ...reporter import Reporter
 from ...spec import Finding
-from ..checkpoints import remove_checkpoints
+from ..checkpoints import remove_checkpoints, whole
 from ..data.packed_sequences import SequenceRows, packing_fault
 from ..data.sequences import read_text_data, split_documents
 from ..learning_curve import TrainingReport, write_report
 from ..next_token_objective import NextTokenObjective
+from ..optimizers import trainable
 from ..settings import TrainSettings
-from ..training_environment import missing
+from ..training_environment import first_process, missing
 from ..training_loop import STAGE, train
 from .base_model import BaseModel, open_base
 from .low_rank import add_adapter, save_adapter
@@ -58,13 +59,15 @@ def train_adapter(
     checkpoints = output.with_name(f"{output.name}.checkpoints")
     result = train(objective, rows, held_out, training, checkpoints, reporter)
     report = TrainingReport.of(result, settings, training, reporter.findings)
-    with _staging(output) as folder:
-        save_adapter(wrapped, folder)
-        write_report(report, folder)
-        if output.exists():
-            shutil.rmtree(output)
-        folder.rename(output)
-    remove_checkpoints(checkpoints)
+    tensors = {name: whole(each) for name, each in trainable(wrapped).items()}
+    if first_process():
+        with _staging(output) as folder:
+            save_adapter(wrapped, tensors, folder)
+            write_report(report, folder)
+            if output.exists():
+                shutil.rmtree(output)
+            folder.rename(output)
+        remove_checkpoints(checkpoints)
     return report
 
 

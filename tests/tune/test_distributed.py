@@ -1,0 +1,75 @@
+"""Runs of several processes: losses and weights are those of one, and what can't be exact is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infer.errors import NotUsableError
+from infer.tune.gradient_accumulation import micro_batches
+from infer.tune.settings import TrainSettings
+from infer.tune.training_environment import _check_sharding, new_accelerator
+from tests.conftest import ROOT
+
+LAUNCH = {
+    "one process": [],
+    "DDP": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
+    "FSDP": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
+}
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+
+
+def launched(kind: str, folder: Path) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment |= SHARDED if kind == "FSDP" else {}
+    words = [sys.executable, *LAUNCH[kind], "-m", "tests.support.distributed_training", str(folder), "6", "2"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=580, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DDP", "FSDP"])
+def test_two_processes_have_the_losses_and_weights_of_one(kind: str, tmp_path: Path) -> None:
+    expected, found = launched("one process", tmp_path / "one"), launched(kind, tmp_path / "two")
+    assert found["sharded"] is (kind == "FSDP")
+    for name in ("losses", "norms"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+    assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5)
+    again = launched(kind, tmp_path / "two")  # from the last checkpoint, without a step
+    assert again["weights"] == found["weights"]
+    assert again["losses"] == found["losses"]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("size", [None, 1, 2, 100])
+def test_every_row_is_in_one_micro_batch_of_one_process(processes: int, size: int | None) -> None:
+    parts = [micro_batches(range(10, 17), size, process, processes) for process in range(processes)]
+    assert len({len(lists) for lists in parts}) == 1
+    assert sorted(row for lists in parts for one in lists for row in one) == list(range(10, 17))
+    assert all(len(one) <= (size or 7) for lists in parts for one in lists)
+
+
+def test_deepspeed_is_refused_by_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(NotUsableError, match="not the mean over all tokens.*fsdp_version: 2"):
+        new_accelerator(TrainSettings())
+
+
+@pytest.mark.parametrize(
+    ("version", "optimizer", "words"),
+    [(1, "adamw", "fsdp_version: 2"), (2, "muon", "muon needs whole parameters")],
+)
+def test_what_can_not_be_sharded_is_refused(version: int, optimizer: str, words: str) -> None:
+    accelerator = SimpleNamespace(is_fsdp2=version == 2)
+    with pytest.raises(NotUsableError, match=words):
+        _check_sharding(accelerator, TrainSettings(optimizer=optimizer))
