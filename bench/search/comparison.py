@@ -1,13 +1,16 @@
 """A search within budgets against trying everything, and against optimizing its winner alone.
 
     python -m bench.search.comparison [--only digits,minilm] [--space backend=eager,ort] [--time 1h] [--again]
+                                      [--olive .olive/bin/python]
 
 For each model three runs, each a process of its own with the caches of the machine: the search; everything
 (`bench.search.everything`: the same stages without a bound); the search's winner alone, by the command of its report.
 Printed are trials run, CPU time of the search over that of its winner alone, and the latency of the search's winner
 over that of the winner of everything, both as the run of everything measured them, in ratios to a float form. What was
 run is kept in .work/search/rows.json and not run again. Bars, of models that have all three: at most 3 × the winner's
-CPU time, latency within 3 %. Exit code 1 when one is missed.
+CPU time, latency within 3 %. Exit code 1 when one is missed. With `--olive` Olive searches the same model as an ONNX
+graph: its wall and CPU time, and the latency and the error of what it chose beside ours; its environment has olive-ai
+0.13, pydantic 2.11 (with 2.14 it fails at start), optuna, pandas, questionary and torchmetrics, and ours behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 import psutil
 
 from bench.kernels.auto_backend_models import MODELS, SOURCES
+from bench.search import rivals
 from bench.search.sources import RESNET18, arguments
 from bench.serve.reporting import exit_code, progress, write_results
 from bench.shared.repository import ROOT, child_environment, module_command
@@ -47,6 +51,9 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), default=names)
     parser.add_argument("--space", action="append", default=[], help="passed on, NAME=VALUES")
     parser.add_argument("--time", default="", help="of each search, as --time of infer optimize")
+    parser.add_argument(
+        "--olive", default="", help="Python of an environment with olive-ai: search with it too"
+    )
     parser.add_argument("--again", action="store_true", help="run again what was kept")
     asked = parser.parse_args()
     if unknown := set(asked.only) - {*SOURCES, *MODELS, RESNET18}:
@@ -76,6 +83,10 @@ def fill(name: str, row: dict[str, Any], asked: argparse.Namespace, save: Any) -
     if "alone" not in row and "command" in row["search"]:
         command = [*row["search"]["command"][1:], "--output", str(WORK / f"{name}-alone.infer"), "--force"]
         row["alone"] = measured(f"{name}: its winner alone", module_command("infer", *command))
+        save()
+    if asked.olive and "olive" not in row and "command" in row["search"]:
+        chosen = WORK / f"{name}-search.infer"
+        row["olive"] = rivals.olive(name, arguments(name, WORK), chosen, asked.olive, WORK, measured)
         save()
 
 
@@ -175,6 +186,7 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         cells = [name, search.get("winner", f"exit {search.get('code')}"), everything.get("winner", "-")]
         cells += [str(search.get("trials", "-")), str(everything.get("trials", "-"))]
         cells += ["-" if cpu is None else f"{cpu:.1f}", "-" if slower is None else f"{slower:.3f}"]
+        cells.append(str(row.get("olive", {}).get("our_time_over_theirs", "-")))
         lines.append(f"| {' | '.join(cells)} |")
         missed += [f"{name}: CPU time {cpu:.1f} x its winner's"] if cpu and cpu > CPU_BAR else []
         missed += [f"{name}: latency {slower:.3f} x the best"] if slower and slower > LATENCY_BAR else []

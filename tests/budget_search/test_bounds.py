@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from infer import Budgets, Plan
 from infer.budget_search import lower_bounds, space
@@ -288,3 +290,22 @@ def test_a_trial_that_lost_but_is_smaller_is_published(session: Session) -> None
     best = ToBeat(label="ort int8", ratios={"torch eager": {1: 1e-9}}, size=1 << 40, error=0.0)
     done = session.run(Request(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
     assert done.outcome == "published"
+
+
+class Tied(nn.Module):
+    """A table that is also the head, a table that is only looked up, and a layer that nothing calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places, self.unused = nn.Embedding(32, 16), nn.Embedding(8, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.tokens(ids) + self.places(ids % 8))
+
+
+def test_a_tied_weight_counts_once_and_unused_ones_never() -> None:
+    program = torch.export.export(Tied(), (torch.zeros(2, 3, dtype=torch.int64),))
+    found = lower_bounds.used_matrices(program)
+    assert sorted((one.count, one.looked_up) for one in found) == [(8 * 16, True), (32 * 16, False)]
