@@ -71,6 +71,8 @@ def test_parts_that_are_done_are_not_repeated(
 def test_a_part_fits_into_ten_minutes(wanted: Part, tmp_path: Path) -> None:
     commands = wanted.commands(tmp_path)
     assert sum(command.limit for command in commands) <= 600
+    paths = [Path(word) for c in commands for word in c.words if word.startswith("tests/")]
+    assert all((first_contact.ROOT / path).exists() for path in paths)
     modules = [c.words[2] for c in commands if c.words[1:2] == ["-m"] and c.words[2].startswith("bench")]
     root = Path(first_contact.ROOT)
     assert all((root / Path(*name.split("."))).with_suffix(".py").exists() for name in modules)

@@ -28,12 +28,17 @@ from bench.shared.repository import RESULTS, ROOT, child_environment, module_com
 
 TAIL = 4000  # characters of a command's output that are kept
 INFER = [sys.executable, "-m", "infer"]
-GPU_TESTS = (
-    "tests/kernels/test_triton_kernels.py",
-    "tests/attention/test_triton_attention.py",
-    "tests/backends",
-    "tests/tensorrt",
-)
+GPU_TESTS = {  # with their limits in seconds
+    "tests/kernels/test_triton_kernels.py": 120,
+    "tests/kernels/test_fragment_gemm.py": 70,
+    "tests/kernels/test_triton_groupwise.py": 70,
+    "tests/kernels/test_triton_experts.py": 60,
+    "tests/kernels/test_triton_state.py": 60,
+    "tests/attention/test_triton_attention.py": 80,
+    "tests/backends": 80,
+    "tests/tensorrt": 60,
+}
+ATTENTION_TESTS = "tests/attention/test_triton_attention.py"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,10 @@ def facts(folder: Path) -> list[Command]:
 
 def tests(folder: Path) -> list[Command]:
     words = ["-q", "-x", "--maxfail=20", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
-    limit = 600 // len(GPU_TESTS)
-    return [Command(Path(path).stem, module_command("pytest", path, *words), limit) for path in GPU_TESTS]
+    return [
+        Command(Path(path).stem, module_command("pytest", path, *words), limit)
+        for path, limit in GPU_TESTS.items()
+    ]
 
 
 def kernels(folder: Path) -> list[Command]:
@@ -100,7 +107,7 @@ def profile(folder: Path) -> list[Command]:
     """Return the profilers over one kernel run and over the attention tests, where they are installed."""
     run = module_command("bench.gpu.quantized_linear", "--minutes", "0.2", "--only", "lut4*")
     ncu = ["ncu", "--clock-control", "none", "--set", "basic", "--launch-count", "30", *run]
-    checked = module_command("pytest", "-q", "-x", GPU_TESTS[1], "-p", "no:cacheprovider")
+    checked = module_command("pytest", "-q", "-x", ATTENTION_TESTS, "-p", "no:cacheprovider")
     return [Command("ncu", ncu, 180), Command("sanitizer", ["compute-sanitizer", *checked], 180)]
 
 

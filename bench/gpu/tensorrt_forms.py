@@ -166,6 +166,14 @@ def in_child(model: str, cells: list[Cell]) -> Iterator[Cell]:
             yield lost
 
 
+def cells_of_today(asked: list[Cell], resume: bool) -> list[Cell]:
+    """Return the cells of today that are not asked for; with `resume` also those of them that did not fail."""
+    path = result_path("tensorrt")
+    found = msgspec.json.decode(path.read_bytes(), type=Results).cells if path.exists() else []
+    keys = {cell.key for cell in asked}
+    return [cell for cell in found if cell.key not in keys or (resume and cell.outcome != "failed")]
+
+
 def write(cells: list[Cell]) -> Path:
     """Write both result files of today; return the Markdown one."""
     path = result_path("tensorrt")
@@ -226,14 +234,14 @@ def main() -> int:
             for cell in fill(given.child, msgspec.json.decode(sys.stdin.read(), type=list[Cell])):
                 print(msgspec.json.encode(cell).decode(), file=results, flush=True)
         return 0
-    cells: list[Cell] = []
-    if given.resume and (path := result_path("tensorrt")).exists():
-        kept = msgspec.json.decode(path.read_bytes(), type=Results).cells
-        cells = [cell for cell in kept if cell.outcome != "failed"]
+    asked = {
+        model: wanted(model, given.quant.split(","), given.dtype.split(","))
+        for model in given.only.split(",")
+    }
+    cells = cells_of_today([cell for group in asked.values() for cell in group], given.resume)
     done = {cell.key for cell in cells}
-    for model in given.only.split(","):
-        open_cells = wanted(model, given.quant.split(","), given.dtype.split(","))
-        for cell in in_child(model, [cell for cell in open_cells if cell.key not in done]):
+    for model, group in asked.items():
+        for cell in in_child(model, [cell for cell in group if cell.key not in done]):
             cells.append(cell)
             write(cells)
             print(f"{' '.join(cell.key)}  {cell.outcome}  {cell.why}"[:300], flush=True)

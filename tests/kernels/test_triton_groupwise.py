@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.groupwise_operands import FORMS, Form, operands
-from tests.support.triton_compile import assembly, run_in_interpreter
+from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import epilogue, kernel_thresholds  # noqa: E402
@@ -20,7 +20,7 @@ OPS = torch.ops.infer
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_in_the_interpreter")
+on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 NAMES = Operands._fields
@@ -115,11 +115,6 @@ def test_the_operator_takes_any_rows_and_dtype(monkeypatch: pytest.MonkeyPatch) 
         limit = kernel_thresholds.Crossover(*crossover)
         monkeypatch.setattr(kernel_thresholds, "of", lambda *_, found=limit: found)
         assert_near(operator(x.half(), *given, bias), want, 2e-3)
-
-
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
-def test_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @on_host

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.gpu.static_cache_step import COMPILED, StaticCacheStep
+from infer.kernels import gpu
 from tests.support.tiny_decoders import VOCABULARY, build
 
 
@@ -31,3 +32,12 @@ def test_the_static_cache_rival_computes_the_model_in_one_graph(compiled: bool) 
     for place in range(6, 9):
         torch.testing.assert_close(step(ids[:, place]), expected[:, place], rtol=1e-4, atol=1e-4)
     assert len(graphs) == (1 if compiled else 0)
+
+
+def test_a_row_that_does_not_fit_is_skipped_with_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "why_not", lambda: None)  # else the module ends the process
+    from bench.gpu import decode_step
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (139_000_000_000, 150_000_000_000))
+    assert decode_step.room_missing(100e9) == ""
+    assert decode_step.room_missing(154e9) == "needs 154 GB, 139 GB are free"

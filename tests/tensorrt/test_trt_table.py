@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from bench.gpu.tensorrt_forms import Cell, Results, page_text, stdout_for_results
+from bench.gpu import tensorrt_forms
+from bench.gpu.tensorrt_forms import Cell, Results, cells_of_today, page_text, stdout_for_results
 from bench.shared.repository import RESULTS
 from infer.tensorrt import trt_library
 
@@ -50,6 +52,21 @@ def test_the_page_is_rendered_from_the_results(cells: list[Cell]) -> None:
     head = msgspec.json.decode(PATHS[-1].read_bytes())
     text = page_text(cells, head["builder"], head["date"])
     assert PATHS[-1].with_suffix(".md").read_text() == text
+
+
+def test_a_run_of_some_cells_keeps_the_others_of_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tensorrt.json"
+    monkeypatch.setattr(tensorrt_forms, "result_path", lambda _: path)
+    one, two, three = (
+        Cell(model="bert", quant=q, dtype="float16", outcome=o)
+        for q, o in (("none", "built"), ("int4", "built"), ("nf4", "failed"))
+    )
+    assert cells_of_today([one], True) == []
+    path.write_bytes(msgspec.json.encode(Results([one, two, three])))
+    assert cells_of_today([two, three], False) == [one]
+    assert cells_of_today([two, three], True) == [one, two]
 
 
 def test_native_prints_do_not_mix_with_results(capfd: pytest.CaptureFixture[str]) -> None:
