@@ -1,6 +1,8 @@
-"""The predictions of docs/gpu.md are those of today's kernels."""
+"""docs/gpu.md: its predictions are those of today's kernels, and the tests that it names exist."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -25,3 +27,15 @@ def test_more_sequences_give_more_tokens_and_fewer_bytes_take_less_time() -> Non
     packed = predicted_steps.predict(predicted_steps.SHAPES["8B"], "nf4", 1, found)
     assert packed.seconds < one.seconds
     assert 0 < packed.share < one.share < 1
+
+
+def test_every_fault_names_tests_that_exist() -> None:
+    section = predicted_steps.PAGE.read_text().split("## Faults found without a card")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|.*\| (.+) \|$", section, flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 18))
+    for number, named in rows:
+        found = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", named)
+        assert found, f"fault {number} has no test"
+        for path, name in found:
+            text = (predicted_steps.ROOT / path).read_text()
+            assert re.search(rf"^(async )?def {name}\(", text, flags=re.MULTILINE), f"{path} has no {name}"
