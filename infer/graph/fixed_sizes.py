@@ -1,13 +1,15 @@
-"""Capture with fixed sizes, of models that can't be captured with symbolic ones.
+"""Capture with narrower or fixed sizes, of models that can't be captured with the symbolic ones asked for.
 
-The exporter refuses a symbolic size that the model's code turns into a constant. Such a model is captured again with
-the batch fixed at 1, with the lengths fixed as in the samples, with both; the first that works is taken. Where each
+The exporter refuses a symbolic size whose bounds are wider than what the model's code takes: such a model is captured
+again within the bounds that it names. It also refuses one that the code turns into a constant: captured again with the
+batch fixed at 1, with the lengths fixed as in the samples, with both; the first that works is taken. Where each
 row's output depends on that row alone, which is tried on the model itself, a batch of 1 still serves any number of
 rows: they run one after the other.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +33,7 @@ Sizes = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured graph, and a sentence for people on the sizes that had to be fixed; empty where none had."""
+    """A captured graph, and a sentence for people on the sizes that had to be fixed or narrowed, else empty."""
 
     graph: Graph
     fixed: str = ""
@@ -70,6 +72,9 @@ def capture_at_any_sizes(
                 raise
             continue
         graph = _with_rows(module, graph)
+        if any(low < high for low, high in fixed.values()):
+            named = ", ".join(f"{name} {low} to {high}" for name, (low, high) in fixed.items())
+            return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)")
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
         if BATCH in fixed:
@@ -108,7 +113,11 @@ def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapp
 def _sizes_to_fix(
     reason: str, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes
 ) -> Iterator[dict[str, tuple[int, int]]]:
-    """Yield the sizes to fix: those that the exporter names, the batch, the lengths, all."""
+    """Yield the sizes to limit: within the bounds that the exporter names; then, fixed, those it names, the batch, the
+    lengths, all.
+    """
+    if narrow := _narrower(reason, sizes):
+        yield narrow
     found: dict[str, int] = {}
     for spec in inputs:
         for size, have in zip(spec.shape, samples[spec.name].shape, strict=True):
@@ -121,6 +130,22 @@ def _sizes_to_fix(
         if names and names not in tried:
             tried.append(names)
             yield {name: (found[name], found[name]) for name in found if name in names}
+
+
+def _narrower(reason: str, sizes: Sizes) -> dict[str, tuple[int, int]]:
+    """Return the bounds that the exporter's guards leave to lengths, empty where it calls any size a constant.
+
+    It suggests them, or names what must not be 1, such as the size less 2. A batch is left to the capture of one row.
+    """
+    suggested = re.findall(r"^\s*(\w+) = Dim\('\w+', min=(\d+)(?:, max=(\d+))?\)", reason, re.M)
+    differences = re.findall(r"Not all values of (\w+) = .* guard \(\(-(\d+)\) \+ \S+\) != 1", reason)
+    found: dict[str, tuple[int, int]] = {}
+    for name, low, high in [*suggested, *((name, int(less) + 2, "") for name, less in differences)]:
+        if name not in sizes or name == BATCH or "specialized it to be a constant" in reason:
+            return {}
+        least, most = found.get(name, sizes[name])
+        found[name] = max(least, int(low)), min(most, int(high or most))
+    return {name: bounds for name, bounds in found.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
 
 
 def _fixing_reason(reason: str, fixed: Sizes) -> str:

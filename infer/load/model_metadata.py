@@ -102,7 +102,7 @@ def metadata(
         "bos_id": config.get("bos_token_id"),
         "eos_id": config.get("eos_token_id"),
     }
-    if config.get("is_encoder_decoder"):
+    if config.get("is_encoder_decoder") and task == "text-generation":
         meta["decoder_start_ids"] = decoder_start_ids(config, folder)
     if isinstance(config.get("id2label"), dict) and task != "multiple-choice":
         meta["labels"] = [

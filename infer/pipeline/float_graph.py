@@ -95,7 +95,8 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         )
     if found.fixed:
         loaded.limitations.append(found.fixed)
-        (reporter or Reporter()).found([Finding("capture", "sizes", "fixed", why=found.fixed)])
+        how = found.fixed.partition(" ")[0]  # fixed, or narrower
+        (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
     loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
     return found.graph
 

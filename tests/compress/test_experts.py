@@ -12,9 +12,11 @@ from torch import nn
 from infer import compress
 from infer.compress.calibration.expert_statistics import FEWEST, ExpertStats
 from infer.compress.packed_layers import QuantizedExperts
+from infer.graph import capture
 from infer.load.model_patches.moe_layers import ExpertLinear, checkpoint_names, split_experts
 from infer.load.weights import DictReader
 from infer.plan import Plan
+from infer.spec import TensorSpec
 from tests.support.tiny_decoders import GROUPED, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, LATENT
 
@@ -171,3 +173,21 @@ def test_onnx_backends_refuse_experts_they_have_no_operator_for(quant: str, expe
         assert said.startswith("ONNX has no operator for 1 layers of quantized experts")
     else:
         assert (said is None) == (experts <= 16)
+
+
+def test_shared_experts_of_aria_take_any_length() -> None:
+    from transformers import AriaTextConfig
+    from transformers.models.aria.modeling_aria import AriaTextMoELayer
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "moe_num_experts": 4, "moe_topk": 2}
+    layer = AriaTextMoELayer(AriaTextConfig(**sizes)).eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(2, 11, 64)
+    with torch.no_grad():
+        expected = layer(x)
+    specs = (TensorSpec("hidden_states", "float32", ("batch", "seq", 64)),)
+    graph = capture.capture(split_experts(layer), specs, {"hidden_states": x[:, :8]})
+    got = next(iter(graph.run({"hidden_states": x}).values()))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)

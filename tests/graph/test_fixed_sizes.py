@@ -101,6 +101,22 @@ def test_a_length_is_fixed_as_in_the_samples_and_the_batch_stays_free() -> None:
     torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Table()(x))
 
 
+class Neighbours(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x[:, 1:] - x[:, :-1]
+        return steps[:, 1:] - steps[:, :-1]
+
+
+def test_a_length_is_narrowed_to_what_the_code_takes() -> None:
+    found = captured(Neighbours(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
+    low, high = found.graph.sizes["seq"]
+    assert (low, high) == (4, 64)
+    assert found.fixed == "narrower sizes: seq 4 to 64 (the model's code takes no others)"
+    for length in (low, 40):
+        x = torch.randn(3, length, 8)
+        torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Neighbours()(x))
+
+
 def test_batch_and_length_are_both_fixed_where_it_takes_both() -> None:
     found = captured(Both(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
     assert found.graph.sizes == {"batch": (1, 1), "seq": (5, 5)}

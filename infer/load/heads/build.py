@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -25,7 +28,7 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
     """
     for head in heads:
         found = model_class(head, name, settings)
-        if found is not None and _reads(found, head):
+        if found is not None and _reads(found, head) and _gives(found, head):
             return head, found
     found = model_class(heads[0], name, settings)
     if found is None:
@@ -35,7 +38,6 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
             hint="Check `architectures` and `model_type`, or install a newer transformers",
         )
     parameters = inspect.signature(found.forward).parameters
-    takes = [n for n in parameters if n in OTHER_MODALITIES]
     if {"input_ids", "pixel_values"} <= set(parameters) and name.endswith("Model"):
         raise SourceError(
             f"{name} has a tower for texts and one for images, and transformers has no class for one of them with its "
@@ -44,20 +46,62 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
             hint="Give the tower's state dict and --model file.py:factory",
         )
     raise SourceError(
-        f"expected a model of text, but {name} takes {', '.join(takes or [found.main_input_name])}",
+        _misfit(found, heads[0]),
         where=str(folder / "config.json"),
-        hint="Save its text half as a folder of its own, or give the model with --model file.py:factory and name "
-        "its tensors with --input",
+        hint="Give its state dict and --model file.py:factory, and name its tensors with --input",
+    )
+
+
+def _misfit(found: Any, head: Head) -> str:
+    """Return why no head fits a class: the inputs or the outputs that they do not know."""
+    if (
+        _reads(found, head)
+        or head.outputs == ("embedding",)
+        and _reads(found, replace(head, reads="pixel_values"))
+    ):
+        gives = ", ".join(output_fields(found)[:4])
+        return f"expected a model of hidden states (last_hidden_state), but {found.__name__} gives {gives}"
+    given = [
+        name for name in inspect.signature(found.forward).parameters if name not in ("self", "args", "kwargs")
+    ]
+    main = [name for name in given if name in ("input_ids", *OTHER_MODALITIES)]
+    return (
+        f"expected a model of text alone, images alone or sound alone, but {found.__name__} takes "
+        f"{', '.join(main or given[:4] or [found.main_input_name])}"
     )
 
 
 def _reads(found: Any, head: Head) -> bool:
     """Return true when the class's inputs are of the head's modality alone."""
-    if head.task in ("text-generation", DUAL_TOWERS.task):
-        return True
     parameters = inspect.signature(found.forward).parameters
     takes = [name for name in parameters if name in OTHER_MODALITIES]
-    return takes == [] if head.reads == "input_ids" else head.reads in takes and "input_ids" not in parameters
+    if head.task in ("text-generation", DUAL_TOWERS.task):
+        several = head.auto == "AutoModelForSeq2SeqLM" and takes  # a source of text and of another kind
+        return head.reads in parameters and not several
+    if head.reads == "input_ids":
+        return takes == [] and "input_ids" in parameters
+    return head.reads in takes and "input_ids" not in parameters
+
+
+def _gives(found: Any, head: Head) -> bool:
+    """Return true when the class gives the hidden states that the embedding is made of, or does not say."""
+    fields = output_fields(found)
+    return head.ending != "Model" or not fields or bool({"last_hidden_state", "pooler_output"} & set(fields))
+
+
+def output_fields(found: Any) -> list[str]:
+    """Return the names of the outputs that the return annotation of a class of transformers promises, [] without."""
+    from transformers.utils import ModelOutput
+
+    given = inspect.signature(found.forward).return_annotation
+    code = vars(sys.modules[found.__module__])
+    kinds = (
+        [code.get(word) for word in re.findall(r"\w+", given)]
+        if isinstance(given, str)
+        else [given, *get_args(given)]
+    )
+    outputs = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ModelOutput))
+    return [field for kind in outputs for field in getattr(kind, "__dataclass_fields__", ())]
 
 
 def model_class(head: Head, name: str, settings: Any) -> Any:

@@ -14,24 +14,36 @@ from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
 from ..sentence_transformers.sentence_transformers import SentenceFolder
-from .table import DUAL_TOWERS, PADDED_TEXT, PIXELS, SOUND, Head
-from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
+from .table import DUAL_TOWERS, FEATURES, PADDED_TEXT, PIXELS, SOUND, Head
+from .text import (
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    SoundDecoder,
+    has_token_types,
+    position_limit,
+)
 from .wrappers import (
     AudioHead,
     ChoiceHead,
     DualTowers,
+    FeaturesHead,
     ImageEncoder,
     ImageHead,
     MaskedAudioHead,
+    MaskedFeaturesHead,
     MaskedImageHead,
     PaddedTextEncoder,
     PairChoiceHead,
     PairTextHead,
+    SourceClassifier,
+    SourceHead,
     TextHead,
 )
 
 SECONDS = (0.1, 30)  # of sound in one input
 RATE = 16000
+SMALLEST_FRAMES, LARGEST_FRAMES = 16, 3000  # of a spectrogram, up to 100 a second
 MOST_TEXTS = 1024  # that an image is compared with
 SMALLEST_IMAGE, LARGEST_IMAGE = 64, 1333
 
@@ -50,6 +62,10 @@ def wrap(
     if head.reads == SOUND:
         masked = getattr(model.config, "feat_extract_norm", "") == "layer" and _takes(model, "attention_mask")
         return (MaskedAudioHead if masked else AudioHead)(model, head.outputs).eval()
+    if head.reads == FEATURES and head.task != "text-generation":
+        return (MaskedFeaturesHead if _takes(model, "attention_mask") else FeaturesHead)(
+            model, head.outputs
+        ).eval()
     if head.task == "text-generation":
         if not getattr(model.config, "is_encoder_decoder", False):
             return Decoder(model).eval()
@@ -58,6 +74,11 @@ def wrap(
         return PaddedTextEncoder(model).eval()
     if head.ending == "TextModelWithProjection":
         return TextHead(model, ("text_embeds",)).eval()
+    if head.ending.startswith("DPR"):
+        return (PairTextHead if has_token_types(model) else TextHead)(model, ("pooler_output",)).eval()
+    if getattr(model.config, "is_encoder_decoder", False):
+        kind = SourceClassifier if head.task == "classification" else SourceHead
+        return kind(model, head.outputs).eval()
     if head.task == "multiple-choice":
         return (PairChoiceHead if has_token_types(model) else ChoiceHead)(model, head.outputs).eval()
     if head.task != "embedding":
@@ -83,7 +104,11 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
         elif isinstance(wrapped, AudioHead | MaskedAudioHead):
             dtype = "float32" if name == SOUND else "int64"
             specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
-        elif name == "input_features":
+        elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead):
+            shape = _features_shape(config, any_time=isinstance(wrapped, MaskedFeaturesHead))
+            dtype, shape = ("float32", shape) if name == FEATURES else ("int64", shape[:1])
+            specs.append(TensorSpec(name, dtype, ("batch", *shape)))
+        elif name == FEATURES:
             frames = 2 * int(config.max_source_positions)
             specs.append(TensorSpec(name, "float32", ("batch", int(config.num_mel_bins), frames)))
         else:
@@ -112,6 +137,7 @@ def size_bounds(
         "seq": (1, longest),
         "source": (1, longest),
         "samples": (int(SECONDS[0] * RATE), int(SECONDS[1] * RATE)),
+        "frames": (SMALLEST_FRAMES, LARGEST_FRAMES),
         "height": (SMALLEST_IMAGE, LARGEST_IMAGE),
         "width": (SMALLEST_IMAGE, LARGEST_IMAGE),
     }
@@ -135,6 +161,15 @@ def _sound_size(config: Any) -> tuple[int | str, ...]:
     if isinstance(bands := getattr(config, "num_mel_bins", None), int):
         return int(config.max_length), bands
     return ("samples",)
+
+
+def _features_shape(config: Any, *, any_time: bool) -> tuple[int | str, ...]:
+    """Return the sizes of a spectrogram: frames and bands of any time, or Whisper's bands and frames of a fixed one."""
+    of_encoder = getattr(config, "encoder_config", config)
+    bands = getattr(config, "feature_projection_input_dim", None) or getattr(of_encoder, "num_mel_bins", None)
+    if any_time:
+        return "frames", int(bands or 80)
+    return int(bands or 80), 2 * int(config.max_source_positions)
 
 
 def _gives_mask(preprocessor: Preprocessor | None) -> bool:

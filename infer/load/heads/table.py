@@ -26,7 +26,7 @@ class Head:
     reads: str = "input_ids"
 
 
-PIXELS, SOUND = "pixel_values", "input_values"
+PIXELS, SOUND, FEATURES = "pixel_values", "input_values", "input_features"
 BOXES = ("logits", "pred_boxes")
 SPANS = ("start_logits", "end_logits")
 HEADS = (
@@ -37,6 +37,7 @@ HEADS = (
     Head("ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering", SPANS),
     Head("ForMaskedLM", "fill-mask", "AutoModelForMaskedLM"),
     Head("ForMultipleChoice", "multiple-choice", "AutoModelForMultipleChoice"),
+    Head("ForNextSentencePrediction", "classification", "AutoModelForNextSentencePrediction"),
     Head("ForImageClassification", "image-classification", "AutoModelForImageClassification", reads=PIXELS),
     Head(
         "ForImageClassificationWithTeacher",
@@ -52,8 +53,19 @@ HEADS = (
     Head("TextModelWithProjection", "embedding", "AutoModel", ("embedding",)),
     Head("VisionModelWithProjection", "image-embedding", "AutoModel", ("embedding",), PIXELS),
     Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=SOUND),
+    # Models of a spectrogram, which their feature extractor computes.
+    Head(
+        "ForSequenceClassification", "audio-classification", "AutoModelForAudioClassification", reads=FEATURES
+    ),
+    Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=FEATURES),
+    Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=FEATURES),
+    # Dense passage retrieval: the pooled output is the embedding.
+    Head("DPRQuestionEncoder", "embedding", "AutoModel", ("embedding",)),
+    Head("DPRContextEncoder", "embedding", "AutoModel", ("embedding",)),
 )
-_SEQ2SEQ, FEATURES = "AutoModelForSeq2SeqLM", "input_features"
+_SEQ2SEQ = "AutoModelForSeq2SeqLM"
+# Heads of encoder-decoders that run once and generate nothing.
+RUN_ONCE = ("ForSequenceClassification", "ForQuestionAnswering", "ForAudioClassification")
 ENCODER_DECODERS = (
     Head("ForConditionalGeneration", "text-generation", _SEQ2SEQ),
     Head("MTModel", "text-generation", _SEQ2SEQ),
@@ -90,9 +102,9 @@ def architecture(config: Mapping[str, Any]) -> str:
 def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
     """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones."""
     name = architecture(config)
-    # DETR's decoder reads queries of its own and runs once: nothing is generated.
-    detects = any(name.endswith(head.ending) for head in HEADS if head.task == "object-detection")
-    if config.get("is_encoder_decoder") and not detects:
+    # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
+    runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
+    if config.get("is_encoder_decoder") and not runs_once:
         return _encoder_decoder(name, folder)
     if has_tower(config, name):
         return tuple(head for head in HEADS if head.task == "text-generation")[:1]
@@ -119,8 +131,14 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     raise SourceError(
         f"expected an architecture ending in {known} or Model, got {name!r}",
         where=str(folder / "config.json"),
-        hint="Export it with torch.export, or give its state dict and --model file.py:factory",
+        hint=_hint(name),
     )
+
+
+def _hint(name: str) -> str:
+    if name.endswith(("ForPreTraining", "ForMaskedImageModeling")):
+        return "That is the model of a pre-training: save it with the head that you use, or without one (AutoModel)"
+    return "Export it with torch.export, or give its state dict and --model file.py:factory"
 
 
 def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:
@@ -129,9 +147,10 @@ def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:
         return (SPEECH,)
     found = tuple(head for head in ENCODER_DECODERS if name.endswith(head.ending))
     if not found:
+        known = ", ".join([head.ending for head in ENCODER_DECODERS[:2]] + list(RUN_ONCE))
         raise SourceError(
-            f"{name} is an encoder-decoder model that generates no text; of such only those are opened from a folder "
-            "whose architecture ends in ForConditionalGeneration or MTModel",
+            f"{name} is an encoder-decoder model; of such those are opened from a folder whose architecture ends in "
+            f"{known}",
             where=str(folder / "config.json"),
             hint="Give the state dict of the half you need and --model file.py:factory",
         )

@@ -40,6 +40,44 @@ class PairTextHead(Headed):
         return self._named(input_ids=input_ids, **named)
 
 
+class SourceHead(Headed):
+    """A head over an encoder-decoder (BART, T5) that runs once: its decoder reads the source, shifted by one place."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        """Compute the outputs from int64 [batch, seq] twice."""
+        shifted = self._shifted(input_ids)
+        return self._named(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=shifted)
+
+    def _shifted(self, input_ids: Tensor) -> Tensor:
+        """Return the decoder's tokens as transformers makes them, without a slice whose size has a lower bound."""
+        config: Any = self.model.config
+        start = (
+            config.pad_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+        )
+        place = torch.arange(input_ids.shape[1], device=input_ids.device)
+        return input_ids[:, (place - 1).clamp(min=0)].where(place > 0, start)
+
+
+class SourceClassifier(SourceHead):
+    """Classifier over an encoder-decoder: the decoder's state at the last end token decides."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Compute logits: int64 [batch, seq] twice → float [batch, labels].
+
+        A row without an end token, which transformers refuses, is decided by its last token.
+        """
+        model: Any = self.model
+        hidden = model.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=self._shifted(input_ids)
+        ).last_hidden_state
+        place = torch.arange(input_ids.shape[1], device=input_ids.device)
+        last = place.where(attention_mask != 0, 0).amax(1)
+        end = place.where(input_ids == int(model.config.eos_token_id), -1).amax(1)
+        rows = torch.arange(input_ids.shape[0], device=input_ids.device)
+        found: Tensor = model.classification_head(hidden[rows, end.where(end >= 0, last)])
+        return found
+
+
 class OneChoice(Headed):
     """A multiple choice model with one row for each choice of a question: questions may have any number of them."""
 
@@ -148,3 +186,19 @@ class MaskedAudioHead(Headed):
     def forward(self, input_values: Tensor, attention_mask: Tensor) -> Any:
         """Compute the outputs from float [batch, samples] and int64 [batch, samples], 1 on real samples."""
         return self._named(input_values=input_values, attention_mask=attention_mask)
+
+
+class FeaturesHead(Headed):
+    """A model of a spectrogram of a fixed time with a head, as Whisper's encoder has."""
+
+    def forward(self, input_features: Tensor) -> Any:
+        """Compute the outputs from float [batch, bands, frames]."""
+        return self._named(input_features=input_features)
+
+
+class MaskedFeaturesHead(Headed):
+    """A model of a spectrogram of any time that tells frames of sound from padding by their mask."""
+
+    def forward(self, input_features: Tensor, attention_mask: Tensor) -> Any:
+        """Compute the outputs from float [batch, frames, bands] and int64 [batch, frames], 1 on frames of sound."""
+        return self._named(input_features=input_features, attention_mask=attention_mask)

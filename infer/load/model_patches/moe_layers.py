@@ -59,6 +59,21 @@ class _StoredExperts(nn.Module):
         return y if bias is None else y + bias[expert]
 
 
+class _SharedOnInput(nn.Module):
+    """Base of Aria's MoE layer, whose shared experts read the input itself.
+
+    Its own code gives them a view of a view, of which the exporter makes a constant of the length.
+    """
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        self_: Any = self
+        tokens = hidden_states.view(-1, hidden_states.shape[-1])
+        _, weights, index = self_.router(tokens)
+        found: Tensor = self_.experts(tokens, index, weights).view(hidden_states.shape)
+        return found + self_.shared_experts(hidden_states)
+
+
+_LAYERS = {"AriaTextMoELayer": _SharedOnInput}
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -77,6 +92,8 @@ def split_experts(model: nn.Module) -> nn.Module:
             if kind not in _CLASSES:
                 _CLASSES[kind] = type(f"Stored{kind.__name__}", (_StoredExperts, kind), {})
             module.__class__ = _CLASSES[kind]
+        elif (base := _LAYERS.get(type(module).__name__)) is not None:
+            module.__class__ = type(f"Stored{type(module).__name__}", (base, type(module)), {})
     return model
 
 

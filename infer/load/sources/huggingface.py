@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ...errors import NotUsableError, UnsafeSourceError
+from ...errors import NotUsableError, SourceError, UnsafeSourceError
 from ...plan import Plan
 from ...spec import Finding
 from .. import heads
@@ -113,7 +113,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         stored_as=str(quantized.get("quant_method", "codes")) if quantized else "",
         weight_bytes=stored_bytes if quantized else num_bytes(reader),
         findings=findings,
-        limitations=unused_generation_settings(config, folder),
+        limitations=unused_generation_settings(config, folder) if head.task == "text-generation" else [],
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
 
@@ -166,9 +166,17 @@ def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
 
 def _settings(folder: Path) -> Any:
     """Load the configuration object of transformers."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise SourceError(
+            f"transformers can't read the configuration: {' '.join(str(error).split())[:200]}",
+            where=str(folder / "config.json"),
+            hint="Check `model_type` and its sizes, or install the transformers that wrote it",
+        ) from error
 
 
 def _other_names(name: str, model: nn.Module, tower: str | None) -> list[str]:
