@@ -21,14 +21,16 @@ from tests.support.cached_libraries import cache_results
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_fused_decoder_layers
-kernels/test_native_arm kernels/test_triton_interpreter pipeline/test_every_source serve/llm/test_trained_llm
-backends/test_inductor_steps llm/test_encoder_decoder pipeline/test_mixed_precision serve/llm/test_lora
-backends/test_ort_steps artifact/test_mutated_artifacts compress/test_format_choice cli/test_generate
-kernels/test_fused_encoder_layers predict/test_text_generation
-llm/test_paged_step cli/test_cli test_readme serve/test_page serve/workers/test_workers serve/test_chaos
-serve/http/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack
-serve/http/test_openapi backends/test_trt llm/test_tools
+pipeline/test_backends_and_formats test_readme_commands test_tutorials kernels/test_fused_decoder_layers
+kernels/test_native_arm kernels/test_triton_interpreter cli/test_generate serve/llm/test_trained_llm
+predict/test_text_generation backends/test_inductor_steps backends/test_ort_steps llm/test_encoder_decoder
+artifact/test_mutated_artifacts llm/test_paged_step predict/test_task_answers budget_search/test_isolation
+onnx/test_table_layers llm/test_lora_variants artifact/test_stored_data pipeline/test_every_source
+llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact backends/test_ort_encoder_decoders
+pipeline/test_mixed_precision pipeline/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
+llm/test_latent_attention backends/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
+serve/http/test_openapi cli/test_cli serve/test_page serve/workers/test_workers serve/test_chaos
+serve/http/test_bad_requests serve/test_end_to_end
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
 
