@@ -42,10 +42,17 @@ class Knowledge:
     def add(self, record: TrialRecord) -> None:
         self.records[record.candidate] = record
         if record.measured is not None:
-            for form, seconds in record.measured.rival_seconds.items():
-                known = self._reference(record.candidate).setdefault(form, {})
-                for batch, value in seconds.items():
-                    known.setdefault(batch, value)
+            self._refer(self._reference(record.candidate), record.measured.rival_seconds)
+
+    def _refer(self, known: dict[str, dict[int, float]], forms: Mapping[str, Mapping[int, float]]) -> None:
+        """Keep the seconds of float forms not known yet. Forms of one trial were timed in turns: a new one is put in
+        relation to one that was known, so that a machine that slowed down since then does not tell them apart.
+        """
+        old = {form: dict(by) for form, by in known.items()}
+        for form, seconds in forms.items():
+            for batch, value in seconds.items():
+                both = (old[one][batch] / by[batch] for one, by in forms.items() if batch in old.get(one, {}))
+                known.setdefault(form, {}).setdefault(batch, value * next(both, 1.0))
 
     @property
     def best(self) -> TrialRecord | None:

@@ -6,7 +6,7 @@ import msgspec
 
 from .. import fidelity
 from ..errors import InferError, ResourceError
-from ..latency import WORKLOAD
+from ..latency import WORKLOAD, Paired
 from ..pipeline.trial import Trial
 from ..pipeline.trial_timing import LOST
 from ..report import document
@@ -44,7 +44,7 @@ def measured(trial: Trial) -> Measured:
     return Measured(
         seconds={t.batch: t.pair.a.p50 for t in trial.latency},
         p99={t.batch: t.pair.a.p99 for t in trial.latency},
-        ratios={t.batch: t.pair.ratio for t in trial.latency},
+        ratios={t.batch: undisturbed_ratio(t.pair) for t in trial.latency},
         rivals={t.batch: t.rival for t in trial.latency},
         rival_seconds=trial.forms,
         first_token=_first_token(trial),
@@ -53,6 +53,17 @@ def measured(trial: Trial) -> Measured:
         drop=drop if drop < float("inf") else None,
         slower=trial.slower,
     )
+
+
+def undisturbed_ratio(pair: Paired) -> float:
+    """Return the ratio of a pair; of one that a busy machine left undecided the ratio of the shortest calls.
+
+    Disturbances only lengthen a call, so that the minimum bears them best (Chen and Revels 2016, "Robust benchmarking
+    in noisy environments").
+    """
+    if pair.verdict != "within noise" or pair.a.min <= 0 or pair.b.min <= 0:
+        return pair.ratio
+    return pair.a.min / pair.b.min
 
 
 def _first_token(trial: Trial) -> float | None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from infer.budget_search import trial_result
 from infer.budget_search.expectations import Knowledge
 from infer.budget_search.feasibility import limits_of
 from infer.budgets import Budgets
+from infer.latency import Paired, summarize
 from infer.plan import Plan
 from infer.report.search_record import Candidate, Measured, TrialRecord
 
@@ -111,3 +115,30 @@ def test_a_machine_that_slowed_down_does_not_choose_the_winner() -> None:
     )
     assert known.best is not None
     assert known.best.candidate.backend == "inductor"
+
+
+def test_a_form_timed_on_a_slower_machine_is_put_in_relation_to_one_known_before() -> None:
+    first = Measured(
+        seconds={1: 0.002}, ratios={1: 0.5}, rivals={1: "e"}, rival_seconds={"e": {1: 0.004}}, error=1e-6
+    )
+    slowed = Measured(
+        seconds={1: 0.009},
+        ratios={1: 0.9},
+        rivals={1: "o"},
+        rival_seconds={"e": {1: 0.020}, "o": {1: 0.010}},
+        error=0.01,
+    )
+    known = knowledge(
+        TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=first),
+        TrialRecord(candidate=Candidate(backend="ort", quant="int8"), outcome="published", measured=slowed),
+    )
+    assert known.reference[None] == {"e": {1: 0.004}, "o": {1: 0.002}}
+    assert known.best is not None
+    assert known.best.candidate.quant == "int8"
+
+
+@pytest.mark.parametrize(("verdict", "ratio"), [("faster", 0.06), ("within noise", 0.9)])
+def test_a_pair_that_noise_left_undecided_counts_by_its_shortest_calls(verdict: str, ratio: float) -> None:
+    ours, theirs = (summarize([least, 0.05, 0.08]) for least in (0.0018, 0.0020))
+    pair = Paired(0.06, 0.03, 20.0, verdict, 11, ours, theirs)
+    assert trial_result.undisturbed_ratio(pair) == pytest.approx(ratio)
