@@ -10,8 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet(level: int = logging.ERROR) -> Iterator[None]:
-    """Suppress warnings, and log records below `level`, of torch's exporters and compilers; exceptions still pass."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor", "torch.onnx")]
+    """Suppress warnings, and log records below `level`, of torch's exporters and compilers and of bitsandbytes; exceptions pass."""
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch", "torch.export", "torch._inductor", "torch.onnx", "bitsandbytes")
+    ]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

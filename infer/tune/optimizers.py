@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..silence_logs import quiet
 from ..spec import Finding
 from .settings import TrainSettings
 
@@ -67,13 +67,8 @@ def _adamw(name: str, device: str) -> tuple[Any, list[Finding]]:
         findings.append(Finding("train", "optimizer", name, why=why))
     if name not in NAMES_8BIT:
         return torch.optim.AdamW, findings
-    log = logging.getLogger("bitsandbytes")
-    level = log.level
-    log.setLevel(logging.ERROR)  # its import names kernels of other parts that are not installed
-    try:
+    with quiet():  # its import names kernels of other parts that are not installed
         import bitsandbytes
-    finally:
-        log.setLevel(level)
     return getattr(bitsandbytes.optim, NAMES_8BIT[name]), findings
 
 

@@ -15,6 +15,7 @@ from ...compress.layer_kinds import is_conv1d_of_gpt2
 from ...compress.packed_layers import QuantizedLinear
 from ...errors import NotUsableError, UsageError, unknown
 from ...llm.lora.config import CONFIG, read_config
+from ...silence_logs import quiet
 from .settings import AdapterSettings
 
 
@@ -36,8 +37,9 @@ def add_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
     """
     if find_spec("peft") is None:
         raise NotUsableError("adapters need the package peft", hint="pip install 'infer[tune]'")
-    import peft
-    from peft.tuners.lora import Linear as LoraLinear
+    with quiet():  # it imports bitsandbytes, which names kernels that are not installed
+        import peft
+        from peft.tuners.lora import Linear as LoraLinear
 
     kinds = sorted({name.rpartition(".")[2] for name in linear_layers(model)})
     targets = kinds if settings.lora_layers == "all" else _chosen(settings.lora_layers, kinds)
