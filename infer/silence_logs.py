@@ -10,11 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet(level: int = logging.ERROR) -> Iterator[None]:
-    """Suppress warnings, and log records below `level`, of torch's exporters and compilers and of bitsandbytes; exceptions pass."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch", "torch.export", "torch._inductor", "torch.onnx", "bitsandbytes")
-    ]
+    """Suppress warnings and log records below `level` of exporters, compilers and bitsandbytes; exceptions pass."""
+    names = ("torch", "torch.export", "torch._inductor", "torch.onnx", "bitsandbytes")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -169,6 +169,10 @@ class TrainingRun:
         self.module.eval()
         size = self.settings.micro_batch or self.settings.batch
         value = mean_measure(self.accelerator, self.module, self.held_out, size)
+        if hasattr(
+            self.module, "reshard"
+        ):  # FSDP leaves parameters whole after a forward pass without backward
+            self.module.reshard()
         if not math.isfinite(value):
             raise self._failed(f"the held-out measure is {value}")
         if self.state.compare(value):
