@@ -200,6 +200,24 @@ def launch_microseconds() -> dict[str, float]:
     return {"one layer": each, "step of 112 layers, ms": round(each * 112 / 1e3, 1)}
 
 
+@check
+def first_call_seconds() -> dict[int, float]:
+    """Return what the first call of each number of rows costs: a request pays for its kernels unless they are warm."""
+    from infer.kernels.ops.bitpack import pack
+
+    device = _device()
+    codes = pack(torch.randint(0, 16, (256, 512), dtype=torch.uint8), 4).to(device)
+    table, scale = torch.randn(1, 16, device=device), torch.ones(256, 8, dtype=torch.int8, device=device)
+    found = {}
+    for rows in (1, 4, 16, 64, 512):
+        x = torch.randn(rows, 512, device=device, dtype=torch.bfloat16)
+        began = time.perf_counter()
+        torch.ops.infer.linear_lut(x, codes, table, scale, torch.ones(256, device=device))
+        hardware.sync(device)
+        found[rows] = round(time.perf_counter() - began, 3)
+    return found
+
+
 def _microseconds(call: Callable[[], object], rounds: int = 50) -> int:
     for _ in range(5):
         call()

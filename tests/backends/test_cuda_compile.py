@@ -6,12 +6,14 @@ import json
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from backends import inductor
 from bench.gpu import cuda_compile, described_device
 from bench.gpu.cuda_compile import Row, examine
+from bench.shared.repository import RESULTS
 
 GPU_CODE = "call_triton_poi_fused_relu_0(buf0, stream, this->device_idx_);"
 
@@ -79,3 +81,15 @@ def test_the_classifier_compiles_for_a_described_gpu(tmp_path: Path) -> None:
     row = Row(model="digits", quant="none")
     cuda_compile.fill(row)
     assert (row.outcome, row.findings) == ("built", [])
+
+
+def test_the_newest_table_holds_every_row_without_a_finding() -> None:
+    path = sorted(RESULTS.glob("cuda-compile-*.json"))[-1]
+    rows = msgspec.json.decode(path.read_bytes(), type=cuda_compile.Results).rows
+    assert {(row.model, row.quant) for row in rows} >= {
+        (model, quant) for model, quants in cuda_compile.QUANTS.items() for quant in quants
+    }
+    for row in rows:
+        assert (row.outcome, row.device, row.findings) == ("built", "cuda", []), row
+    called = {(row.model, row.quant): row.operators for row in rows}
+    assert "infer::linear_lut4_fragments" in called["step", "nf4"]
