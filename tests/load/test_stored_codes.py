@@ -14,9 +14,9 @@ from infer.compress.formats import keep
 from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.weights import stored_codes
-from tests.load.test_quantized_weights import CASES, opened
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf
+from tests.support.quantized_layers import CASES, opened
 
 FLOAT8 = [case for case in CASES if "float8" in case]
 
