@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,12 @@ def tune(
     from . import output as printed
 
     with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
-        report = train_adapter(settings, training, output, replace=force, reporter=reporter)
+        try:
+            report = train_adapter(settings, training, output, replace=force, reporter=reporter)
+        except KeyboardInterrupt as interrupt:  # typer drops what it says
+            if str(interrupt):
+                print(f"infer: {interrupt}", file=sys.stderr)
+            raise
     if as_json:
         print(msgspec.json.encode(report).decode())
         return

@@ -151,6 +151,25 @@ def test_the_command_trains_and_prints_how_it_went(home: Path, capsys: pytest.Ca
     assert "exists" in capsys.readouterr().err
 
 
+def test_ctrl_c_names_the_checkpoint_and_exits_130(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt("interrupted after step 3; the checkpoint stays in here")
+
+    monkeypatch.setattr("infer.tune.adapters.train_adapter.train_adapter", interrupted)
+    words = [
+        "tune",
+        str(home / "llama"),
+        "--data",
+        str(home / "chats.jsonl"),
+        "--output",
+        str(home / "never"),
+    ]
+    assert main(words) == 130
+    assert "the checkpoint stays in here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
