@@ -9,6 +9,7 @@ from typing import Any
 from .. import compress, plugins
 from .. import device as hardware
 from ..budgets import Budgets
+from ..fidelity.thresholds import default_kv_dtype
 from ..options.values import parse_calibration, parse_dtype, parse_kv_dtype
 from ..plan import Plan
 from ..report.search_record import Candidate
@@ -106,7 +107,8 @@ def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: boo
     found: list[Candidate] = []
     free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
     if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and _memory_matters(budgets):
-        found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != best.kv_dtype]
+        used = best.kv_dtype if best.kv_dtype != "auto" else default_kv_dtype(best.plan(plan))
+        found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != used]
     searched = getattr(plugins.get(BACKENDS, best.backend), "searched_dtypes", None)
     if searched is not None and "dtype" in free and plan.dtype == "auto":
         float_form = _with(best, quant="none", bits=None, drop=False)
