@@ -24,9 +24,8 @@ class OurStep:
 
         self.memory, self.options = memory, options
         self.model, language_model = _our_model(folder, options)
-        from infer.tune.next_token_objective import NextTokenObjective
-
         from infer.tune.memory.frozen_layers import pass_gradients
+        from infer.tune.next_token_objective import NextTokenObjective
         from infer.tune.objective import TensorRows
         from infer.tune.settings import TrainSettings
 
@@ -144,11 +143,10 @@ def batch(rows: int, vocab: int) -> dict[str, Any]:
 
 def _our_model(folder: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Open the checkpoint in the base format and add adapters, or make every weight trainable."""
-    from infer.tune.adapters.low_rank import add_adapter
-    from infer.tune.adapters.settings import AdapterSettings
-
     from infer import compress, load
     from infer.plan import Plan
+    from infer.tune.adapters.low_rank import add_adapter
+    from infer.tune.adapters.settings import AdapterSettings
 
     base = options.get("base", "nf4")
     plan = Plan(source=folder, quant=base, data="random")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -21,6 +21,9 @@ from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
 from .search_display import search_reporter
+
+if TYPE_CHECKING:
+    from ..tune.memory.technique_table import TechniqueRow
 
 MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
@@ -126,6 +129,20 @@ def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:
     console = Console()
     terminal.render_terminal(report, console)
     console.print(f"artifact: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
+    """Print memory and time of training by technique."""
+    if as_json:
+        print(msgspec.json.encode(rows).decode())
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("technique", "planned", "measured", "time", ""):
+        table.add_column(head, justify="left" if head in ("technique", "") else "right")
+    for row in rows:
+        sizes = formatting.size(row.planned), formatting.size(row.measured)
+        table.add_row(escape(row.technique), *sizes, formatting.seconds(row.seconds), escape(row.why))
+    Console().print(table)
 
 
 def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:

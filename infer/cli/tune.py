@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..errors import UsageError
 from ..tune.adapters.settings import ADAPTER, DATA, AdapterSettings
 from ..tune.settings import TRAINING, TrainSettings
 from .options import AsJson, with_options
@@ -18,7 +19,13 @@ from .options import AsJson, with_options
 def tune(
     settings: AdapterSettings,
     training: TrainSettings,
-    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the adapter to write")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the adapter to write")
+    ] = None,
+    plan_memory: Annotated[
+        bool,
+        typer.Option("--plan-memory", help="print memory and time of each technique, and train nothing"),
+    ] = False,
     force: Annotated[bool, typer.Option(help="replace an existing adapter")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="print every finding")] = False,
     as_json: AsJson = False,
@@ -28,9 +35,16 @@ def tune(
     The weights of SOURCE stay frozen, packed as --base says. `infer serve ARTIFACT --lora NAME=FOLDER` serves it.
     Several processes: accelerate launch -m infer tune …
     """
-    from ..tune.adapters.train_adapter import train_adapter
+    from ..tune.adapters.train_adapter import plan_adapter, train_adapter
     from . import output as printed
 
+    if plan_memory:
+        with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
+            rows = plan_adapter(settings, training, reporter)
+        printed.print_memory_table(rows, as_json=as_json)
+        return
+    if output is None:
+        raise UsageError("--output is missing", hint="Give the folder of the adapter to write")
     with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
         try:
             report = train_adapter(settings, training, output, replace=force, reporter=reporter)

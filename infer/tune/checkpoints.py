@@ -28,6 +28,7 @@ from .training_state import TrainState
 
 STATE, TENSORS = "state.json", "state.safetensors"
 _STEP = re.compile(r"step-(\d{8})")
+CHOICES = "memory-choices.json"  # of a run with --max-memory
 
 
 def save_checkpoint(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
@@ -85,7 +86,7 @@ def remove_checkpoints(folder: Path) -> None:
     """Remove every checkpoint of the folder, and the folder where nothing else is in it."""
     for _, path in _saved(folder):
         shutil.rmtree(path)
-    for path in folder.glob("best-*.safetensors"):
+    for path in (*folder.glob("best-*.safetensors"), *folder.glob(CHOICES)):
         path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -35,6 +36,12 @@ class NextTokenObjective:
         flat = labels.flatten()
         loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=IGNORED, reduction="sum")
         return loss, (flat != IGNORED).sum()
+
+    def with_whole_logits(self) -> NextTokenObjective:
+        """Return the same objective without chunks of logits, for comparisons of memory."""
+        whole = copy.copy(self)
+        whole.head = None
+        return whole
 
     def measure(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self.loss(batch)

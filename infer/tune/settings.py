@@ -89,6 +89,17 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     activation_checkpointing: Annotated[
         bool, Option("recompute activations in the backward pass instead of keeping them", group=TRAINING)
     ] = False
+    max_memory: Annotated[
+        int | None,
+        Option(
+            "peak memory of the process while it trains (3GB): chooses micro-batch, checkpointing and optimizer",
+            group=TRAINING,
+            metavar="SIZE",
+            parse=search_values.parse_bytes,
+            format=search_values.format_bytes,
+            minimum=1,
+        ),
+    ] = None
     measure_every: Annotated[int, _count("steps between two measures on held-out data")] = 50
     patience: Annotated[
         int, _count("held-out measures without a better one that end the run; 0: never", minimum=0)

@@ -19,7 +19,7 @@ from .objective import Rows
 from .settings import TrainSettings
 
 AUTOCAST = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-_FREE = {"checkpoint_every": 0.0, "fresh": False}  # settings that change no number
+_FREE = {"checkpoint_every": 0.0, "fresh": False, "max_memory": None}  # settings that change no number
 
 
 def missing() -> str | None:

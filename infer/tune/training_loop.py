@@ -16,6 +16,8 @@ from ..reporter import Reporter
 from ..spec import Finding
 from . import checkpoints
 from .gradient_accumulation import ObjectiveModule, accumulate, average, mean_measure
+from .memory.activation_checkpointing import checkpoint_blocks
+from .memory.memory_plan import MemoryPlan
 from .objective import Objective, Rows, rows_of_step
 from .optimizers import build_optimizers, trainable
 from .schedules import factor
@@ -52,8 +54,11 @@ def train(
     settings: TrainSettings,
     folder: Path,
     reporter: Reporter | None = None,
+    plan: MemoryPlan | None = None,
 ) -> TrainResult:
     """Minimize the objective in place; go on from the newest checkpoint of `folder` where there is one.
+
+    The peak memory of the first step is reported beside that of `plan`.
 
     Raises `GateError` for a loss that is no number or diverges, `ResourceError` for memory or disk that ran out,
     `UsageError` for a checkpoint of another run. On Ctrl-C a checkpoint is written before `KeyboardInterrupt`.
@@ -64,7 +69,7 @@ def train(
         raise UsageError("no rows to train on")
     try:
         with torch.random.fork_rng(), Interrupt() as interrupt:
-            run = TrainingRun(objective, rows, held_out, settings, folder, reporter or Reporter())
+            run = TrainingRun(objective, rows, held_out, settings, folder, reporter or Reporter(), plan)
             return run.until_stopped(interrupt)
     except InferError:
         raise
@@ -86,13 +91,17 @@ class TrainingRun:
         settings: TrainSettings,
         folder: Path,
         reporter: Reporter,
+        plan: MemoryPlan | None = None,
     ) -> None:
+        self.plan = plan
         self.rows, self.settings, self.folder, self.reporter = rows, settings, folder, reporter
         self.held_out = held_out if held_out is not None and len(held_out) else None
         self.accelerator = new_accelerator(settings)
         self.parameters = trainable(objective.model)
         if not self.parameters:
             raise UsageError("the model has no parameter to train")
+        if settings.activation_checkpointing:
+            checkpoint_blocks(objective.model)
         self.plain_optimizers, findings = build_optimizers(
             objective.model, settings, self.accelerator.device.type
         )
@@ -114,6 +123,7 @@ class TrainingRun:
             self._measure()
         while (stopped := self.state.stopped(self.settings, self.total, self._seconds())) is None:
             self._step()
+            self._compare_with_plan()
             if self._agreed(interrupt.asked):
                 self._save()
                 raise KeyboardInterrupt(
@@ -145,6 +155,16 @@ class TrainingRun:
         if diverged := state.add(point):
             raise self._failed(diverged)
         self._show(point, share)
+
+    def _compare_with_plan(self) -> None:
+        """Report the peak after the first step of this process beside the planned one."""
+        if self.plan is not None:
+            self.reporter.found([self.plan.compared(self._peak_memory())])
+            self.plan = None
+
+    def _peak_memory(self) -> int:
+        cuda = self.accelerator.device.type == "cuda"
+        return torch.cuda.max_memory_allocated() if cuda else memory.peak_rss()
 
     def _update(self, rate: float, terms: int) -> float:
         """Average and clip the gradient, and step the optimizers; return the gradient's norm before clipping."""
@@ -233,7 +253,6 @@ class TrainingRun:
         self._save()
         if state.best_step not in (None, state.step):
             checkpoints.restore_best(self.folder, state.best_step, self.parameters)
-        cuda = self.accelerator.device.type == "cuda"
         result = TrainResult(
             steps=state.step,
             rows=state.rows,
@@ -244,7 +263,7 @@ class TrainingRun:
             best_held_out=state.best_held_out,
             best_step=state.best_step,
             stopped=stopped,
-            peak_memory=torch.cuda.max_memory_allocated() if cuda else memory.peak_rss(),
+            peak_memory=self._peak_memory(),
         )
         self.accelerator.free_memory()
         self.reporter.found([Finding(STAGE, "stopped", stopped, why=f"after {state.step} steps")])

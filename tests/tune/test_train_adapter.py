@@ -190,3 +190,23 @@ def test_wrong_options_are_refused(
 def test_a_folder_that_is_no_adapter_is_never_replaced(home: Path) -> None:
     with pytest.raises(BusyError, match="is no adapter"):
         tuned(home, "llama")
+
+
+def test_the_plan_is_reported_before_and_its_peak_after_the_first_step(
+    reports: dict[str, TrainingReport],
+) -> None:
+    found = {finding.what: finding for finding in reports["nf4"].findings if finding.stage == "memory"}
+    parts = ("process", "weights", "gradients", "optimizer states", "activations", "workspace")
+    assert sum(found[name].value for name in parts) == found["planned peak"].value
+    assert found["measured peak"].why.startswith("planned ")
+    assert found["measured peak"].value < 1.5 * found["planned peak"].value
+
+
+def test_plan_memory_prints_the_techniques_and_trains_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", str(home / "chats.jsonl"), "--lora", "4", "--length", "64", "--plan-memory"]
+    assert main(["tune", str(home / "llama"), *words, "--batch", "2"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("as given: 2 rows", "with activation checkpointing", "micro-batch 1", "whole logits"):
+        assert name in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BusyError, NotUsableError
@@ -16,6 +17,8 @@ from ..checkpoints import remove_checkpoints, whole
 from ..data.packed_sequences import SequenceRows, packing_fault
 from ..data.sequences import read_text_data, split_documents
 from ..learning_curve import TrainingReport, write_report
+from ..memory.plan_run import plan_run
+from ..memory.technique_table import Technique, TechniqueRow, measure_techniques, techniques
 from ..next_token_objective import NextTokenObjective
 from ..optimizers import trainable
 from ..settings import TrainSettings
@@ -40,25 +43,14 @@ def train_adapter(
     `SourceError` for data, `BusyError` where the output exists, and what `train` raises.
     """
     settings, training, reporter = checked(settings), checked(training), reporter or Reporter()
-    if why := missing():
-        raise NotUsableError(why)
     _check_output(output, replace)
-    base = open_base(settings.source, settings.base, reporter)
-    rows, held_out = _rows(base, settings, training, reporter)
-    wrapped = add_adapter(base.model, settings)
-    if training.activation_checkpointing:
-        base.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    objective = NextTokenObjective(wrapped, base.model)
-    trained = sum(each.numel() for each in wrapped.parameters() if each.requires_grad)
-    reporter.found(
-        [
-            *objective.findings,
-            Finding(STAGE, "trained parameters", trained, "weights", f"rank {settings.lora}"),
-        ]
-    )
+    task = _open_task(settings, training, reporter)
+    objective, rows, held_out = task.objective, task.rows, task.held_out
     checkpoints = output.with_name(f"{output.name}.checkpoints")
-    result = train(objective, rows, held_out, training, checkpoints, reporter)
+    chosen, plan = plan_run(objective, rows, training, checkpoints, reporter)
+    result = train(objective, rows, held_out, chosen, checkpoints, reporter, plan)
     report = TrainingReport.of(result, settings, training, reporter.findings)
+<<<<<<< HEAD
     tensors = {name: whole(each) for name, each in trainable(wrapped).items()}
     if first_process():
         with _staging(output) as folder:
@@ -68,7 +60,53 @@ def train_adapter(
                 shutil.rmtree(output)
             folder.rename(output)
         remove_checkpoints(checkpoints)
+=======
+    with _staging(output) as folder:
+        save_adapter(objective.model, folder)
+        write_report(report, folder)
+        if output.exists():
+            shutil.rmtree(output)
+        folder.rename(output)
+    remove_checkpoints(checkpoints)
+>>>>>>> bc1d948 (infer tune plans its memory, fits it to --max-memory, and compares it with the peak; --plan-memory)
     return report
+
+
+def plan_adapter(
+    settings: AdapterSettings, training: TrainSettings, reporter: Reporter | None = None
+) -> list[TechniqueRow]:
+    """Plan and measure one step of each technique that changes the memory of a run, which is not started.
+
+    Raises what `train_adapter` raises before its first step.
+    """
+    settings, training, reporter = checked(settings), checked(training), reporter or Reporter()
+    task = _open_task(settings, training, reporter)
+    listed = techniques(task.objective, training)
+    if task.objective.head is not None:
+        listed.append(Technique("whole logits", task.objective.with_whole_logits(), training))
+    return measure_techniques(task.rows, listed, reporter)
+
+
+@dataclass
+class _AdapterTask:
+    base: BaseModel  # keeps mapped weights open
+    objective: NextTokenObjective
+    rows: SequenceRows
+    held_out: SequenceRows | None
+
+
+def _open_task(settings: AdapterSettings, training: TrainSettings, reporter: Reporter) -> _AdapterTask:
+    """Open the base and the data, and insert the adapters."""
+    if why := missing():
+        raise NotUsableError(why)
+    base = open_base(settings.source, settings.base, reporter)
+    rows, held_out = _rows(base, settings, training, reporter)
+    wrapped = add_adapter(base.model, settings)
+    objective = NextTokenObjective(wrapped, base.model)
+    trained = sum(each.numel() for each in wrapped.parameters() if each.requires_grad)
+    found = Finding(STAGE, "trained parameters", trained, "weights", f"rank {settings.lora}")
+    reporter.found([*objective.findings, found])
+    return _AdapterTask(base, objective, rows, held_out)
 
 
 def _rows(

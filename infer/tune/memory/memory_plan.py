@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...device import memory
 from ...errors import NotUsableError, ResourceError
+from ...report.rendering import formatting
 from ...spec import Finding
 from ..objective import Objective, Rows
 from ..optimizers import build_optimizers, trainable
@@ -53,11 +54,24 @@ class MemoryPlan:
         used += ["activation checkpointing"] if self.settings.activation_checkpointing else []
         return ", ".join([*used, self.settings.optimizer, self.settings.precision])
 
+    @property
+    def summary(self) -> str:
+        """Planned peak, what decides it and its largest parts, in one sentence."""
+        return f"planned peak {formatting.size(self.total)} ({self.techniques}): {self.largest_parts}"
+
+    @property
+    def largest_parts(self) -> str:
+        names = ("process", "weights", "gradients", "optimizer", "activations", "workspace")
+        sizes = sorted(((getattr(self, name), name) for name in names), reverse=True)
+        return ", ".join(f"{name} {formatting.size(size)}" for size, name in sizes[:3])
+
     def findings(self) -> list[Finding]:
         """List each part and the sum, in bytes, for display."""
         blocks = {name: size for name, size in self.by_block.items() if name != OUTSIDE}
         largest = max(blocks, key=lambda name: blocks[name], default="")
-        share = f"{len(blocks)} blocks, at most {megabytes(blocks[largest])} in {largest}" if blocks else ""
+        share = (
+            f"{len(blocks)} blocks, at most {formatting.size(blocks[largest])} in {largest}" if blocks else ""
+        )
         parts = {
             "process": (self.process, "interpreter and libraries"),
             "weights": (self.weights, "frozen and trained"),
@@ -71,7 +85,7 @@ class MemoryPlan:
 
     def compared(self, measured: int) -> Finding:
         """Compare with the peak that was measured after the first step, in bytes."""
-        why = f"planned {megabytes(self.total)}, {measured / max(self.total, 1) - 1:+.0%}"
+        why = f"planned {formatting.size(self.total)}, {measured / max(self.total, 1) - 1:+.0%}"
         return Finding(STAGE, "measured peak", measured, "bytes", why)
 
 
@@ -96,16 +110,10 @@ def fit_memory(objective: Objective, rows: Rows, settings: TrainSettings, limit:
         smallest = plan if smallest is None or plan.total < smallest.total else smallest
     assert smallest is not None  # noqa: S101 - there is at least the candidate of the settings
     raise ResourceError(
-        f"training needs at least {megabytes(smallest.total)} ({smallest.techniques}), allowed are "
-        f"{megabytes(limit)}: {_largest_parts(smallest)}",
+        f"training needs at least {formatting.size(smallest.total)} ({smallest.techniques}), allowed are "
+        f"{formatting.size(limit)}: {smallest.largest_parts}",
         hint=f"Give --max-memory {-(-smallest.total // 10**6)}MB, shorter rows or fewer trained weights",
     )
-
-
-def _largest_parts(plan: MemoryPlan) -> str:
-    names = ("process", "weights", "gradients", "optimizer", "activations", "workspace")
-    sizes = sorted(((getattr(plan, name), name) for name in names), reverse=True)
-    return ", ".join(f"{name} {megabytes(size)}" for size, name in sizes[:3])
 
 
 class MemoryPlanner:
@@ -234,8 +242,3 @@ _STATES: dict[str, Any] = {
 def trained_bytes(model: nn.Module) -> int:
     """Return the bytes of the trained parameters."""
     return sum(parameter.nbytes for parameter in trainable(model).values())
-
-
-def megabytes(size: int) -> str:
-    """Return bytes in words: `1240 MB`, or `3.2 GB` from ten thousand megabytes on."""
-    return f"{size / 1e6:.0f} MB" if size < 10**10 else f"{size / 1e9:.1f} GB"

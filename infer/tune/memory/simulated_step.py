@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +29,13 @@ from ..optimizers import trainable
 from .activation_checkpointing import repeated_blocks
 
 OUTSIDE = "outside of blocks"
-NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+NEEDS_DATA = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True)

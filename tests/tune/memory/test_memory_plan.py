@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from infer.errors import ResourceError
+from infer.errors import ResourceError, UsageError
+from infer.reporter import Reporter
+from infer.tune.checkpoints import remove_checkpoints
 from infer.tune.memory import memory_plan
 from infer.tune.memory.memory_plan import MemoryPlan, fit_memory, plan_memory
+from infer.tune.memory.plan_run import plan_run
 from infer.tune.memory.simulated_step import OUTSIDE, step_memory
+from infer.tune.memory.technique_table import measure_techniques, techniques
 from infer.tune.objective import TensorRows
 from infer.tune.settings import TrainSettings
 
@@ -111,7 +116,7 @@ def test_the_choice_takes_smaller_micro_batches_before_checkpointing(monkeypatch
 def test_a_limit_that_nothing_fits_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     totals(monkeypatch)
     with pytest.raises(
-        ResourceError, match=r"needs at least \d+ MB \(micro-batch 1, .*allowed are 0 MB"
+        ResourceError, match=r"needs at least \d+ kB \(micro-batch 1, .*allowed are 1.00 kB"
     ) as found:
         fit_memory(RegressionObjective(), ROWS, settings(), 1000)
     assert found.value.exit_code == 7
@@ -123,4 +128,42 @@ def test_findings_add_up_to_the_planned_peak() -> None:
     plan = MemoryPlan(settings(), 100, 20, 3, 6, 50, 10, {"a": 30, OUTSIDE: 20})
     *parts, peak = plan.findings()
     assert sum(part.value for part in parts) == peak.value == plan.total == 189
-    assert "planned 0 MB, +6%" in plan.compared(200).why
+    assert "planned 189 B, +6%" in plan.compared(200).why
+
+
+def test_a_resumed_run_keeps_what_it_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals(monkeypatch)
+    objective, reporter = RegressionObjective(), Reporter()
+    whole = plan_memory(objective, ROWS, settings()).total
+    asked = settings(max_memory=whole - 1)
+    chosen, plan = plan_run(objective, ROWS, asked, tmp_path / "run", reporter)
+    assert chosen.micro_batch == 4
+    assert any(finding.what == "planned peak" for finding in reporter.findings)
+    monkeypatch.setattr(memory_plan.MemoryPlanner, "_process", lambda self: whole)  # now it would choose less
+    assert plan_run(objective, ROWS, asked, tmp_path / "run", reporter)[0] == chosen
+    with pytest.raises(ResourceError):
+        plan_run(objective, ROWS, settings(max_memory=whole - 2), tmp_path / "run", reporter)
+    remove_checkpoints(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_for_several_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="--max-memory plans one process, and accelerate started several"):
+        plan_run(RegressionObjective(), ROWS, settings(max_memory=10**9), tmp_path, Reporter())
+    assert plan_run(RegressionObjective(), ROWS, settings(), tmp_path, Reporter())[1] is None
+
+
+def test_the_table_measures_each_technique_and_changes_no_weight() -> None:
+    objective, asked = RegressionObjective(), settings(micro_batch=2)
+    before = [parameter.clone() for parameter in objective.model.parameters()]
+    rows = measure_techniques(ROWS, techniques(objective, asked))
+    names = [row.technique for row in rows]
+    assert names[:3] == ["as given: 2 rows, adamw, float32", "with activation checkpointing", "micro-batch 1"]
+    assert {"bfloat16", "muon", "paged-adamw8bit"} <= set(names)
+    assert all(row.measured and row.seconds for row in rows if not row.why)
+    assert "states are paged between a GPU and RAM" in next(
+        r.why for r in rows if r.technique.startswith("paged")
+    )
+    assert all(map(torch.equal, before, objective.model.parameters()))
+    assert all(parameter.grad is None for parameter in objective.model.parameters())
