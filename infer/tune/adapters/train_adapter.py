@@ -50,25 +50,15 @@ def train_adapter(
     chosen, plan = plan_run(objective, rows, training, checkpoints, reporter)
     result = train(objective, rows, held_out, chosen, checkpoints, reporter, plan)
     report = TrainingReport.of(result, settings, training, reporter.findings)
-<<<<<<< HEAD
-    tensors = {name: whole(each) for name, each in trainable(wrapped).items()}
+    tensors = {name: whole(each) for name, each in trainable(objective.model).items()}
     if first_process():
         with _staging(output) as folder:
-            save_adapter(wrapped, tensors, folder)
+            save_adapter(objective.model, tensors, folder)
             write_report(report, folder)
             if output.exists():
                 shutil.rmtree(output)
             folder.rename(output)
         remove_checkpoints(checkpoints)
-=======
-    with _staging(output) as folder:
-        save_adapter(objective.model, folder)
-        write_report(report, folder)
-        if output.exists():
-            shutil.rmtree(output)
-        folder.rename(output)
-    remove_checkpoints(checkpoints)
->>>>>>> bc1d948 (infer tune plans its memory, fits it to --max-memory, and compares it with the peak; --plan-memory)
     return report
 
 
