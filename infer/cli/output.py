@@ -137,8 +137,10 @@ def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
         print(msgspec.json.encode(rows).decode())
         return
     table = Table(box=None, pad_edge=False)
-    for head in ("technique", "planned", "measured", "time", ""):
-        table.add_column(head, justify="left" if head in ("technique", "") else "right")
+    table.add_column("technique", no_wrap=True)
+    for head in ("planned", "measured", "time"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("")
     for row in rows:
         sizes = formatting.size(row.planned), formatting.size(row.measured)
         table.add_row(escape(row.technique), *sizes, formatting.seconds(row.seconds), escape(row.why))
