@@ -48,6 +48,11 @@ SECTIONS = {
     "serve-overload-lm": ("Serving: overload with text streams", "`make bench-serve`."),
     "serve-slow": ("Serving: slow clients", "`make endure`."),
     "load": ("Opening large checkpoints", "`make bench-load`."),
+    "tune-memory": (
+        "Memory of training",
+        "`make bench-tune-memory`. One step of LoRA over a Llama shape with random weights. Peaks are those of a process "
+        "with interpreter and opening; times are CPU seconds of all threads, on a machine that did other work too.",
+    ),
     "table": (
         "Every backend with every format",
         "`make table`, with the models of `models/`. Time is relative to the float form of the same backend in the "
