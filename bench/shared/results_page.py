@@ -51,7 +51,8 @@ SECTIONS = {
     "tune-memory": (
         "Memory of training",
         "`make bench-tune-memory`. One step of LoRA over a Llama shape with random weights. Peaks are those of a "
-        "process with interpreter and opening; times are CPU seconds of all threads, on a machine that did other work too.",
+        "process with interpreter and opening; times are CPU seconds of all threads, on a machine that did other "
+        "work too.",
     ),
     "table": (
         "Every backend with every format",
