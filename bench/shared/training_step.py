@@ -71,7 +71,7 @@ class OurStep:
 
 
 class RivalStep:
-    """The same by transformers, peft and bitsandbytes' nf4 with double quantization, checkpointing on."""
+    """One step by transformers, peft and bitsandbytes' nf4 with double quantization, checkpointing on."""
 
     def __init__(self, folder: str, threads: int, packages: str) -> None:
         sys.path.insert(0, packages)

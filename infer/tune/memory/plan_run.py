@@ -18,7 +18,7 @@ from .memory_plan import STAGE, MemoryPlan, fit_memory, plan_memory
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What a plan chose, and the settings it was asked for."""
+    """Settings that a plan chose, and those it was asked for."""
 
     asked: TrainSettings
     chosen: TrainSettings
