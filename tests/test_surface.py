@@ -53,9 +53,9 @@ def test_flags_of_tune() -> None:
     assert flags == [
         "--activation-checkpointing", "--base", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs",
         "--force", "--fresh", "--held-out", "--json", "--learning-rate", "--length", "--lora", "--lora-alpha",
-        "--lora-dropout", "--lora-layers", "--max-memory", "--measure-every", "--micro-batch", "--optimizer", "--output",
-        "--packing", "--patience", "--plan-memory", "--precision", "--schedule", "--seed", "--steps", "--time",
-        "--tokens", "--verbose", "--warmup", "--weight-decay",
+        "--lora-dropout", "--lora-layers", "--max-memory", "--measure-every", "--micro-batch", "--optimizer",
+        "--output", "--packing", "--patience", "--plan-memory", "--precision", "--schedule", "--seed", "--steps",
+        "--time", "--tokens", "--verbose", "--warmup", "--weight-decay",
     ]  # fmt: skip
 
 
