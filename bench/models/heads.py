@@ -42,6 +42,15 @@ DISTIL = {
     "vocab_size": 96,
     "max_position_embeddings": 64,
 }
+BART: dict[str, Any] = {
+    "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 96, "max_position_embeddings": 64, "pad_token_id": 1,
+    "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "d_model": 64, "num_layers": 1, "num_heads": 4, "d_kv": 16, "d_ff": 96, "vocab_size": 96,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "BERT": ("bert", "Bert", TEXT),
     "RoBERTa": ("roberta", "Roberta", {**TEXT, "pad_token_id": 1, "type_vocab_size": 1}),
@@ -110,6 +119,23 @@ ENTRIES: dict[str, Headed] = {
         for name, (config, prefix, sizes) in ENCODERS.items()
         if name in CHOOSERS
     },
+    "BART, SequenceClassification": Headed("bart", "BartForSequenceClassification", BART),
+    "BART, QuestionAnswering": Headed("bart", "BartForQuestionAnswering", BART),
+    "T5, SequenceClassification": Headed("t5", "T5ForSequenceClassification", T5),
+    "BERT, NextSentencePrediction": Headed("bert", "BertForNextSentencePrediction", TEXT),
+    "DPR, question encoder": Headed("dpr", "DPRQuestionEncoder", TEXT),
+    "Whisper, audio classification": Headed(
+        "whisper", "WhisperForAudioClassification",
+        {**BART, "num_mel_bins": 16, "max_source_positions": 32, "classifier_proj_size": 32},
+    ),
+    "Wav2Vec2-BERT, CTC": Headed("wav2vec2-bert", "Wav2Vec2BertForCTC", {**SOUND, "feature_projection_input_dim": 160}),
+    "LeViT, ImageClassification": Headed(
+        "levit", "LevitForImageClassification",
+        {
+            "image_size": 64, "hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1],
+            "key_dim": [8, 8, 8],
+        },
+    ),
     "ViT, ImageClassification": Headed("vit", "ViTForImageClassification", IMAGE),
     "ViT, features": Headed("vit", "ViTModel", IMAGE),
     "DeiT, ImageClassification": Headed("deit", "DeiTForImageClassification", IMAGE),
@@ -229,6 +255,12 @@ def _inputs(predictor: Any) -> dict[str, np.ndarray]:
             found[spec.name] = (
                 generator.integers(3, 64, shape) if spec.name == "input_ids" else np.zeros(shape, int)
             )
+    end = (predictor.manifest.meta or {}).get("eos_id")
+    if "input_ids" in found and isinstance(
+        end, int
+    ):  # classifiers over encoder-decoders read the state there
+        ids = found["input_ids"]
+        ids[0, -1] = ids[1:, ids.shape[1] // 2 - 1] = end
     return found
 
 
