@@ -87,6 +87,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             parse=values.parse_calibration,
         ),
     ] = "auto"
+    recover: Annotated[
+        str,
+        Option(
+            "after quantizing, let the float model teach the quantized one, without labels, for so long (30min) or on "
+            "so many tokens, or rows of other models: scales, tables, norms and biases are trained on the rows that "
+            "calibrate; formats and sizes stay. Once more each time that layers rise to pass the fidelity gate",
+            group=QUANT,
+            metavar="TIME|TOKENS",
+            parse=values.check_recovery,
+        ),
+    ] = ""
     dtype: Annotated[
         str, Option("compute dtype: auto, fp32, fp16, bf16, tf32", group=TARGET, parse=values.parse_dtype)
     ] = "auto"

@@ -18,7 +18,7 @@ ORDER = [
     "load", "attention", "graph", "fidelity", "compress", "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
     "predict", "report", "tune", "pipeline", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
-LONGEST_CHAIN = 24  # files that import each other one after another, from the entry point down
+LONGEST_CHAIN = 26  # files that import each other one after another, from the entry point down
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 
 

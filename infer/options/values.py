@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError, unknown
 from ..spec import ALIASES, KV_DTYPES
+from .search_values import parse_seconds
 
 COMPUTE_DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
@@ -100,6 +101,22 @@ def check_adapters(text: str) -> str:
     """Return the text if it is empty or `parse_adapters` takes it; else raise `UsageError`."""
     if text:
         parse_adapters(text)
+    return text
+
+
+def recovery_budget(text: str) -> tuple[float | None, int | None]:
+    """Parse a budget of recovery to (seconds, tokens), one of them None: `30min`, or a whole number of tokens."""
+    if re.fullmatch(r"[0-9]{1,12}", text):
+        if int(text) < 1:
+            raise UsageError("expected at least 1 token, got 0", where="--recover")
+        return None, int(text)
+    return parse_seconds(text), None
+
+
+def check_recovery(text: str) -> str:
+    """Return the text if it is empty or `recovery_budget` takes it; else raise `UsageError`."""
+    if text:
+        recovery_budget(text)
     return text
 
 

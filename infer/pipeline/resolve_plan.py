@@ -14,6 +14,7 @@ from ..options.values import TASKS
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Choice
+from ..tune.training_environment import missing
 
 DECODED = "float"  # the --quant that decodes a quantized source
 WITHOUT_CODES = ("ort", "openvino", "trt")  # backends without operators for the codes of a source
@@ -48,6 +49,15 @@ def check_plan(plan: Plan) -> Plan:
     plan = checked(plan)
     if plan.bits is not None and plan.max_drop is not None:
         raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
+    if (
+        plan.recover
+        and plan.quant in ("none", DECODED, "keep")
+        and plan.bits is None
+        and plan.max_drop is None
+    ):
+        raise UsageError("--recover brings back what quantization lost", hint="Give --quant as well")
+    if plan.recover and (reason := missing()):
+        raise NotUsableError(reason, hint="Install the extra tune, or leave out --recover")
     if plan.task not in TASKS:
         raise unknown("--task", plan.task, TASKS)
     if plan.layers and plan.quant == "none" and plan.bits is None and plan.max_drop is None:

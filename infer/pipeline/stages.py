@@ -36,6 +36,7 @@ from .float_graph import Original, capture_original, captured, decoder_of, float
 from .float_reference import FloatReferences
 from .llm_mode import no_step, refuse_backend
 from .publish import Outcome, publish
+from .recover_quality import recover_quality
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .select import Selected, choose, enforce
 from .try_backends import Compressed, try_backends
@@ -241,6 +242,8 @@ def compress_model(
     compress.enforce(covered, plan)
     layers = assignment.choices(module, done)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
+    if plan.recover:
+        recover_quality(plan, original, module, assignment.calibration_set, reporter)
     small = _form(plan, original, copy, reporter)
     return replace(small, layers=layers, quantized=covered.verdict())
 

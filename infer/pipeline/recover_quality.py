@@ -1,0 +1,47 @@
+"""The stage behind `--recover`: between quantization and capture, the float original teaches the quantized module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch import nn
+
+from ..compress import assign
+from ..errors import NotUsableError
+from ..options.values import recovery_budget
+from ..plan import Plan
+from ..reporter import Reporter
+from ..tune.recovery.recover import RecoveryBudget, recover
+from .float_graph import Original
+
+STAGE = "recover"
+
+
+def recover_quality(
+    plan: Plan, original: Original, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter
+) -> None:
+    """Train what is small of the quantized `module`, in place, on the rows that calibrate.
+
+    Raises `NotUsableError` for weights that are streamed from disk, and what `recover` raises.
+    """
+    if known.model is None:
+        raise NotUsableError(
+            "recovery runs the float model, and its weights are not in memory",
+            hint="Leave out --recover, or use --load meta",
+        )
+    reporter.step(STAGE, f"the float model teaches the quantized one, {plan.recover}")
+    seconds, terms = recovery_budget(plan.recover)
+    with TemporaryDirectory(prefix="infer-recover-") as folder:
+        found = recover(
+            module,
+            known.model,
+            known.calibration,
+            known.outputs,
+            known.task,
+            RecoveryBudget(seconds, terms),
+            Path(folder),
+            seed=plan.seed,
+            reporter=reporter,
+        )
+    reporter.found(found)

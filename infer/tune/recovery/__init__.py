@@ -1,0 +1,1 @@
+"""Recovery: the float original teaches its quantized copy, without labels; formats and sizes stay."""

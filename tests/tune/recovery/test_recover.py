@@ -1,0 +1,145 @@
+"""Recovery: a quantized model comes nearer to its float original, and nothing but what is small changes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer import compress
+from infer.compress.packed_weight import Packed
+from infer.errors import NotUsableError, UsageError
+from infer.plan import Plan
+from infer.tune.recovery import recover as stage
+from infer.tune.recovery.divergence_objective import DivergenceObjective
+from infer.tune.recovery.recover import RecoveryBudget, recover, split_rows
+from infer.tune.recovery.trainable_layers import TrainableLayers
+
+pytest.importorskip("accelerate")
+WIDTH = 64
+
+
+class Tokens(nn.Module):
+    """A tied language model without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(96, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(WIDTH, 96, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.head(x + self.down(self.dropout(torch.relu(self.up(self.norm(x))))))
+
+
+def pair(quant: str) -> tuple[nn.Module, nn.Module]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        teacher = Tokens().eval()
+    student = copy.deepcopy(teacher)
+    compress.quantize_model(student, Plan(source="m.pt", quant=quant))
+    return teacher, student
+
+
+def rows(count: int = 64) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(96, (count, 12), generator=torch.Generator().manual_seed(5))}
+
+
+def packed(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"{name}.{part}": tensor.clone()
+        for name, module in model.named_modules()
+        if isinstance(module, Packed)
+        for part, tensor in module.tensors().items()
+    }
+
+
+def divergence(student: nn.Module, teacher: nn.Module) -> float:
+    unseen = {"input_ids": torch.randint(96, (32, 12), generator=torch.Generator().manual_seed(9))}
+    with torch.no_grad():
+        total, count = DivergenceObjective(student, teacher, ["logits"], "text-generation").loss(unseen)
+    return float(total) / int(count)
+
+
+@pytest.mark.parametrize("quant", ["nf4", "cluster:2"])
+def test_recovery_brings_the_packed_model_nearer_to_its_original(quant: str, tmp_path: Path) -> None:
+    teacher, student = pair(quant)
+    given, before = {n: p.clone() for n, p in teacher.named_parameters()}, divergence(student, teacher)
+    shapes = {n: (t.dtype, t.shape) for n, t in packed(student).items()}
+    budget = RecoveryBudget(terms=40 * 8 * 12)
+    found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
+    assert divergence(student, teacher) < 0.8 * before
+    assert {n: (t.dtype, t.shape) for n, t in packed(student).items()} == shapes
+    assert all(torch.equal(p, given[n]) for n, p in teacher.named_parameters()), "the original is not changed"
+    said = {finding.what: finding.value for finding in found}
+    assert float(said["after"]) < float(said["before"])  # type: ignore[arg-type]
+    assert said["training rows"] == 56
+
+
+def test_the_recovered_model_is_what_was_measured(tmp_path: Path) -> None:
+    teacher, student = pair("cluster:3")
+    budget = RecoveryBudget(terms=20 * 8 * 12)
+    found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
+    _, held_out = split_rows(rows())
+    with torch.no_grad():
+        objective = DivergenceObjective(student, teacher, ["logits"], "text-generation")
+        total, count = objective.loss(held_out.tensors)
+    after = next(finding.value for finding in found if finding.what == "after")
+    assert float(total) / int(count) == pytest.approx(after, rel=1e-4)
+
+
+def test_a_recovery_that_makes_it_worse_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student = pair("nf4")
+    before = packed(student)
+    monkeypatch.setattr(stage, "RATE", 3.0)
+    budget = RecoveryBudget(terms=6 * 8 * 12)
+    found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
+    assert [finding.value for finding in found if finding.what == "dropped"] == [True]
+    after = packed(student)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_encoders_are_judged_by_the_error_of_real_tokens_only() -> None:
+    teacher, student = nn.Linear(4, 64), nn.Linear(4, 64)
+
+    class Encoder(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.layer(x)
+
+    x, mask = torch.randn(3, 5, 4), torch.ones(3, 5, dtype=torch.int64)
+    mask[:, 3:] = 0
+    objective = DivergenceObjective(Encoder(student), Encoder(teacher), ["hidden"], "tensors")
+    with torch.no_grad():
+        total, count = objective.loss({"x": x, "attention_mask": mask})
+        want, got = teacher(x)[:, :3].flatten(0, 1), student(x)[:, :3].flatten(0, 1)
+    assert int(count) == 9
+    assert float(total) == pytest.approx(float((got - want).square().sum() / want.square().sum() * 9))
+
+
+def test_formats_without_tables_are_refused_and_left_alone() -> None:
+    _, student = pair("int8:weight")
+    with pytest.raises(NotUsableError, match="tables or group scales"):
+        TrainableLayers(student)
+    assert not any(hasattr(m, "trained") for m in student.modules() if isinstance(m, Packed))
+
+
+def test_recovery_without_rows_is_refused(tmp_path: Path) -> None:
+    teacher, student = pair("nf4")
+    with pytest.raises(UsageError, match="needs 2 rows"):
+        recover(student, teacher, {}, ["logits"], "text-generation", RecoveryBudget(terms=10), tmp_path)
+
+
+def test_rows_that_choose_the_step_do_not_train() -> None:
+    training, held_out = split_rows({"x": torch.arange(20)})
+    assert held_out.tensors["x"].tolist() == [0, 8, 16]
+    assert sorted([*training.tensors["x"].tolist(), 0, 8, 16]) == list(range(20))

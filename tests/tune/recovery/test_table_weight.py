@@ -1,0 +1,75 @@
+"""Trainable table weights: they begin as the packed ones, their gradients are right, and packing keeps them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer import compress
+from infer.compress import Quantizer
+from infer.plan import Plan
+from infer.tune.recovery.table_weight import TableWeight
+
+FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3", "cluster:6"]
+ROWS, COLUMNS = 70, 128
+
+
+def quantized(name: str) -> tuple[Quantizer, dict[str, Tensor], Tensor]:
+    plan = Plan(source="m.pt", quant=name)
+    weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1))
+    weight[0] = 0
+    return compress.get(plan), compress.get(plan).quantize(weight, None, plan), weight
+
+
+def disturbed(weight: TableWeight) -> TableWeight:
+    make = torch.Generator().manual_seed(2)
+    for parameter in weight.parameters():
+        parameter.data = 0.05 * torch.randn(parameter.shape, generator=make)
+    return weight
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_trainable_weight_begins_as_the_packed_one(name: str, codes: bool) -> None:
+    way, tensors, original = quantized(name)
+    weight = TableWeight(tensors, original if codes else None)
+    torch.testing.assert_close(weight().detach(), way.dequantize(tensors), rtol=1e-6, atol=1e-7)
+    again = weight.tensors()
+    assert {n: (t.dtype, t.shape) for n, t in again.items()} == {
+        n: (t.dtype, t.shape) for n, t in tensors.items()
+    }
+    torch.testing.assert_close(way.dequantize(again), way.dequantize(tensors), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_tensors_hold_what_was_trained(name: str, codes: bool) -> None:
+    way, tensors, original = quantized(name)
+    weight = disturbed(TableWeight(tensors, original if codes else None))
+    packed = weight.tensors()
+    torch.testing.assert_close(way.dequantize(packed), weight().detach(), rtol=1e-5, atol=1e-6)
+    assert bool((packed["table"].diff(dim=1) >= 0).all())
+    assert float(packed["table"].abs().max()) == 1
+    assert not torch.equal(packed["table"], tensors["table"])
+
+
+@pytest.mark.parametrize("name", ["nf4:16", "cluster:3"])
+def test_gradients_are_those_of_the_decoded_weight(name: str) -> None:
+    _, tensors, _ = quantized(name)
+    weight = TableWeight(tensors)
+    upstream = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
+    (weight() * upstream).sum().backward()
+    table = weight.table.clone().requires_grad_()
+    level, row_scale = weight.level.clone().requires_grad_(), weight.row_scale.clone().requires_grad_()
+    index = torch.arange(ROWS) // 32 if len(table) > 1 else torch.zeros(ROWS, dtype=torch.int64)
+    values = table[index].gather(1, weight.codes.long())
+    steps = (level * (row_scale / 127)[:, None]).repeat_interleave(weight.group, 1)
+    (values * steps * upstream).sum().backward()
+    pairs = [
+        (weight.table_change.grad, table.grad),
+        (weight.level_change.grad, level.grad * 127),
+        (weight.row_change.grad, row_scale.grad * weight.row_scale),
+    ]
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
