@@ -13,14 +13,11 @@ from ..options.values import recovery_budget
 from ..plan import Plan
 from ..reporter import Reporter
 from ..tune.recovery.recover import RecoveryBudget, recover
-from .float_graph import Original
 
 STAGE = "recover"
 
 
-def recover_quality(
-    plan: Plan, original: Original, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter
-) -> None:
+def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter) -> None:
     """Train what is small of the quantized `module`, in place, on the rows that calibrate.
 
     Raises `NotUsableError` for weights that are streamed from disk, and what `recover` raises.

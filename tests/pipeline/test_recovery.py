@@ -1,45 +1,69 @@
-"""`--recover` through the whole pipeline: the published artifact holds what the float model taught."""
+"""`--recover` in the pipeline: its budget, its place in a plan, and the stage between quantization and capture."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import copy
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from infer.errors import UsageError
+from infer import compress
+from infer.compress.assign import CalibrationSet
+from infer.errors import NotUsableError, UsageError
 from infer.options.values import recovery_budget
-from infer.pipeline import stages
+from infer.pipeline.recover_quality import recover_quality
 from infer.pipeline.resolve_plan import check_plan
 from infer.plan import Plan
+from infer.reporter import Reporter
+from infer.spec import TensorSpec
 
 pytest.importorskip("accelerate")
-MODELS = Path(__file__).resolve().parents[2] / "models"
-DIGITS = Plan(
-    source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(),
-    backend="eager", quant="cluster:3",
-)  # fmt: skip
+PLAN = Plan(source="m.pt", quant="cluster:3", recover="240")
 
 
-def test_a_recovered_model_is_judged_and_published_with_its_curve(tmp_path: Path) -> None:
-    plain = stages.optimize(DIGITS, tmp_path / "plain.infer")
-    taught = stages.optimize(DIGITS.with_(recover="200"), tmp_path / "taught.infer")
-    said = {f.what: f.value for f in taught.manifest.findings if f.stage == "recover"}
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def calibration_set(model: nn.Module | None) -> CalibrationSet:
+    rows = torch.randn(96, 64, generator=torch.Generator().manual_seed(1))
+    inputs = (TensorSpec("x", "float32", ("batch", 64)),)
+    return CalibrationSet(model, inputs, ("y",), "tensors", {"x": rows[:32]}, {"x": rows[32:]})
+
+
+def error(model: nn.Module, original: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x) - original(x)).norm() / original(x).norm())
+
+
+def test_the_stage_teaches_on_calibration_rows_and_helps_on_those_that_judge() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        original = Scores().eval()
+    small, known = copy.deepcopy(original), calibration_set(original)
+    compress.quantize_model(small, PLAN)
+    before, reporter = error(small, original, known.samples["x"]), Reporter()
+    recover_quality(PLAN, small, known, reporter)
+    said = {finding.what: finding.value for finding in reporter.findings if finding.stage == "recover"}
     assert float(said["after"]) < float(said["before"])  # type: ignore[arg-type]
     assert said["learning curve"]
-    assert taught.manifest.plan.recover == "200"
-    kl = [
-        next(m.number for m in made.report.fidelity if m.label == "logits.kl" and m.number is not None)
-        for made in (plain, taught)
-    ]
-    assert kl[1] < kl[0], "on rows that neither trained nor chose the step"
-    assert [(one.name, one.format, one.bits) for one in taught.manifest.layers] == [
-        (one.name, one.format, one.bits) for one in plain.manifest.layers
-    ]
+    assert error(small, original, known.samples["x"]) < before
+
+
+def test_weights_on_disk_can_not_teach() -> None:
+    with pytest.raises(NotUsableError, match="not in memory"):
+        recover_quality(PLAN, Scores(), calibration_set(None), Reporter())
 
 
 def test_recovery_needs_a_format() -> None:
     with pytest.raises(UsageError, match="what quantization lost"):
-        check_plan(DIGITS.with_(quant="none", recover="1min"))
+        check_plan(PLAN.with_(quant="none"))
 
 
 @pytest.mark.parametrize(("text", "budget"), [("30min", (1800.0, None)), ("200000", (None, 200000))])
