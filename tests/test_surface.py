@@ -42,8 +42,8 @@ def test_flags_of_optimize() -> None:
         "--json", "--keep-best", "--key", "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error",
         "--max-first-token", "--max-latency", "--max-length", "--max-memory", "--max-p99", "--max-size", "--metric",
         "--min-score", "--min-throughput", "--model", "--no-golden", "--output", "--plan", "--profile",
-        "--quant", "--recover", "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time", "--trust-code",
-        "--verbose", "--weights",
+        "--quant", "--recover", "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time",
+        "--trust-code", "--verbose", "--weights",
     ]  # fmt: skip
 
 
