@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,43 @@ def test_layers_that_carry_codes_are_not_timed_as_another_format(
     )
     choose_formats.decide(asked)
     assert found == timed
+
+
+def test_experts_of_gpt_oss_run_on_their_mxfp4_codes(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    sizes = {**tiny_decoders.SIZES["gpt_oss"], "intermediate_size": 64}
+    model: Any = tiny_decoders.build("gpt_oss", sizes=sizes)
+    rng, held = torch.Generator().manual_seed(0), {}
+    for name, tensor in model.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            held[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape  # transposed in the file
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=rng).to(torch.uint8)
+        scales = torch.randint(120, 123, blocks.shape[:3], generator=rng).to(torch.uint8)
+        tensor.copy_(convert_moe_packed_tensors(blocks, scales))
+        held |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    folder = tmp_path / "m"
+    model.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    plan = Plan(source=str(folder), backend="eager", data="random", allow_slower=True, max_error=0.05)
+    done = optimize(plan, tmp_path / "m.infer")
+    assert done.report.plan.quant == "keep"
+    (found,) = [finding for finding in done.report.findings if finding.what.startswith("mxfp4")]
+    assert (found.what, found.value, found.why) == ("mxfp4 carried over", 4, "exactly")
+    prompt = [3, 5, 60, 70, 80]
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None
+        )
+    with Predictor.load(tmp_path / "m.infer") as predictor:
+        answer = predictor.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
+    assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
 
 
 def test_keep_of_a_float_source_says_what_it_lacks(tmp_path: Path) -> None:
