@@ -86,7 +86,8 @@ def _reads(found: Any, head: Head) -> bool:
 def _gives(found: Any, head: Head) -> bool:
     """Return true when the class gives the hidden states that the embedding is made of, or does not say."""
     fields = output_fields(found)
-    return head.ending != "Model" or not fields or bool({"last_hidden_state", "pooler_output"} & set(fields))
+    is_embedder = head.ending == "Model" and head.outputs == ("embedding",)
+    return not is_embedder or not fields or bool({"last_hidden_state", "pooler_output"} & set(fields))
 
 
 def output_fields(found: Any) -> list[str]:
