@@ -18,10 +18,10 @@ MOST_PADDED = 32  # of images padded to the largest
 
 
 def preprocess_images(
-    paths: list[Path], steps: ImagePreprocessor | TransformersProcessor
+    paths: list[Path], steps: ImagePreprocessor | TransformersProcessor, most: int | None = None
 ) -> tuple[dict[str, Tensor], list[Path]]:
     """Read images by the steps that the model was trained with; return its inputs and the files used."""
-    used = spread(paths, MOST_IMAGES if steps.output_size else MOST_PADDED)
+    used = spread(paths, (most or MOST_IMAGES) if steps.output_size else MOST_PADDED)
     arrays = steps.batch([open_image(path) for path in used])
     return {name: torch.from_numpy(value) for name, value in arrays.items()}, used
 
@@ -31,7 +31,9 @@ def spread(paths: list[Path], most: int) -> list[Path]:
     return paths if len(paths) <= most else [paths[i * len(paths) // most] for i in range(most)]
 
 
-def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) -> tuple[Tensor, list[Path]]:
+def read_images(
+    paths: list[Path], specs: tuple[TensorSpec, ...], where: str, most: int | None = None
+) -> tuple[Tensor, list[Path]]:
     """Read images as [rows, C, H, W] in the input's dtype; also return the files used.
 
     The shorter side is scaled to the input's, the middle is cut out. Values are 0…255 for uint8 and 0…1 for floats: a
@@ -49,7 +51,7 @@ def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) ->
         )
     if not (spec.torch_dtype.is_floating_point or spec.dtype == "uint8"):
         raise InputError(f"image files can't be made into {spec.dtype}", where=where, hint="Give arrays")
-    used = spread(paths, MOST_IMAGES)
+    used = spread(paths, most or MOST_IMAGES)
     channels, height, width = (int(size) for size in sizes)
     pixels = np.stack([_pixels(path, MODES[channels], height, width) for path in used])
     values = torch.from_numpy(pixels).reshape(-1, height, width, channels).movedim(-1, 1).contiguous()

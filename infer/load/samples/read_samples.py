@@ -65,10 +65,12 @@ def _shipped_or_asked(plan: Plan, loaded: LoadedModel, user_module: UserModule |
     return samples, source
 
 
-def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
+def read_data(
+    spec: str, loaded: LoadedModel, *, seed: int = 0, most: int | None = None
+) -> tuple[Samples, str, str]:
     """Read `--data`: .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
 
-    Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
+    Of texts and images at most `most` rows are read, spread evenly; by default as many as a judgement needs. Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
@@ -78,14 +80,14 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
         return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
-        return _from_function(Path(file), name, loaded)
+        return _from_function(Path(file), name, loaded, most)
     path = Path(spec)
     if not path.exists():
         raise UsageError(
             f"there is no file or folder {spec}", where="--data", hint=f"Give {example_option(loaded)}"
         )
     files = list_files(path) if path.is_dir() else [path]
-    samples, used = read_files(files, loaded, spec)
+    samples, used = read_files(files, loaded, spec, most)
     return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", digest_of_files(used)
 
 
@@ -176,7 +178,9 @@ def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) ->
     return None
 
 
-def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples, str, str]:
+def _from_function(
+    path: Path, name: str, loaded: LoadedModel, most: int | None
+) -> tuple[Samples, str, str]:
     call = getattr(import_file(path), name, None)
     where = f"{path}:{name}"
     if not callable(call):
@@ -184,7 +188,7 @@ def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples,
     with importable(path.parent):
         found = call()
         if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
-            found = tokenize(found, loaded)
+            found = tokenize(found, loaded, most)
         samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where)
     return samples, f"--data {where}", digest_of(samples)
 

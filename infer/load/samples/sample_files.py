@@ -28,9 +28,12 @@ MOST_COMPARED, MOST_LINES = 16, 128  # images and texts, of which every pair is 
 Samples = dict[str, Tensor]
 
 
-def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+def read_files(
+    files: list[Path], loaded: LoadedModel, where: str, most: int | None = None
+) -> tuple[Samples, list[Path]]:
     """Read samples from files of one kind, by input name, and return the files that were used.
 
+    `most`: rows that are made of texts and images at most, by default as many as a judgement needs.
     Arrays of several files are concatenated. Raises `SourceError` for unknown kinds, `InputError` for arrays that do
     not fit together.
     """
@@ -49,11 +52,11 @@ def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samp
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
         if loaded.task == DUAL_TOWERS.task:
             return _from_images_and_texts(pictures, texts, loaded, where)
-        return _from_images(pictures, loaded, where)
+        return _from_images(pictures, loaded, where, most)
     if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
         return audio_samples.read_sounds(recordings, loaded, where)
     if texts:
-        return tokenize([_text(path) for path in texts], loaded), texts
+        return tokenize([_text(path) for path in texts], loaded, most), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
     raise SourceError(
         f"expected .npz, .npy, .pt, .txt, images or sounds, got {held}",
@@ -62,11 +65,13 @@ def read_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samp
     )
 
 
-def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+def _from_images(
+    files: list[Path], loaded: LoadedModel, where: str, most: int | None = None
+) -> tuple[Samples, list[Path]]:
     steps = loaded.preprocessor
     if steps is not None and not isinstance(steps, AudioPreprocessor):
-        return image_samples.preprocess_images(files, steps)
-    pixels, used = image_samples.read_images(files, loaded.inputs, where)
+        return image_samples.preprocess_images(files, steps, most)
+    pixels, used = image_samples.read_images(files, loaded.inputs, where, most)
     return {loaded.inputs[0].name: pixels}, used
 
 

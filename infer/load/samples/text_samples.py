@@ -27,8 +27,9 @@ T = TypeVar("T")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
-def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
-    """Tokenize to int64 [rows, seq] per text input of the model; at most 128 rows, spread evenly over the text."""
+def tokenize(texts: list[str], loaded: LoadedModel, most: int | None = None) -> dict[str, Tensor]:
+    """Tokenize to int64 [rows, seq] per text input of the model; at most `most` rows (128), spread evenly."""
+    most = most or MAX_ROWS
     if "tokenizer.json" not in loaded.files:
         raise UsageError(
             "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
@@ -47,9 +48,9 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
         rows = _windows([row for row, _ in encode(texts, None)], window)
         types = [[0] * len(row) for row in rows]
     else:
-        pieces: list[Any] = _spread(_pieces(texts))
+        pieces: list[Any] = _spread(_pieces(texts), most)
         if loaded.task == "multiple-choice":
-            pieces = _questions(_pieces(texts))
+            pieces = _questions(_pieces(texts), most)
         elif loaded.task == "question-answering":
             pieces = list(itertools.pairwise(pieces)) or [(pieces[0], pieces[0])] if pieces else []
         elif any(spec.name == "token_type_ids" for spec in loaded.inputs) and loaded.task == "classification":
@@ -60,9 +61,9 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
             rows = _masked(rows, _mask_id(loaded))
     if not rows:
         raise InputError("expected text, got no token of any", where="--data", hint="Is the file empty?")
-    found = _padded(_spread(rows), int(pad_id or 0))
+    found = _padded(_spread(rows, most), int(pad_id or 0))
     shape = found["input_ids"].shape
-    found["token_type_ids"] = _padded(_spread(types), 0)["input_ids"]
+    found["token_type_ids"] = _padded(_spread(types, most), 0)["input_ids"]
     found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
     # An encoder-decoder is judged on texts that it repeats.
     start = torch.tensor(loaded.meta.get("decoder_start_ids") or [0])[:1].expand(shape[0], 1)
@@ -147,7 +148,7 @@ def _paired(pieces: list[str]) -> list[str | tuple[str, str]]:
     return found
 
 
-def _questions(pieces: list[str]) -> list[tuple[str, str]]:
+def _questions(pieces: list[str], most: int) -> list[tuple[str, str]]:
     """Return paragraphs with the four that follow them as the choices of a question; the first follow the last."""
     count = len(pieces)
     if 0 < count <= CHOICES:
@@ -155,11 +156,11 @@ def _questions(pieces: list[str]) -> list[tuple[str, str]]:
             f"expected at least {CHOICES + 1} paragraphs, a question and {CHOICES} choices, got {count}",
             where="--data",
         )
-    asked = range(0, count, max(1, -(-count * CHOICES // MAX_ROWS)))
+    asked = range(0, count, max(1, -(-count * CHOICES // most)))
     return [(pieces[i], pieces[(i + step) % count]) for i in asked for step in range(1, CHOICES + 1)]
 
 
-def _spread(items: list[T]) -> list[T]:
-    if len(items) <= MAX_ROWS:
+def _spread(items: list[T], most: int) -> list[T]:
+    if len(items) <= most:
         return items
-    return [items[i * len(items) // MAX_ROWS] for i in range(MAX_ROWS)]
+    return [items[i * len(items) // most] for i in range(most)]
