@@ -13,14 +13,14 @@ from infer.plan import Plan
 
 COMMANDS = [
     "optimize", "predict", "generate", "chat", "bench", "serve", "top", "inspect", "verify", "doctor", "report",
-    "trials", "export", "tune",
+    "trials", "export", "tune", "distil",
 ]  # fmt: skip
 
 
 def test_public_names() -> None:
     assert infer.__all__ == [
-        "AdapterSettings", "Budgets", "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "TrainSettings",
-        "__version__", "optimize", "search", "train_adapter",
+        "AdapterSettings", "Budgets", "DistilSettings", "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "TrainSettings",
+        "__version__", "distil", "optimize", "search", "train_adapter",
     ]  # fmt: skip
     assert all(getattr(infer, name) is not None for name in infer.__all__)
 
@@ -56,6 +56,18 @@ def test_flags_of_tune() -> None:
         "--lora-dropout", "--lora-layers", "--max-memory", "--measure-every", "--micro-batch", "--optimizer",
         "--output", "--packing", "--patience", "--plan-memory", "--precision", "--schedule", "--seed", "--steps",
         "--time", "--tokens", "--verbose", "--warmup", "--weight-decay",
+    ]  # fmt: skip
+
+
+def test_flags_of_distil() -> None:
+    command = typer.main.get_command(app).commands["distil"]
+    flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
+    assert flags == [
+        "--activation-checkpointing", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs", "--force",
+        "--fresh", "--hard", "--held-out", "--hidden", "--json", "--learning-rate", "--length", "--measure-every",
+        "--micro-batch", "--model", "--optimizer", "--output", "--patience", "--precision", "--schedule", "--seed",
+        "--steps", "--student", "--temperature", "--time", "--tokens", "--trust-code", "--verbose", "--warmup",
+        "--weight-decay",
     ]  # fmt: skip
 
 

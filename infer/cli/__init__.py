@@ -17,7 +17,7 @@ import typer
 
 from ..errors import InferError
 from ..sanitize import sanitize_text
-from . import bench, export, generate, inspection, optimize, predict, serve, top, trials, tune
+from . import bench, distil, export, generate, inspection, optimize, predict, serve, top, trials, tune
 
 INTERRUPTED = 130
 MAX_SENTENCE = 4096  # characters
@@ -40,7 +40,7 @@ for command in (
         top.top,
     ),
     *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report, trials.trials),
-    *(export.export, tune.tune),
+    *(export.export, tune.tune, distil.distil),
 ):
     app.command()(command)
 

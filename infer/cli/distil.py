@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from ..tune.adapters.settings import DATA
-from ..tune.distillation.settings import STUDENT, DistilSettings
+from ..tune.distillation.settings import STUDENT, WEIGHTS, DistilSettings
 from ..tune.settings import TRAINING, TrainSettings
 from .options import AsJson, with_options
 
@@ -25,7 +25,8 @@ def distil(
 ) -> None:
     """Train a student to give TEACHER's outputs on data without labels; then optimize it.
 
-    `--student half` leaves out every second layer of the teacher. Several processes: accelerate launch -m infer distil …
+    `--student half` leaves out every second layer of the teacher.
+    Several processes: accelerate launch -m infer distil …
     """
     from ..tune.distillation.distil_model import distil as run
     from . import output as printed
@@ -35,4 +36,13 @@ def distil(
     if as_json:
         print(msgspec.json.encode(report).decode())
         return
-    printed.print_facts({**report.facts(), "student": str(output)}, as_json=False)
+    printed.print_facts(
+        {**report.facts(), "student": str(output), "next": _next(settings, output)}, as_json=False
+    )
+
+
+def _next(settings: DistilSettings, output: Path) -> str:
+    """Return the command that optimizes the student."""
+    weights = output / WEIGHTS
+    source = f"{weights} --model {settings.student}" if weights.is_file() else str(output)
+    return f"infer optimize {source} --data {settings.data}"

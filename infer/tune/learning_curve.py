@@ -45,10 +45,15 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, result: TrainResult, task: msgspec.Struct, training: TrainSettings, findings: Sequence[Finding]
+        cls,
+        command: str,
+        result: TrainResult,
+        task: msgspec.Struct,
+        training: TrainSettings,
+        findings: Sequence[Finding],
     ) -> TrainingReport:
-        """Make the report of a run of `infer tune` with these options."""
-        words = ["infer", "tune", *command_line(task), *command_line(training)]
+        """Make the report of a run of `infer COMMAND` with these options."""
+        words = ["infer", command, *command_line(task), *command_line(training)]
         names = [name for name in cls.__struct_fields__ if name not in ("format", "command", "findings")]
         values = {name: getattr(result, name) for name in names}
         return cls(command=" ".join(words), findings=tuple(findings), **values)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from infer.errors import NotUsableError, UsageError
-from infer.tune.distillation.student_model import StudentShape, evenly, parse_shape, student_of
+from infer.tune.distillation.student_model import evenly, student_of
+from infer.tune.distillation.student_shape import StudentShape, parse_shape
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -51,7 +52,9 @@ def test_a_number_out_of_range_is_refused(text: str) -> None:
         parse_shape(text)
 
 
-@pytest.mark.parametrize(("total", "count", "picks"), [(5, 1, (0,)), (5, 2, (0, 4)), (12, 6, (0, 2, 4, 7, 9, 11))])
+@pytest.mark.parametrize(
+    ("total", "count", "picks"), [(5, 1, (0,)), (5, 2, (0, 4)), (12, 6, (0, 2, 4, 7, 9, 11))]
+)
 def test_layers_are_taken_evenly_with_first_and_last(total: int, count: int, picks: tuple[int, ...]) -> None:
     assert evenly(total, count) == picks
 
@@ -69,7 +72,13 @@ def test_a_student_has_the_weights_of_its_teachers_layers(name: str) -> None:
 
 
 def test_lists_of_the_configuration_keep_the_layers_taken() -> None:
-    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    kinds = [
+        "full_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+    ]
     teacher = model("Qwen3", layer_types=kinds, sliding_window=8, use_sliding_window=True)
     student = student_of(teacher, StudentShape(layers=3)).model
     assert list(student.config.layer_types) == ["full_attention", "full_attention", "sliding_attention"]

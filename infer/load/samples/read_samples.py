@@ -70,8 +70,9 @@ def read_data(
 ) -> tuple[Samples, str, str]:
     """Read `--data`: .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
 
-    Of texts and images at most `most` rows are read, spread evenly; by default as many as a judgement needs. Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
-    tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
+    Of texts and images at most `most` rows are read, spread evenly; by default as many as a judgement needs. Samples
+    are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a tensor does not fit),
+    `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
         vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
@@ -178,9 +179,7 @@ def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) ->
     return None
 
 
-def _from_function(
-    path: Path, name: str, loaded: LoadedModel, most: int | None
-) -> tuple[Samples, str, str]:
+def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None) -> tuple[Samples, str, str]:
     call = getattr(import_file(path), name, None)
     where = f"{path}:{name}"
     if not callable(call):

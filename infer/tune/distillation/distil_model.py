@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from ...errors import NotUsableError, UsageError
 from ...load.heads.text import Decoder, EncoderDecoder
@@ -13,14 +13,14 @@ from ...load.samples.read_samples import read_data
 from ...options import checked
 from ...reporter import Reporter
 from ...spec import Finding
-from ..adapters.base_model import language_model_of
 from ..checkpoints import remove_checkpoints
-from ..learning_curve import TrainingReport, write_report
-from ..memory.activation_checkpointing import checkpoint_activations
+from ..data.text_rows import text_rows
+from ..language_model import language_model_of
+from ..learning_curve import JSON_FILE, TrainingReport, write_report
+from ..memory.activation_checkpointing import checkpoint_blocks
 from ..objective import Objective, Rows
 from ..output_folder import publish_folder, require_free
 from ..settings import TrainSettings
-from ..text_rows import text_rows
 from ..training_environment import missing
 from ..training_loop import STAGE, train
 from .language_objective import LanguageObjective
@@ -29,9 +29,6 @@ from .sample_rows import split_rows
 from .settings import DistilSettings
 from .student_folder import save_student
 from .teacher import Pair, open_pair
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MOST_ROWS = 1 << 16  # texts and images that are held in memory
 
@@ -52,14 +49,14 @@ def distil(
     settings, training, reporter = checked(settings), checked(training), reporter or Reporter()
     if why := missing():
         raise NotUsableError(why)
-    require_free(output, "config.json", replace=replace)
+    require_free(output, JSON_FILE, replace=replace)
     reporter.step("load", settings.source)
     pair = open_pair(settings)
     reporter.found(_sizes(pair))
     objective, rows, held_out = _task(pair, settings, training, reporter)
     pair.trained.requires_grad_(True)
     if training.activation_checkpointing:
-        reporter.found(checkpoint_activations(pair.trained))
+        checkpoint_blocks(pair.trained)
     checkpoints = output.with_name(f"{output.name}.checkpoints")
     result = train(objective, rows, held_out, training, checkpoints, reporter)
     report = TrainingReport.of("distil", result, settings, training, reporter.findings)
@@ -77,7 +74,9 @@ def _task(
     loaded = pair.loaded
     if isinstance(loaded.module, Decoder):
         base = language_model_of(loaded, settings.source)
-        rows, held_out = text_rows(base, settings, training, reporter)
+        rows, held_out = text_rows(
+            base, settings.data, settings.length, training.seed, settings.held_out, reporter
+        )
         objective = LanguageObjective(
             pair.trained,
             base.model,
@@ -93,11 +92,11 @@ def _task(
     if settings.hard:
         raise UsageError("--hard is for language models: other data has no next token", where="--hard")
     samples, source, digest = read_data(settings.data, loaded, most=MOST_ROWS)
-    rows, held_out = split_rows(samples, settings.held_out, training.seed)
-    count = 0 if held_out is None else len(held_out)
+    taught, aside = split_rows(samples, settings.held_out, training.seed)
+    count = 0 if aside is None else len(aside)
     reporter.found(
         [
-            Finding("data", "rows", len(rows), "rows", f"{source}; sha256 {digest}"),
+            Finding("data", "rows", len(taught), "rows", f"{source}; sha256 {digest}"),
             Finding("data", "held out", count, "rows", "measured, never trained on"),
         ]
     )
@@ -112,8 +111,8 @@ def _task(
         hidden=settings.hidden,
         layers=pair.layers,
     )
-    _check_outputs(made, rows)
-    return made, rows, held_out
+    _check_outputs(made, taught)
+    return made, taught, aside
 
 
 @torch.no_grad()
@@ -129,7 +128,9 @@ def _sizes(pair: Pair) -> list[Finding]:
     found = [Finding(STAGE, "student", counts[1], "weights", f"{share:.0%} of its teacher's {counts[0]}")]
     if pair.made_of is not None:
         layers = ", ".join(map(str, pair.made_of.layers))
-        found.append(Finding(STAGE, "layers taken", len(pair.made_of.layers), "layers", f"the teacher's {layers}"))
+        found.append(
+            Finding(STAGE, "layers taken", len(pair.made_of.layers), "layers", f"the teacher's {layers}")
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class LanguageObjective:
         self.hidden = hidden if layers is not None else 0.0
         own, theirs = layers if layers is not None and hidden else ((), ())
         self._own, self._theirs = LayerOutputs(own), LayerOutputs(theirs)
-        sizes = [each.output_size() for each in (self.student, self.teacher)]
+        sizes = [_vocabulary(each) for each in (self.student, self.teacher)]
         if sizes[0] != sizes[1]:
             raise UsageError(
                 f"the student has {sizes[0]} tokens, the teacher {sizes[1]}: they need one tokenizer",
@@ -71,7 +72,9 @@ class LanguageObjective:
             )
             if not hard:
                 return soft, terms
-            return (1 - hard) * soft + hard * cut_cross_entropy(found, self.student.head, batch["labels"])[0], terms
+            return (1 - hard) * soft + hard * cut_cross_entropy(found, self.student.head, batch["labels"])[
+                0
+            ], terms
         with torch.no_grad():
             teacher = (self.teacher.logits(batch)[mask].float() / self.temperature).log_softmax(-1)
         logits = self.student.logits(batch)[mask].float()
@@ -80,3 +83,8 @@ class LanguageObjective:
         if hard:
             soft = (1 - hard) * soft + hard * F.cross_entropy(logits, batch["labels"][mask], reduction="sum")
         return soft, mask.sum()
+
+
+def _vocabulary(objective: NextTokenObjective) -> int:
+    whole: Any = objective.language_model
+    return int(whole.config.get_text_config().vocab_size) if objective.head is None else objective.head.vocab

@@ -1,4 +1,4 @@
-"""Outputs of a student against those of its teacher, for models of tensors: encoders, classifiers, networks of images."""
+"""Outputs of a student against those of its teacher, for models that take and give tensors."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ class OutputObjective:
                 raise UsageError(f"output {name!r} differs in shape: {shapes}", where="--student")
             kept = kept_rows(wanted, batch)
             logits = is_logits(name, wanted, expected, self.task)
-            pair = [rows_of(each, logits, kept is not None) for each in (own, wanted)]
-            pair = [each if kept is None else each.index_select(0, kept) for each in pair]
-            distance = _divergence(*pair, self.temperature) if logits else _squared_error(*pair)
+            got, given = (rows_of(each, logits, kept is not None) for each in (own, wanted))
+            if kept is not None:
+                got, given = got.index_select(0, kept), given.index_select(0, kept)
+            distance = _divergence(got, given, self.temperature) if logits else _squared_error(got, given)
             sums.append((distance.sum(), len(distance)))
         if not sums:
             raise UsageError("the model has no float output to learn from", where="TEACHER")

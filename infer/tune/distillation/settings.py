@@ -8,9 +8,10 @@ import msgspec
 
 from ...options import Option
 from ..adapters.settings import DATA, parse_share
-from .student_model import FORMS
+from .student_shape import FORMS
 
 STUDENT = "Student"
+WEIGHTS = "student.pt"  # of a module of the user's, in the output
 
 
 class DistilSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +39,13 @@ class DistilSettings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     model: Annotated[
         str | None,
-        Option("FILE.py:FACTORY of a teacher that is a file of weights", group=STUDENT, metavar="FILE.py:FACTORY"),
+        Option(
+            "FILE.py:FACTORY of a teacher that is a file of weights", group=STUDENT, metavar="FILE.py:FACTORY"
+        ),
     ] = None
-    trust_code: Annotated[
-        bool, Option("open a teacher that can run code", group=STUDENT, one_way=True)
-    ] = False
+    trust_code: Annotated[bool, Option("open a teacher that can run code", group=STUDENT, one_way=True)] = (
+        False
+    )
     temperature: Annotated[
         float, Option("divisor of both models' logits in the loss", group=STUDENT, above=0)
     ] = 1.0
@@ -65,7 +68,9 @@ class DistilSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.1
     length: Annotated[
         int | None,
-        Option("tokens of a row; default: 1024, or what the model takes", group=DATA, metavar="TOKENS", minimum=8),
+        Option(
+            "tokens of a row; default: 1024, or what the model takes", group=DATA, metavar="TOKENS", minimum=8
+        ),
     ] = None
     held_out: Annotated[
         float,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +15,22 @@ from torch import nn
 
 from ...load import LoadedModel
 from ...load.sentence_transformers.sentence_transformers import read_sentence_folder
+from .settings import WEIGHTS
 
-WEIGHTS = "student.pt"
 MODEL_FILES = ("config.json", "generation_config.json")  # written by transformers with the student's sizes
 NO_TEXT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot", ".index.json")
 
 
-def save_student(student: nn.Module, loaded: LoadedModel, source: str, output: Path) -> str:
-    """Write the student to the folder `output`; return the SOURCE and options by which infer optimize takes it.
+def save_student(student: nn.Module, loaded: LoadedModel, source: str, output: Path) -> None:
+    """Write the student to the folder `output`, as infer optimize takes it.
 
-    Weights are stored in the dtype of the teacher's configuration, float32 where it names none. Tokenizer, processor and
-    the layers of a sentence encoder are the teacher's.
+    Weights are stored in the dtype of the teacher's configuration, float32 where it names none. Tokenizer, processor
+    and the layers of a sentence encoder are the teacher's. A module of the user's is stored as `student.pt`.
     """
     if not hasattr(student, "save_pretrained"):
         output.mkdir(parents=True, exist_ok=True)
         torch.save(student.state_dict(), output / WEIGHTS)
-        return WEIGHTS
+        return
     sentence = read_sentence_folder(Path(source)) if Path(source).is_dir() else None
     inner = output
     if sentence is not None:
@@ -40,10 +42,24 @@ def save_student(student: nn.Module, loaded: LoadedModel, source: str, output: P
         shutil.copyfile(path, inner / name)
     whole: Any = student
     dtype = getattr(whole.config, "dtype", None) or torch.float32
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         whole.to(dtype).save_pretrained(inner, safe_serialization=True)
-    return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress the warnings and the progress bar of transformers."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _copy_beside(root: Path, output: Path, transformer: Path) -> None:

@@ -1,8 +1,8 @@
 """Students made of their teacher: layers left out, feed-forward networks narrowed, all weights carried over.
 
-Layers are taken evenly from the first to the last, as DistilBERT's were (Sanh et al. 2019, arXiv 1910.01108). Neurons of
-feed-forward networks are kept by the product of the norms of their weights, the size of their largest contribution
-(Li et al. 2017, arXiv 1608.08710).
+Layers are taken evenly from the first to the last, as DistilBERT's were (Sanh et al. 2019, arXiv 1910.01108).
+Neurons of feed-forward networks are kept by the product of the norms of their weights, the size of their largest
+contribution (Li et al. 2017, arXiv 1608.08710).
 """
 
 from __future__ import annotations
@@ -17,49 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, UsageError
+from .student_shape import StudentShape
 
-MULTIPLE = 64  # of the kept neurons: group of a quantized weight
-FORMS = "half, layers:N, width:SHARE, or both as layers:N,width:SHARE"
 DEPTH, WIDTH = "num_hidden_layers", "intermediate_size"
-
-
-@dataclass(frozen=True)
-class StudentShape:
-    """Size of a student beside its teacher: `layers` as a number or a share, `width` as a share of the neurons."""
-
-    layers: int | float = 1.0
-    width: float = 1.0
-
-    def num_layers(self, teacher: int) -> int:
-        """Return the student's layers of a teacher with so many; raise `UsageError` for more than it has."""
-        count = self.layers if isinstance(self.layers, int) else max(1, round(self.layers * teacher))
-        if count > teacher:
-            raise UsageError(f"the teacher has {teacher} layers, not {count}", where="--student")
-        return count
-
-    def num_neurons(self, teacher: int) -> int:
-        """Return the student's neurons, a multiple of 64 where that leaves one."""
-        wanted = max(1, round(self.width * teacher))
-        return min(teacher, max(MULTIPLE, wanted // MULTIPLE * MULTIPLE)) if wanted < teacher else teacher
-
-
-def parse_shape(text: str) -> StudentShape | None:
-    """Parse `half`, `layers:N`, `width:SHARE` or both; None for anything else, which names a folder or a module.
-
-    Raises `UsageError` for a number out of range.
-    """
-    if text == "half":
-        return StudentShape(layers=0.5)
-    parts = dict(part.partition(":")[::2] for part in text.split(","))
-    if not set(parts) <= {"layers", "width"} or not all(parts.values()):
-        return None
-    try:
-        shape = StudentShape(int(parts.get("layers", 0)) or 1.0, float(parts.get("width", 1.0)))
-    except ValueError:
-        raise UsageError(f"expected {FORMS}, got {text!r}", where="--student") from None
-    if not 0 < shape.width <= 1 or shape.layers < 1:
-        raise UsageError(f"expected at least one layer and a share up to 1, got {text!r}", where="--student")
-    return shape
 
 
 @dataclass(frozen=True)
@@ -84,8 +44,19 @@ def student_of(teacher: nn.Module, shape: StudentShape) -> Student:
         raise UsageError(f"a student of {total} layers and all neurons is its teacher", where="--student")
     _shrink(config, picks, neurons)
     model = type(teacher)(config).float()
+    drop_unused_parts(teacher, model)
     carry_weights(teacher, model, picks, total)
     return Student(model, picks)
+
+
+def drop_unused_parts(teacher: nn.Module, student: nn.Module) -> None:
+    """Replace the student's parts as its teacher's were when it was opened: a pooler that no output needs is none."""
+    for name, part in list(student.named_children()):
+        given = getattr(teacher, name, None)
+        if type(given) is not type(part):
+            setattr(student, name, copy.deepcopy(given))
+        elif not isinstance(part, nn.ModuleList):
+            drop_unused_parts(given, part)
 
 
 def evenly(total: int, count: int) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from ...load.identification.identify import is_user_module
 from ...load.sources.user_module import UserModule
 from ...plan import Plan
 from .settings import DistilSettings
-from .student_model import DEPTH, Student, StudentShape, layer_lists, parse_shape, student_of
+from .student_model import DEPTH, Student, layer_lists, student_of
+from .student_shape import StudentShape, parse_shape
 
 
 @dataclass
@@ -40,7 +41,11 @@ def open_pair(settings: DistilSettings) -> Pair:
     Raises `UsageError` or `NotUsableError` for a student that does not go with the teacher.
     """
     plan = Plan(
-        source=settings.source, model=settings.model, trust_code=settings.trust_code, data="random", load="meta"
+        source=settings.source,
+        model=settings.model,
+        trust_code=settings.trust_code,
+        data="random",
+        load="meta",
     )
     loaded = load(plan)
     if loaded.module is None:
@@ -71,7 +76,8 @@ def _made(loaded: LoadedModel, teacher: nn.Module, shape: StudentShape) -> Pair:
     layers = None
     if len(own) == len(theirs) == 1:
         blocks: nn.ModuleList = inner.get_submodule(theirs[0])  # type: ignore[assignment]
-        layers = (list(made.model.get_submodule(own[0])), [blocks[i] for i in made.layers])  # type: ignore[arg-type]
+        mine: nn.ModuleList = made.model.get_submodule(own[0])  # type: ignore[assignment]
+        layers = (list(mine), [blocks[i] for i in made.layers])
     return Pair(loaded, teacher, with_model(teacher, made.model), made.model, made, layers)
 
 
@@ -84,7 +90,9 @@ def _opened(loaded: LoadedModel, teacher: nn.Module, source: str) -> Pair:
             where="--student",
         )
     if opened.task != loaded.task:
-        raise UsageError(f"the student is a model of {opened.task}, the teacher of {loaded.task}", where="--student")
+        raise UsageError(
+            f"the student is a model of {opened.task}, the teacher of {loaded.task}", where="--student"
+        )
     fill(opened)
     inner = _inner(opened.module)
     for parameter in inner.parameters():  # of mapped files, which are read-only
