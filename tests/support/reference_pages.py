@@ -26,6 +26,7 @@ from infer.predict import Options
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
 from infer.tune.adapters.settings import AdapterSettings
+from infer.tune.distillation.settings import DistilSettings
 from infer.tune.learning_curve import TrainingReport
 from infer.tune.settings import TrainSettings
 
@@ -177,6 +178,8 @@ def api_page() -> str:
         "Predictor",
         "train_adapter",
         "AdapterSettings",
+        "distil",
+        "DistilSettings",
         "TrainSettings",
     ]
     order += ["TensorSpec", "Finding", "InferError"]
@@ -210,7 +213,7 @@ def _section(name: str, thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield from ("```python", _signature(name.rpartition(".")[2], thing), "```", "")
     yield from _doc(thing)
-    if thing in (Plan, Budgets, AdapterSettings, TrainSettings, ServeOptions, ServeLimits):
+    if thing in (Plan, Budgets, AdapterSettings, DistilSettings, TrainSettings, ServeOptions, ServeLimits):
         yield from ("", "| field | type | default | description |", "|---|---|---|---|")
         for field in fields(thing):
             kind = _kind(field.type)
