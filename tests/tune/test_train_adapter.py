@@ -188,7 +188,7 @@ def test_wrong_options_are_refused(
 
 
 def test_a_folder_that_is_no_adapter_is_never_replaced(home: Path) -> None:
-    with pytest.raises(BusyError, match="is no adapter"):
+    with pytest.raises(BusyError, match="has no adapter_config.json"):
         tuned(home, "llama")
 
 
