@@ -13,7 +13,7 @@ from ...load.samples.read_samples import read_data
 from ...options import checked
 from ...reporter import Reporter
 from ...spec import Finding
-from ..checkpoints import remove_checkpoints
+from ..checkpoints import remove_checkpoints, whole
 from ..data.text_rows import text_rows
 from ..language_model import language_model_of
 from ..learning_curve import JSON_FILE, TrainingReport, write_report
@@ -21,7 +21,7 @@ from ..memory.activation_checkpointing import checkpoint_blocks
 from ..objective import Objective, Rows
 from ..output_folder import publish_folder, require_free
 from ..settings import TrainSettings
-from ..training_environment import missing
+from ..training_environment import first_process, missing
 from ..training_loop import STAGE, train
 from .language_objective import LanguageObjective
 from .output_objective import OutputObjective
@@ -60,10 +60,12 @@ def distil(
     checkpoints = output.with_name(f"{output.name}.checkpoints")
     result = train(objective, rows, held_out, training, checkpoints, reporter)
     report = TrainingReport.of("distil", result, settings, training, reporter.findings)
-    with publish_folder(output) as folder:
-        save_student(pair.trained, pair.loaded, settings.source, folder)
-        write_report(report, folder)
-    remove_checkpoints(checkpoints)
+    tensors = {name: whole(each) for name, each in pair.trained.state_dict().items()}
+    if first_process():
+        with publish_folder(output) as folder:
+            save_student(pair.trained, tensors, pair.loaded, settings.source, folder)
+            write_report(report, folder)
+        remove_checkpoints(checkpoints)
     return report
 
 

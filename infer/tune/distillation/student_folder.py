@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...load import LoadedModel
 from ...load.sentence_transformers.sentence_transformers import read_sentence_folder
@@ -21,15 +21,17 @@ MODEL_FILES = ("config.json", "generation_config.json")  # written by transforme
 NO_TEXT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot", ".index.json")
 
 
-def save_student(student: nn.Module, loaded: LoadedModel, source: str, output: Path) -> None:
-    """Write the student to the folder `output`, as infer optimize takes it.
+def save_student(
+    student: nn.Module, tensors: Mapping[str, Tensor], loaded: LoadedModel, source: str, output: Path
+) -> None:
+    """Write the student, with these `tensors` as its state dict, to the folder `output`, as infer optimize takes it.
 
     Weights are stored in the dtype of the teacher's configuration, float32 where it names none. Tokenizer, processor
     and the layers of a sentence encoder are the teacher's. A module of the user's is stored as `student.pt`.
     """
     if not hasattr(student, "save_pretrained"):
         output.mkdir(parents=True, exist_ok=True)
-        torch.save(student.state_dict(), output / WEIGHTS)
+        torch.save(dict(tensors), output / WEIGHTS)
         return
     sentence = read_sentence_folder(Path(source)) if Path(source).is_dir() else None
     inner = output
@@ -42,8 +44,9 @@ def save_student(student: nn.Module, loaded: LoadedModel, source: str, output: P
         shutil.copyfile(path, inner / name)
     whole: Any = student
     dtype = getattr(whole.config, "dtype", None) or torch.float32
+    stored = {name: each.to(dtype) if each.is_floating_point() else each for name, each in tensors.items()}
     with _quiet():
-        whole.to(dtype).save_pretrained(inner, safe_serialization=True)
+        whole.save_pretrained(inner, state_dict=stored, safe_serialization=True)
 
 
 @contextmanager
