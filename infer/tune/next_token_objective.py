@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from ..errors import NotUsableError
 from ..spec import Finding
-from .losses.cut_cross_entropy import IGNORED, cut_cross_entropy
+from .losses.cut_cross_entropy import cut_cross_entropy
 from .losses.output_head import OutputHead, check_output_head, output_head
+from .objective import IGNORED
 
 
 class NextTokenObjective:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+IGNORED = -100  # label of a token that is not predicted, torch's own
+
 
 class Objective(Protocol):
     """Loss of one batch as a sum over terms, tokens or rows, and the number of terms.

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..losses.cut_cross_entropy import IGNORED
-from ..objective import digest_of, shuffled
+from ..objective import IGNORED, digest_of, shuffled
 from .chat_sequences import TokenSequence
 
 SAME = 1e-2  # relative difference of logits, for kernels whose sums depend on the shape

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import UsageError
-from ..losses.cut_cross_entropy import IGNORED, cut_cross_entropy
+from ..losses.cut_cross_entropy import cut_cross_entropy
 from ..losses.divergence import cut_divergence
 from ..next_token_objective import NextTokenObjective
+from ..objective import IGNORED
 from .layer_outputs import LayerOutputs, hidden_error
 
 

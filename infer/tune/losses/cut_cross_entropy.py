@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from ...errors import NotUsableError
 from ..memory.packed_rows import is_abstract
+from ..objective import IGNORED
 from .output_head import OutputHead, token_chunks
-
-IGNORED = -100
 
 
 def cut_cross_entropy(
