@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from ..errors import NotUsableError
 from ..spec import Finding
-from .losses.cut_cross_entropy import cut_cross_entropy
+from .losses.cut_cross_entropy import IGNORED, cut_cross_entropy
 from .losses.output_head import OutputHead, check_output_head, output_head
-from .objective import IGNORED
 
 
 class NextTokenObjective:
@@ -32,8 +31,8 @@ class NextTokenObjective:
     def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         labels = batch["labels"]
         if self.head is not None:
-            return cut_cross_entropy(self.hidden_states(batch), self.head, labels)
-        logits = self.logits(batch).float()
+            return cut_cross_entropy(self._hidden(batch), self.head, labels)
+        logits = self.language_model(**self._inputs(batch)).logits.float()
         flat = labels.flatten()
         loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=IGNORED, reduction="sum")
         return loss, (flat != IGNORED).sum()
@@ -51,13 +50,7 @@ class NextTokenObjective:
         names = ("input_ids", "position_ids") if self.takes_positions else ("input_ids",)
         return {**{name: batch[name] for name in names}, "use_cache": False}
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the whole logits, [rows, tokens, vocab]."""
-        found: Tensor = self.language_model(**self._inputs(batch)).logits
-        return found
-
-    def hidden_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return what the output layer reads, [rows, tokens, hidden]."""
+    def _hidden(self, batch: dict[str, Tensor]) -> Tensor:
         whole: Any = self.language_model
         return whole.base_model(**self._inputs(batch)).last_hidden_state
 
@@ -70,8 +63,8 @@ class NextTokenObjective:
             head = output_head(self.language_model, "inference")
             ids = torch.arange(4, device=next(self.language_model.parameters()).device)[None]
             batch = {"input_ids": ids, "position_ids": ids}
-            logits = self.logits(batch)[0]
-            check_output_head(head, self.hidden_states(batch)[0], logits)
+            logits = self.language_model(**self._inputs(batch)).logits[0]
+            check_output_head(head, self._hidden(batch)[0], logits)
         except NotUsableError as error:
             why = f"the whole logits are computed: {error.message}"
             return None, [Finding("train", "cut cross-entropy", False, why=why)]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import UsageError
+from ..language_outputs import LanguageOutputs
 from ..losses.cut_cross_entropy import cut_cross_entropy
 from ..losses.divergence import cut_divergence
-from ..next_token_objective import NextTokenObjective
 from ..objective import IGNORED
 from .layer_outputs import LayerOutputs, hidden_error
 
@@ -35,14 +34,14 @@ class LanguageObjective:
         layers: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:
         self.model = model
-        self.student = NextTokenObjective(model, model)
-        self.teacher = NextTokenObjective(teacher, teacher.requires_grad_(False).eval())
+        self.student = LanguageOutputs(model)
+        self.teacher = LanguageOutputs(teacher.requires_grad_(False).eval())
         self.findings = [*self.student.findings, *self.teacher.findings]
         self.temperature, self.hard = temperature, hard
         self.hidden = hidden if layers is not None else 0.0
         own, theirs = layers if layers is not None and hidden else ((), ())
         self._own, self._theirs = LayerOutputs(own), LayerOutputs(theirs)
-        sizes = [_vocabulary(each) for each in (self.student, self.teacher)]
+        sizes = [each.vocabulary for each in (self.student, self.teacher)]
         if sizes[0] != sizes[1]:
             raise UsageError(
                 f"the student has {sizes[0]} tokens, the teacher {sizes[1]}: they need one tokenizer",
@@ -84,8 +83,3 @@ class LanguageObjective:
         if hard:
             soft = (1 - hard) * soft + hard * F.cross_entropy(logits, batch["labels"][mask], reduction="sum")
         return soft, mask.sum()
-
-
-def _vocabulary(objective: NextTokenObjective) -> int:
-    whole: Any = objective.language_model
-    return int(whole.config.get_text_config().vocab_size) if objective.head is None else objective.head.vocab

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...errors import NotUsableError
 from ..memory.packed_rows import is_abstract
 from ..objective import IGNORED
-from .output_head import OutputHead, token_chunks
+from .output_head import HeadGradients, OutputHead, token_chunks
 
 
 def cut_cross_entropy(
@@ -127,39 +126,3 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 def _inside(labels: Tensor, start: int, stop: int) -> Tensor:
     return ((labels >= start) & (labels < stop)).nonzero().squeeze(1)
-
-
-class HeadGradients:
-    """Gradients of hidden states and of an output head, summed tile by tile from gradients of logits."""
-
-    def __init__(
-        self, head: OutputHead, hidden: Tensor, of_hidden: bool, of_weight: bool, of_bias: bool
-    ) -> None:
-        kind = torch.promote_types(hidden.dtype, torch.float32)
-        self.head, self.hidden = head, hidden
-        self.of_hidden = torch.zeros_like(hidden, dtype=kind) if of_hidden else None
-        weight = head.trainable_weight
-        if of_weight and weight is None:
-            raise NotUsableError("a packed output head has no gradient of its own")
-        self.of_weight = torch.zeros_like(weight) if of_weight and weight is not None else None
-        self.of_bias = torch.zeros_like(head.bias, dtype=kind) if of_bias and head.bias is not None else None
-
-    def add(self, part: slice, start: int, rows: Tensor, change: Tensor, logits: Tensor) -> None:
-        """Add what `change`, the gradient of a tile of logits, gives; both tiles are overwritten."""
-        change = self.head.before_cap(change, logits)
-        hidden, tile = self.hidden[part], slice(start, start + len(rows))
-        if self.of_bias is not None:
-            self.of_bias[tile] += change.sum(0)
-        change = change.to(hidden.dtype)
-        if self.of_hidden is not None:
-            self.of_hidden[part] += change @ rows
-        if self.of_weight is not None:
-            self.of_weight[tile] += (change.t() @ hidden).to(self.of_weight.dtype)
-
-    def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of hidden states, weight and bias, each None where it is not wanted."""
-        hidden = None if self.of_hidden is None else self.of_hidden.to(self.hidden.dtype)
-        bias = (
-            None if self.of_bias is None or self.head.bias is None else self.of_bias.to(self.head.bias.dtype)
-        )
-        return hidden, self.of_weight, bias

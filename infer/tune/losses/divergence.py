@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..memory.packed_rows import is_abstract
-from .cut_cross_entropy import HeadGradients
-from .output_head import OutputHead, token_chunks
+from .output_head import HeadGradients, OutputHead, token_chunks
 
 
 def cut_divergence(
