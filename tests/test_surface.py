@@ -64,10 +64,10 @@ def test_flags_of_distil() -> None:
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--activation-checkpointing", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs", "--force",
-        "--fresh", "--hard", "--held-out", "--hidden", "--json", "--learning-rate", "--length", "--measure-every",
-        "--micro-batch", "--model", "--optimizer", "--output", "--patience", "--precision", "--schedule", "--seed",
-        "--steps", "--student", "--temperature", "--time", "--tokens", "--trust-code", "--verbose", "--warmup",
-        "--weight-decay",
+        "--fresh", "--hard", "--held-out", "--hidden", "--json", "--learning-rate", "--length", "--max-memory",
+        "--measure-every", "--micro-batch", "--model", "--optimizer", "--output", "--patience", "--precision",
+        "--schedule", "--seed", "--steps", "--student", "--temperature", "--time", "--tokens", "--trust-code",
+        "--verbose", "--warmup", "--weight-decay",
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ..checkpoints import remove_checkpoints, whole
 from ..data.text_rows import text_rows
 from ..language_model import language_model_of
 from ..learning_curve import JSON_FILE, TrainingReport, write_report
-from ..memory.activation_checkpointing import checkpoint_blocks
+from ..memory.plan_run import plan_run
 from ..objective import Objective, Rows
 from ..output_folder import publish_folder, require_free
 from ..settings import TrainSettings
@@ -55,10 +55,9 @@ def distil(
     reporter.found(_sizes(pair))
     objective, rows, held_out = _task(pair, settings, training, reporter)
     pair.trained.requires_grad_(True)
-    if training.activation_checkpointing:
-        checkpoint_blocks(pair.trained)
     checkpoints = output.with_name(f"{output.name}.checkpoints")
-    result = train(objective, rows, held_out, training, checkpoints, reporter)
+    chosen, plan = plan_run(objective, rows, training, checkpoints, reporter)
+    result = train(objective, rows, held_out, chosen, checkpoints, reporter, plan)
     report = TrainingReport.of("distil", result, settings, training, reporter.findings)
     tensors = {name: whole(each) for name, each in pair.trained.state_dict().items()}
     if first_process():
