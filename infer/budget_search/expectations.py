@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import plugins
+from .. import device, plugins
 from ..budgets import Budgets
 from ..latency import SLOWER
 from ..plan import Plan
@@ -16,9 +16,12 @@ from .feasibility import Limit, cost, eligible, typical
 from .messages import LowerBounds, ToBeat
 from .space import BACKENDS, eager_twin
 
-# The most that a format or dtype gains over float32 on one backend: the bytes it saves, or the products of its units.
-GAIN = {"float": 4.0, "int8": 4.0, "fp8": 4.0}
-MOST_GAIN = 8.0
+# The most that a format or dtype gains over float32 on one backend: twice the bytes it saves, or twice the products of
+# its units (4 times those of float32 with VNNI, 16 times with AMX), for float forms that reach half of their peak.
+GAIN = {"float": 8.0, "int8": 8.0, "fp8": 8.0}
+MOST_GAIN = 16.0
+TILES_GAIN = 4.0  # more with AMX
+VARIANT_GAIN = 4.0  # of other KV types, dtypes and calibrations of a format that was measured
 LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
 TIMED, HALF = ("latency", "throughput"), ("bfloat16", "float16")
 QUALITY = ("--max-error", "--max-drop", "--min-score")
@@ -198,15 +201,23 @@ class Knowledge:
         return f"{twin.candidate.label} would need {missed[0].needed(twin.measured)}" if missed else ""
 
     def _too_slow(self, candidate: Candidate) -> str:
-        """Compare the float form of the backend, over the most that the format can gain, with budget and best trial."""
-        own = self._float_of(candidate)
+        """Compare a measured trial of the backend, over the most that the candidate can gain on it, with the budget and
+        the best trial: one of the same format, else the float form.
+
+        The float form of `first`, plain torch, bounds nothing: quantized models run on fused operators there.
+        """
+        own = self._variant_of(candidate)
+        gain, kind = VARIANT_GAIN, "a variant of it"
+        if own is None and candidate.backend != self.first:
+            own, gain, kind = self._float_of(candidate), self._gain(candidate), "a format"
         if candidate.is_float or own is None or own.measured is None or not own.measured.seconds:
             return ""
-        times, gain = self._typical(own), self._gain(candidate)
+        times = self._typical(own)
         batch = min(times)
         bound = times[batch] / gain
-        spent = formatting.seconds(times[batch])
-        least = f"{candidate.backend} in float takes {spent}, a format gains at most {gain:g}x"
+        least = (
+            f"{own.candidate.label} takes {formatting.seconds(times[batch])}, {kind} gains at most {gain:g}x"
+        )
         if self.budgets.max_latency is not None and bound > self.budgets.max_latency:
             return f"{least}: above --max-latency"
         best = self.best
@@ -219,6 +230,17 @@ class Knowledge:
             return f"{least}: slower than {best.candidate.label}"
         return ""
 
+    def _variant_of(self, candidate: Candidate) -> TrialRecord | None:
+        """Return a timed trial of the candidate's backend, format and threads with other dtypes or calibration."""
+
+        def form(one: Candidate) -> tuple[object, ...]:
+            return one.backend, one.quant, one.bits, one.drop, one.threads
+
+        if not candidate.is_quantized:
+            return None
+        found = (r for r in self.records.values() if form(r.candidate) == form(candidate))
+        return next((r for r in found if r.measured is not None and r.measured.seconds), None)
+
     def _float_of(self, candidate: Candidate) -> TrialRecord | None:
         found = (
             r
@@ -229,7 +251,7 @@ class Knowledge:
 
     def _gain(self, candidate: Candidate) -> float:
         kind = candidate.quant.partition(":")[0] if candidate.is_quantized else "float"
-        return GAIN.get(kind, MOST_GAIN)
+        return GAIN.get(kind, MOST_GAIN) * (TILES_GAIN if "amx_int8" in device.isa() else 1.0)
 
     def expected_seconds(self, candidate: Candidate) -> float:
         """Return how long the longest trial of the same backend took; 0 where there was none."""
