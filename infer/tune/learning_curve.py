@@ -14,8 +14,7 @@ from ..report.rendering.style import CSS
 from ..sanitize import sanitize_text
 from ..spec import Finding
 from .settings import TrainSettings
-from .training_loop import TrainResult
-from .training_state import CurvePoint
+from .training_state import CurvePoint, TrainResult
 
 JSON_FILE, HTML_FILE = "report.json", "report.html"
 WIDTH, HEIGHT = 640.0, 240.0

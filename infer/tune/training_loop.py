@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..device import memory
-from ..errors import GateError, InferError, NotUsableError, UsageError
+from ..errors import InferError, NotUsableError, UsageError
 from ..library_errors import as_resource_error
 from ..reporter import Reporter
 from ..spec import Finding
@@ -23,28 +22,9 @@ from .optimizers import build_optimizers, trainable
 from .schedules import factor
 from .settings import TrainSettings
 from .training_environment import Interrupt, identity, missing, new_accelerator, step_seed
-from .training_state import CurvePoint, TrainState
+from .training_state import CurvePoint, DivergedError, TrainResult, TrainState
 
 STAGE = "train"
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Outcome of a run: `stopped` says what ended it, `peak_memory` is in bytes.
-
-    The model holds the parameters of the best held-out measure, or of the last step without held-out data.
-    """
-
-    steps: int
-    rows: int
-    terms: int
-    seconds: float
-    curve: tuple[CurvePoint, ...]
-    first_held_out: float | None
-    best_held_out: float | None
-    best_step: int | None
-    stopped: str
-    peak_memory: int
 
 
 def train(
@@ -55,10 +35,13 @@ def train(
     folder: Path,
     reporter: Reporter | None = None,
     plan: MemoryPlan | None = None,
+    *,
+    keep_best: bool = False,
 ) -> TrainResult:
     """Minimize the objective in place; go on from the newest checkpoint of `folder` where there is one.
 
-    The peak memory of the first step is reported beside that of `plan`.
+    The peak memory of the first step is reported beside that of `plan`. With `keep_best` a loss that diverges ends the
+    run at its best held-out measure, the start at worst, instead of raising.
 
     Raises `GateError` for a loss that is no number or diverges, `ResourceError` for memory or disk that ran out,
     `UsageError` for a checkpoint of another run. On Ctrl-C a checkpoint is written before `KeyboardInterrupt`.
@@ -70,7 +53,12 @@ def train(
     try:
         with torch.random.fork_rng(), Interrupt() as interrupt:
             run = TrainingRun(objective, rows, held_out, settings, folder, reporter or Reporter(), plan)
-            return run.until_stopped(interrupt)
+            try:
+                return run.until_stopped(interrupt)
+            except DivergedError:
+                if not keep_best or run.state.best_step is None:
+                    raise
+                return run.finish_at_best("divergence")
     except InferError:
         raise
     except (OSError, RuntimeError, MemoryError) as error:
@@ -201,9 +189,9 @@ class TrainingRun:
                 checkpoints.save_best(self.folder, self.state.step, tensors)
         return value
 
-    def _failed(self, what: str) -> GateError:
+    def _failed(self, what: str) -> DivergedError:
         tried = f"learning rate {self.settings.learning_rate:g}, {self.settings.precision}"
-        return GateError(
+        return DivergedError(
             f"{what} at step {self.state.step} ({tried}); nothing was published",
             hint=f"Try a lower --learning-rate, a lower --clip or float32; checkpoints stay in {self.folder}",
         )
@@ -253,6 +241,15 @@ class TrainingRun:
         self._save()
         if state.best_step not in (None, state.step):
             checkpoints.restore_best(self.folder, state.best_step, self.parameters)
+        return self._result(stopped)
+
+    def finish_at_best(self, stopped: str) -> TrainResult:
+        """Put the best parameters back without a last measure."""
+        checkpoints.restore_best(self.folder, self.state.best_step or 0, self.parameters)
+        return self._result(stopped)
+
+    def _result(self, stopped: str) -> TrainResult:
+        state = self.state
         result = TrainResult(
             steps=state.step,
             rows=state.rows,

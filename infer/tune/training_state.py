@@ -1,9 +1,12 @@
-"""Counters and learning curve of a run, and the decisions made from them alone: budget, best step, divergence."""
+"""State and result of a run, and the decisions made from its counters alone: budget, best step, divergence."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
+from ..errors import GateError
 from .settings import TrainSettings
 
 WINDOW = 20  # steps whose mean loss is compared
@@ -87,3 +90,26 @@ class TrainState(msgspec.Struct, kw_only=True):
         if mean <= max(DIVERGED * self.lowest_mean, self.first_mean):
             return None
         return f"the loss diverges: {mean:.4g} in the mean of {WINDOW} steps, it was {self.lowest_mean:.4g}"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Outcome of a run: `stopped` says what ended it, `peak_memory` is in bytes.
+
+    The model holds the parameters of the best held-out measure, or of the last step without held-out data.
+    """
+
+    steps: int
+    rows: int
+    terms: int
+    seconds: float
+    curve: tuple[CurvePoint, ...]
+    first_held_out: float | None
+    best_held_out: float | None
+    best_step: int | None
+    stopped: str
+    peak_memory: int
+
+
+class DivergedError(GateError):
+    """A loss, gradient or measure that is no number or far above its lowest."""

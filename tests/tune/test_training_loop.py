@@ -18,7 +18,8 @@ from infer.reporter import Reporter
 from infer.tune import checkpoints
 from infer.tune.objective import Rows, TensorRows, rows_of_step
 from infer.tune.settings import TrainSettings
-from infer.tune.training_loop import TrainResult, train
+from infer.tune.training_loop import train
+from infer.tune.training_state import TrainResult
 from tests.support.tiny_objective import TokenObjective, token_rows
 
 ROWS, HELD_OUT = token_rows(), token_rows(7, seed=2)

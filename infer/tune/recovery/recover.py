@@ -15,7 +15,8 @@ from ...reporter import Reporter
 from ...spec import Finding
 from ..objective import TensorRows
 from ..settings import TrainSettings
-from ..training_loop import TrainResult, train
+from ..training_loop import train
+from ..training_state import TrainResult
 from .divergence_objective import DivergenceObjective
 from .trainable_layers import TrainableLayers
 
@@ -50,9 +51,9 @@ def recover(
     """Train scales, tables, norms and biases of `student` in place; return what was found.
 
     `rows` are inputs by name, `names` the outputs of both models. The step with the best measure on held-out rows
-    counts; where none is better than the start, nothing changes. Checkpoints go below `folder`, and stay there when
-    this is interrupted. Raises `UsageError` without enough rows, `NotUsableError` where nothing can be trained,
-    and what `train` raises.
+    counts, also of a run that diverges; where none is better than the start, nothing changes. Checkpoints go below
+    `folder`, and stay there when this is interrupted. Raises `UsageError` without enough rows, `NotUsableError` where
+    nothing can be trained, and what `train` raises.
     """
     reporter = reporter or Reporter()
     training, held_out = split_rows(rows)
@@ -60,7 +61,7 @@ def recover(
     objective = DivergenceObjective(student, teacher, names, task)
     try:
         settings = _settings(objective, training, budget, seed)
-        result = train(objective, training, held_out, settings, folder, reporter)
+        result = train(objective, training, held_out, settings, folder, reporter, keep_best=True)
     except BaseException:
         layers.discard()
         raise

@@ -13,6 +13,7 @@ from infer import compress
 from infer.compress.packed_weight import Packed
 from infer.errors import NotUsableError, UsageError
 from infer.plan import Plan
+from infer.tune import training_state
 from infer.tune.recovery import recover as stage
 from infer.tune.recovery.divergence_objective import DivergenceObjective
 from infer.tune.recovery.recover import RecoveryBudget, recover, split_rows
@@ -103,6 +104,20 @@ def test_a_recovery_that_makes_it_worse_is_dropped(tmp_path: Path, monkeypatch: 
     assert [finding.value for finding in found if finding.what == "dropped"] == [True]
     after = packed(student)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_recovery_that_diverges_ends_at_its_best_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher, student = pair("cluster:3")
+    before = divergence(student, teacher)
+    monkeypatch.setattr(stage, "RATE", 0.3)
+    monkeypatch.setattr(training_state, "WINDOW", 3)
+    found = recover(
+        student, teacher, rows(), ["logits"], "text-generation", RecoveryBudget(terms=60 * 8 * 12), tmp_path
+    )
+    assert any("stopped by divergence" in finding.why for finding in found)
+    assert divergence(student, teacher) <= before
 
 
 def test_encoders_are_judged_by_the_error_of_real_tokens_only() -> None:
