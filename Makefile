@@ -133,7 +133,8 @@ ray: $(STAMP)
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m chaos
 
-# Ten thousand streams that are hung up on, and again with each leak that must be found; half an hour of everything.
+# Ten thousand streams that are hung up on, and again with each leak that must be found; half an hour of everything;
+# training that is killed twenty times and has to end with equal bits.
 endure: $(STAMP)
 	$(RUN) -m bench.serve.disconnect_leaks
 	$(RUN) -m bench.serve.disconnect_leaks --plant pages
@@ -141,6 +142,7 @@ endure: $(STAMP)
 	$(RUN) -m bench.serve.disconnect_leaks --plant worker
 	$(RUN) -m bench.serve.slow_clients
 	$(RUN) -m bench.serve.soak
+	for optimizer in adamw adamw8bit muon; do $(RUN) -m tests.support.killed_training "$$(mktemp -d)" 20 1 $$optimizer || exit 1; done
 
 # Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser and
 # over the files of artifacts.

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support.cached_libraries import cache_results
+from tests.support.clone import main_worktree
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
@@ -77,16 +78,6 @@ def alone(folder: Path, name: str) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / name).mkdir(exist_ok=True)
         yield folder / name
-
-
-def main_worktree(root: Path) -> Path:
-    """Return the clone's own working tree where `root` is one that `git worktree add` made, else `root`."""
-    link = root / ".git"
-    if not link.is_file():
-        return root
-    metadata = Path(link.read_text().removeprefix("gitdir:").strip())  # CLONE/.git/worktrees/NAME
-    clone = metadata.parents[2]
-    return clone if metadata.parents[1].name == ".git" and clone.is_dir() else root
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -68,7 +68,8 @@ class Ours:
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Replace what takes minutes: our step, llama.cpp, the pass through memory."""
-    monkeypatch.setattr(decode_prefill, "_InferEngine", Ours)
+    monkeypatch.setattr(decode_prefill, "InferEngine", Ours)
+    monkeypatch.setattr(infer_step, "prepare", lambda shape, head, threads: tmp_path / head)
     monkeypatch.setattr(decode_prefill, "_wrong", lambda *_: "")
     monkeypatch.setattr(decode_prefill.llama_cpp_model, "missing", lambda: None)
     monkeypatch.setattr(llama_cpp_engine, "gguf", lambda *_: tmp_path)

@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "bits": 4.5,
     "max_drop": 0.005,
     "calibrate": "gptq",
+    "recover": "30min",
     "dtype": "bfloat16",
     "kv_dtype": "int8",
     "chat_template": "a b.jinja",

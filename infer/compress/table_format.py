@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..kernels.ops.bitpack import FINE, GROUP, decode, pack, tables_of_rows
 from ..plan import Plan
 from . import Stats
-from .calibration.coordinate_descent import refine
+from .calibration.coordinate_descent import FEWEST_ROWS, refine
 from .calibration.gptq import fit_with_feedback
 from .calibration.group_scales import fit
 from .format_constraints import refuses_table_format
@@ -59,7 +59,9 @@ def fit_calibrated(
     importance = stats.importance(weight.shape[1])
     if factors := stats.factors(weight.shape[1]):
         codes, scale, row_scale = fit_with_feedback(weight, table, importance, factors, group)
-        return *refine(weight, table, factors, codes, scale, row_scale), row_scale
+        if stats.num_rows >= FEWEST_ROWS * weight.shape[1]:
+            codes, scale = refine(weight, table, factors, codes, scale, row_scale)
+        return codes, scale, row_scale
     return fit(weight, table, importance, group)
 
 

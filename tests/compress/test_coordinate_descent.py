@@ -9,7 +9,9 @@ from torch import Tensor
 from infer.compress.calibration.coordinate_descent import refine
 from infer.compress.calibration.gptq import DAMPING, factor, fit_with_feedback
 from infer.compress.calibration.group_scales import table_values
+from infer.compress.calibration.layer_statistics import LayerStats
 from infer.compress.formats import nf4
+from infer.compress.table_format import fit_calibrated
 from infer.kernels.ops.bitpack import LEVELS
 
 ROWS, COLUMNS = 33, 128
@@ -92,3 +94,17 @@ def test_descent_takes_empty_groups_and_columns_without_input() -> None:
     found = fit_with_feedback(weight, table, None, factors)
     codes, scale = refine(weight, table, factors, *found)
     assert bool(error(weight, table, (codes, scale, found[2]), damped(hessian)).isfinite().all())
+
+
+@pytest.mark.parametrize(("count", "descends"), [(COLUMNS, False), (2 * COLUMNS, True)])
+def test_descent_waits_for_two_rows_a_column(count: int, descends: bool) -> None:
+    """Of fewer calibration rows the noise would be fitted: the result is that of error feedback."""
+    make = torch.Generator().manual_seed(4)
+    weight, table = torch.randn(ROWS, COLUMNS, generator=make), torch.tensor([nf4.TABLE])
+    x = torch.randn(count, 24, generator=make) @ torch.randn(24, COLUMNS, generator=make)
+    stats = LayerStats.empty(COLUMNS)
+    stats.add(x)
+    stats.add_products(x, COLUMNS)
+    found = fit_calibrated(weight, table, stats)
+    plain = fit_with_feedback(weight, table, stats.importance(COLUMNS), stats.factors(COLUMNS))
+    assert torch.equal(found[0], plain[0]) is not descends

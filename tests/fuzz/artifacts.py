@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.clone import main_worktree
 from tests.support.mutations import mutation_for
 
-KERNELS = Path(__file__).resolve().parents[2] / ".pytest_cache" / "kernels"
+KERNELS = main_worktree(Path(__file__).resolve().parents[2]) / ".pytest_cache" / "kernels"
 MEMORY = 3 << 30  # bytes that one process may take beside what it began with
 PATIENCE = 20.0  # seconds for one case
 BATCH = 40  # cases that one process runs

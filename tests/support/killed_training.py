@@ -62,8 +62,8 @@ def kill_at(pid: int, folder: Path, step: int, delay: float) -> None:
     os.waitpid(pid, 0)
 
 
-def main(home: Path, kills: int, seed: int, optimizer: str) -> None:
-    """Print both digests and the steps of the kills."""
+def main(home: Path, kills: int, seed: int, optimizer: str) -> int:
+    """Print both digests and the steps of the kills; return the exit code, 1 where the digests differ."""
     draw = random.Random(seed)
     os.waitpid(start(home / "whole", optimizer), 0)
     steps = sorted(draw.sample(range(1, STEPS - 3), kills))
@@ -72,7 +72,8 @@ def main(home: Path, kills: int, seed: int, optimizer: str) -> None:
     os.waitpid(start(home / "killed", optimizer), 0)
     digests = [(home / f"{name}.digest").read_text() for name in ("whole", "killed")]
     print(json.dumps({"digests": digests, "steps": steps}))
+    return int(digests[0] != digests[1])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

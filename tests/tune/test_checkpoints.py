@@ -19,11 +19,9 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(
-    ("kills", "optimizer"),
-    [(2, "adamw"), *(pytest.param(20, name, marks=pytest.mark.slow) for name in ("muon", "adamw8bit"))],
-)
-def test_a_run_killed_at_random_steps_ends_bit_equal(kills: int, optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["muon", "adamw8bit"])
+def test_a_run_killed_at_random_steps_ends_bit_equal(optimizer: str, tmp_path: Path) -> None:
+    kills = 2  # `make endure` kills twenty times
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.killed_training", str(tmp_path), str(kills), "1", optimizer],
         capture_output=True,

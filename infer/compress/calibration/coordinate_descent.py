@@ -19,6 +19,8 @@ from .gptq import Factor
 from .group_scales import nearest_codes, table_values
 
 SWEEPS = 2  # of 4, the last two take less than a tenth of the gain
+# Calibration rows for each column below which the Hessian is not descended on: its noise would be fitted.
+FEWEST_ROWS = 2
 
 
 def refine(

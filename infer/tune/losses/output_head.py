@@ -59,7 +59,8 @@ class OutputHead:
     def logits(self, hidden: Tensor, start: int, stop: int, rows: Tensor | None) -> Tensor:
         """Return logits of hidden [M, H] for rows `start` to `stop` of the weight, in float32 or float64."""
         if rows is None:
-            assert isinstance(self.weight, PackedRows) and self.quantizer is not None  # noqa: S101, PT018
+            if not isinstance(self.weight, PackedRows) or self.quantizer is None:
+                raise ValueError("a float head is multiplied by rows of its weight, got none")
             z = inference_linear(hidden, self.weight.section(start, stop), None, self.quantizer)
         else:
             z = hidden @ rows.t()

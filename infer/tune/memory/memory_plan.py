@@ -102,13 +102,12 @@ def fit_memory(objective: Objective, rows: Rows, settings: TrainSettings, limit:
     smallest plan where none fits.
     """
     planner = MemoryPlanner(objective, rows, settings)
-    smallest: MemoryPlan | None = None
+    tried: list[MemoryPlan] = []
     for candidate in planner.candidates():
-        plan = planner.plan(candidate)
-        if plan.total <= limit:
-            return plan
-        smallest = plan if smallest is None or plan.total < smallest.total else smallest
-    assert smallest is not None  # noqa: S101 - there is at least the candidate of the settings
+        tried.append(planner.plan(candidate))
+        if tried[-1].total <= limit:
+            return tried[-1]
+    smallest = min(tried, key=lambda plan: plan.total)
     raise ResourceError(
         f"training needs at least {formatting.size(smallest.total)} ({smallest.techniques}), allowed are "
         f"{formatting.size(limit)}: {smallest.largest_parts}",
