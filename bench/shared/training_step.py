@@ -25,8 +25,8 @@ class OurStep:
         self.memory, self.options = memory, options
         self.model, language_model = _our_model(folder, options)
         from infer.tune.memory.frozen_layers import pass_gradients
-        from infer.tune.next_token_objective import NextTokenObjective
         from infer.tune.objective import TensorRows
+        from infer.tune.objectives.next_token_objective import NextTokenObjective
         from infer.tune.settings import TrainSettings
 
         pass_gradients(language_model, options.get("forward", "inference"))

@@ -41,7 +41,7 @@ def capture(
     `sizes` bounds them (default 1…4096). Raises `UsageError` when the names are not the model's own and
     `NotUsableError` with the exporter's reason when the model can't be captured.
     """
-    _check_names(module, inputs)
+    check_input_names(module, inputs)
     bounds = {d: (1, 4096) for s in inputs for d in s.shape if isinstance(d, str)} | dict(sizes or {})
     used = {d for s in inputs for d in s.shape if isinstance(d, str)}
     dims = {
@@ -68,7 +68,8 @@ def capture(
     return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
 
 
-def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
+def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy: str = "") -> None:
+    """Raise `UsageError` for an input that the module's forward does not take by that name; `remedy` is its advice."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -77,7 +78,8 @@ def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
         if spec.name not in known:
             raise UsageError(
                 f"the model has no input named {spec.name!r}",
-                hint=f"Its forward takes: {', '.join(known)}. Name it with --input {known[0] if known else 'x'}=…",
+                hint=f"Its forward takes: {', '.join(known)}. "
+                + (remedy or f"Name it with --input {known[0] if known else 'x'}=…"),
             )
 
 

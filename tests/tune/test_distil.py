@@ -20,13 +20,13 @@ from infer.load.samples.read_samples import read_data
 from infer.plan import Plan
 from infer.tune.distillation.distil_model import distil
 from infer.tune.distillation.language_objective import LanguageObjective
-from infer.tune.distillation.layer_outputs import hidden_error
-from infer.tune.distillation.output_objective import OutputObjective
 from infer.tune.distillation.sample_rows import SampleRows, split_rows
 from infer.tune.distillation.settings import DistilSettings
 from infer.tune.distillation.student_model import student_of
 from infer.tune.distillation.student_shape import StudentShape
 from infer.tune.learning_curve import TrainingReport
+from infer.tune.objectives.layer_outputs import hidden_error
+from infer.tune.objectives.output_objective import OutputObjective
 from infer.tune.settings import TrainSettings
 from tests.support.tiny_chats import chats, source
 
@@ -39,16 +39,27 @@ INPUTS = {"x": "float32[batch,8]"}
 OUTPUTS = ("logits",)
 TASK = "classification"
 
+class Net(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
 def build():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+    return Net(64, 4)
 
 def small():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    return Net(16, 4)
 
 def wrong():
-    return nn.Linear(8, 5)
+    return Net(16, 5)
+
+def other_names():
+    return nn.Linear(8, 4)
 """
 
 
@@ -156,12 +167,14 @@ def test_a_module_of_the_users_learns_another_one(home: Path) -> None:
     assert report.best_held_out is not None
     assert report.best_held_out < 0.3 * report.first_held_out
     student = opened(home / "net" / "student.pt", model=f"{home}/net.py:small")
-    assert student[0].out_features == 16
+    assert student.up.out_features == 16
 
 
-def test_outputs_of_other_shapes_are_refused_before_training(home: Path) -> None:
+def test_inputs_and_outputs_that_differ_are_refused_before_training(home: Path) -> None:
     with pytest.raises(UsageError, match=r"logits.*\[1, 4\] of the teacher, \[1, 5\] of the student"):
         distilled(home, "no", "net.pt", f"{home}/net.py:wrong", "x.npz", model=f"{home}/net.py:build")
+    with pytest.raises(UsageError, match=r"has no input named 'x'.*takes: input"):
+        distilled(home, "no", "net.pt", f"{home}/net.py:other_names", "x.npz", model=f"{home}/net.py:build")
     assert not (home / "no").exists()
 
 
@@ -197,7 +210,7 @@ class Logits(nn.Module):
         super().__init__()
         self.value = nn.Parameter(value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         return self.value[: len(x)]
 
 
@@ -205,7 +218,7 @@ def test_the_divergence_of_outputs_is_that_of_torch() -> None:
     torch.manual_seed(0)
     own, wanted = torch.randn(3, 5), torch.randn(3, 5)
     wanted[0, 0] = -torch.inf
-    found = OutputObjective(Logits(own), Logits(wanted), ["x"], ["logits"], "classification", temperature=2.0)
+    found = OutputObjective(Logits(own), Logits(wanted), ["logits"], "classification", temperature=2.0)
     loss, terms = found.loss({"x": torch.zeros(3, 1)})
     expected = nn.functional.kl_div((own / 2).log_softmax(-1), (wanted / 2).softmax(-1), reduction="sum")
     assert int(terms) == 3
@@ -217,7 +230,7 @@ def test_equal_outputs_have_no_loss_and_padding_does_not_count() -> None:
     wanted = torch.randn(2, 4, 3)
     own = wanted.clone()
     own[0, 2:] += 100  # padding
-    found = OutputObjective(Logits(own), Logits(wanted), ["x"], ["logits"], "token-classification")
+    found = OutputObjective(Logits(own), Logits(wanted), ["logits"], "token-classification")
     batch = {"x": torch.zeros(2, 1), "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])}
     loss, terms = found.loss(batch)
     assert int(terms) == 6

@@ -17,7 +17,7 @@ from infer.llm.text.tokenizer import LLMTokenizer
 from infer.tune.data.chat_sequences import TokenSequence
 from infer.tune.data.packed_sequences import SequenceRows, pack, packing_fault
 from infer.tune.data.sequences import TextData, read_text_data, split_documents
-from infer.tune.next_token_objective import NextTokenObjective
+from infer.tune.objectives.next_token_objective import NextTokenObjective
 from tests.support.llm_artifacts import bytes_as_tokens
 from tests.support.tiny_decoders import build
 

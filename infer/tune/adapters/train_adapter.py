@@ -16,7 +16,7 @@ from ..language_model import LanguageModel
 from ..learning_curve import TrainingReport, write_report
 from ..memory.plan_run import plan_run
 from ..memory.technique_table import Technique, TechniqueRow, measure_techniques, techniques
-from ..next_token_objective import NextTokenObjective
+from ..objectives.next_token_objective import NextTokenObjective
 from ..optimizers import trainable
 from ..output_folder import publish_folder, require_free
 from ..settings import TrainSettings

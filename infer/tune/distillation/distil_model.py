@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...errors import NotUsableError, UsageError
+from ...graph.capture import check_input_names
 from ...load.heads.text import Decoder, EncoderDecoder
 from ...load.samples.read_samples import read_data
 from ...options import checked
@@ -19,12 +20,12 @@ from ..language_model import language_model_of
 from ..learning_curve import JSON_FILE, TrainingReport, write_report
 from ..memory.plan_run import plan_run
 from ..objective import Objective, Rows
+from ..objectives.output_objective import OutputObjective
 from ..output_folder import publish_folder, require_free
 from ..settings import TrainSettings
 from ..training_environment import first_process, missing
 from ..training_loop import STAGE, train
 from .language_objective import LanguageObjective
-from .output_objective import OutputObjective
 from .sample_rows import split_rows
 from .settings import DistilSettings
 from .student_folder import save_student
@@ -101,17 +102,17 @@ def _task(
             Finding("data", "held out", count, "rows", "measured, never trained on"),
         ]
     )
-    names = [spec.name for spec in loaded.inputs]
     made = OutputObjective(
         pair.student,
         pair.teacher,
-        names,
         loaded.outputs,
         loaded.task,
         temperature=settings.temperature,
         hidden=settings.hidden,
         layers=pair.layers,
     )
+    for module in (pair.teacher, pair.student):
+        check_input_names(module, loaded.inputs, "Teacher and student take inputs of equal names")
     _check_outputs(made, taught)
     return made, taught, aside
 

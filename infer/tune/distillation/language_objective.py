@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import UsageError
-from ..language_outputs import LanguageOutputs
 from ..losses.cut_cross_entropy import cut_cross_entropy
 from ..losses.divergence import cut_divergence
 from ..objective import IGNORED
-from .layer_outputs import LayerOutputs, hidden_error
+from ..objectives.language_outputs import LanguageOutputs
+from ..objectives.layer_outputs import LayerOutputs, hidden_error
 
 
 class LanguageObjective:

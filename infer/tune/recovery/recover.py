@@ -14,10 +14,10 @@ from ...graph.program import flatten
 from ...reporter import Reporter
 from ...spec import Finding
 from ..objective import TensorRows
+from ..objectives.output_objective import OutputObjective
 from ..settings import TrainSettings
 from ..training_loop import train
 from ..training_state import TrainResult
-from .divergence_objective import DivergenceObjective
 from .trainable_layers import TrainableLayers
 
 STAGE = "recover"
@@ -26,6 +26,14 @@ FEWEST_ROWS = 2
 RATE, BATCH, MEASURES = 1e-3, 8, 10
 LOGITS_AT_ONCE = 1 << 26  # numbers of outputs of one forward pass
 SHOWN = 12  # points of the curve in the report
+
+
+class RecoveryObjective(OutputObjective):
+    """Divergence of a student that computes in training as it will run: without dropout and batch statistics."""
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        self.model.eval()
+        return super().loss(batch)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def recover(
     reporter = reporter or Reporter()
     training, held_out = split_rows(rows)
     layers = TrainableLayers(student)
-    objective = DivergenceObjective(student, teacher, names, task)
+    objective = RecoveryObjective(student, teacher, names, task)
     try:
         settings = _settings(objective, training, budget, seed)
         result = train(objective, training, held_out, settings, folder, reporter, keep_best=True)
@@ -87,7 +95,7 @@ def split_rows(rows: Mapping[str, Tensor]) -> tuple[TensorRows, TensorRows]:
 
 
 def _settings(
-    objective: DivergenceObjective, training: TensorRows, budget: RecoveryBudget, seed: int
+    objective: RecoveryObjective, training: TensorRows, budget: RecoveryBudget, seed: int
 ) -> TrainSettings:
     """Choose the batch and how often held-out rows are measured by one forward pass of the student."""
     batch = min(BATCH, len(training))

@@ -15,8 +15,7 @@ from infer.errors import NotUsableError, UsageError
 from infer.plan import Plan
 from infer.tune import training_state
 from infer.tune.recovery import recover as stage
-from infer.tune.recovery.divergence_objective import DivergenceObjective
-from infer.tune.recovery.recover import RecoveryBudget, recover, split_rows
+from infer.tune.recovery.recover import RecoveryBudget, RecoveryObjective, recover, split_rows
 from infer.tune.recovery.trainable_layers import TrainableLayers
 
 pytest.importorskip("accelerate")
@@ -64,7 +63,7 @@ def packed(model: nn.Module) -> dict[str, Tensor]:
 def divergence(student: nn.Module, teacher: nn.Module) -> float:
     unseen = {"input_ids": torch.randint(96, (32, 12), generator=torch.Generator().manual_seed(9))}
     with torch.no_grad():
-        total, count = DivergenceObjective(student, teacher, ["logits"], "text-generation").loss(unseen)
+        total, count = RecoveryObjective(student, teacher, ["logits"], "text-generation").loss(unseen)
     return float(total) / int(count)
 
 
@@ -89,7 +88,7 @@ def test_the_recovered_model_is_what_was_measured(tmp_path: Path) -> None:
     found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
     _, held_out = split_rows(rows())
     with torch.no_grad():
-        objective = DivergenceObjective(student, teacher, ["logits"], "text-generation")
+        objective = RecoveryObjective(student, teacher, ["logits"], "text-generation")
         total, count = objective.loss(held_out.tensors)
     after = next(finding.value for finding in found if finding.what == "after")
     assert float(total) / int(count) == pytest.approx(after, rel=1e-4)
@@ -133,7 +132,7 @@ def test_encoders_are_judged_by_the_error_of_real_tokens_only() -> None:
 
     x, mask = torch.randn(3, 5, 4), torch.ones(3, 5, dtype=torch.int64)
     mask[:, 3:] = 0
-    objective = DivergenceObjective(Encoder(student), Encoder(teacher), ["hidden"], "tensors")
+    objective = RecoveryObjective(Encoder(student), Encoder(teacher), ["hidden"], "tensors")
     with torch.no_grad():
         total, count = objective.loss({"x": x, "attention_mask": mask})
         want, got = teacher(x)[:, :3].flatten(0, 1), student(x)[:, :3].flatten(0, 1)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import NotUsableError
-from ..spec import Finding
-from .losses.output_head import OutputHead, check_output_head, output_head
+from ...errors import NotUsableError
+from ...spec import Finding
+from ..losses.output_head import OutputHead, check_output_head, output_head
 
 
 class LanguageOutputs:

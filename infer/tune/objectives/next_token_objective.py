@@ -7,9 +7,9 @@ import copy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..losses.cut_cross_entropy import cut_cross_entropy
+from ..objective import IGNORED
 from .language_outputs import LanguageOutputs
-from .losses.cut_cross_entropy import cut_cross_entropy
-from .objective import IGNORED
 
 
 class NextTokenObjective(LanguageOutputs):

@@ -1,0 +1,1 @@
+"""Objectives of training: next tokens, and the outputs of a teacher."""
