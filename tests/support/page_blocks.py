@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -169,11 +171,17 @@ def serving(command: Command, folder: Path) -> Iterator[int]:
     words = ["-m", *command.words] if command.words[0] == "infer" else list(command.words[1:])
     line = [sys.executable, *words, "--port", str(port)]
     deadline = time.monotonic() + STARTS
-    with subprocess.Popen(line, stderr=subprocess.DEVNULL, cwd=folder, env=environment()) as process:
+    variables = {**environment(), "PYTHONFAULTHANDLER": "1"}
+    with (
+        tempfile.TemporaryFile("w+") as printed,
+        subprocess.Popen(line, stdout=printed, stderr=printed, cwd=folder, env=variables) as process,
+    ):
         try:
             while True:
-                assert process.poll() is None, f"{command.page}: the server ended by itself"
-                assert time.monotonic() < deadline, f"{command.page}: the server was not ready in time"
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(
+                        f"{command.page}: the server did not start\n{_stacks(process, printed)}"
+                    )
                 try:
                     with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
                         break
@@ -188,6 +196,18 @@ def serving(command: Command, folder: Path) -> Iterator[int]:
             process.send_signal(signal.SIGTERM)
             code = process.wait(60)
         assert code in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def _stacks(process: subprocess.Popen[bytes], printed: TextIO) -> str:
+    """Return what a server printed; one that runs is aborted first, with its workers, and prints its Python stacks."""
+    if process.poll() is None:
+        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")  # none where the kernel does not tell
+        for pid in [*" ".join(each.read_text() for each in tasks).split(), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGABRT)
+        process.wait(60)
+    printed.seek(0)
+    return printed.read()[-8000:]
 
 
 def environment() -> dict[str, str]:
