@@ -16,14 +16,20 @@ from infer import attention
 from infer.attention import AttentionArgs, _triton_attend, _triton_write
 from infer.attention import triton as paged
 from infer.kernels.gpu import embedding, epilogue, experts, state_space
-from infer.kernels.gpu.groupwise import groupwise_decode, groupwise_gemv, linear_groupwise
+from infer.kernels.gpu.groupwise import (
+    groupwise_decode,
+    groupwise_gemv,
+    linear_experts_groupwise,
+    linear_groupwise,
+)
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
 from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
 from infer.kernels.ops import linear_lut4_fragments
 
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
-    embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, linear_groupwise, int8_quantize,
+    embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, linear_groupwise,
+    linear_experts_groupwise, int8_quantize,
     int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv, lut_decode, lut_gemv, lut_gemm, fragment_gemm,
     _triton_attend, _triton_write,
 )  # fmt: skip
@@ -95,13 +101,13 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _groupwise(bits: int) -> groupwise_decode.Operands:
+def _groupwise(bits: int, rows: int = N) -> groupwise_decode.Operands:
     """Return the operands of Q4_K or, for 8 bits, of Q6_K."""
     group = 32 if bits == 4 else 16
-    factors, supers = _meta(N, K // group, dtype=torch.int8), _meta(N, K // 256, dtype=torch.float16)
+    factors, supers = _meta(rows, K // group, dtype=torch.int8), _meta(rows, K // 256, dtype=torch.float16)
     if bits == 8:
         return groupwise_decode.Operands(_int8(), factors, None, None, supers, None)
-    codes, table = _meta(N, K // 2, dtype=torch.uint8), _meta(1, 16, dtype=torch.float32)
+    codes, table = _meta(rows, K // 2, dtype=torch.uint8), _meta(1, 16, dtype=torch.float32)
     return groupwise_decode.Operands(codes, factors, table, factors, supers, supers)
 
 
@@ -117,6 +123,8 @@ def _experts(kind: str, rows: int) -> None:
         experts._multiply(
             _x(rows, torch.int8), _meta(rows, dtype=torch.float32), expert, codes, scale, N, 2, False, torch.bfloat16
         )  # fmt: skip
+    elif kind == "groupwise":
+        linear_experts_groupwise.linear_experts_groupwise(_x(rows), expert, *_groupwise(4, 8 * N), N, 2)
     else:
         experts.linear_experts(_x(rows), expert, _meta(8, N, K), 2)
 
@@ -166,6 +174,9 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "groupwise 4-bit decode": ("_decode", lambda: groupwise_decode.decode(_groupwise(4), torch.bfloat16)),
     "experts lut4, 1": ("_lut", lambda: _experts("lut4", 1)),
     "experts lut4, 512": ("_lut", lambda: _experts("lut4", 512)),
+    "experts groupwise 4-bit, 1": ("_rows", lambda: _experts("groupwise", 1)),
+    "experts groupwise 4-bit, 16": ("_tiles", lambda: _experts("groupwise", 16)),
+    "experts groupwise 4-bit, 512": ("_tiles", lambda: _experts("groupwise", 512)),
     "experts int8, 1": ("_dense", lambda: _experts("int8", 1)),
     "experts bfloat16, 1": ("_dense", lambda: _experts("bfloat16", 1)),
     "causal_conv": ("_convolve", lambda: _state("causal_conv")),
@@ -189,6 +200,7 @@ WEIGHTS = {
     "groupwise 4-bit rows, 1": 128, "groupwise int8 rows, 1": 128,
     "groupwise 4-bit tiles, 16": 32, 
     "experts lut4, 1": 32, "experts lut4, 512": 32,
+    "experts groupwise 4-bit, 1": 128, "experts groupwise 4-bit, 16": 32, "experts groupwise 4-bit, 512": 32,
 }  # fmt: skip
 
 

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from infer.kernels.ops import bitpack
+from tests.support.groupwise_operands import FORMS, Form, operands
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import experts  # noqa: E402
+from infer.kernels.gpu import epilogue, expert_tiles, experts  # noqa: E402
+from infer.kernels.gpu.groupwise import groupwise_gemv, linear_experts_groupwise  # noqa: E402
+from infer.kernels.gpu.groupwise.groupwise_decode import Operands  # noqa: E402
 from infer.kernels.gpu.int8 import int8_quantize  # noqa: E402
 
 OPS = torch.ops.infer
@@ -104,12 +107,50 @@ def test_float_experts_equal_the_portable_operator(transposed: bool) -> None:
         assert_near(experts.linear_experts(x, expert, stored, top_k, transposed), want, 1e-5)
 
 
+def groupwise(form: Form, features: int, columns: int) -> Operands:
+    """Draw the weights of E experts, of which that nobody asks for is NaN."""
+    made = operands(form, E * features, columns)
+    if made["scale"].is_floating_point():
+        made["scale"][-features:] = torch.nan
+    return Operands(*(made[name].to(DEVICE) if name in made else None for name in Operands._fields))
+
+
+@on_device
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_groupwise_experts_equal_the_portable_operator(form: Form) -> None:
+    features, columns = 5, form[0] * (2 if form[0] >= 64 else 6)
+    given = groupwise(form, features, columns)
+    operator = linear_experts_groupwise.linear_experts_groupwise
+    # Fewer places than experts, and more.
+    for rows, top_k, dtype in ((2, 2, torch.float16), (4, 2, torch.float16), (7, 1, torch.float32)):
+        x, expert = drawn(rows, top_k, columns)
+        want = reference("linear_experts_groupwise", x.to(dtype).float(), expert, *given, features, top_k)
+        got = operator(x.to(dtype), expert, *given, features, top_k)
+        assert got.dtype == dtype
+        assert_near(got, want, CLOSE[dtype])
+    if groupwise_gemv.usable(given):
+        assert_near(groupwise_gemv.linear_experts(x, expert, given, features, top_k, split=2), want, 1e-5)
+
+
+@on_device
+def test_groupwise_experts_take_no_row_and_refuse_a_wrong_number() -> None:
+    given = groupwise(FORMS[4], 3, 96)
+    operator = linear_experts_groupwise.linear_experts_groupwise
+    x, expert = drawn(0, 2, 96)
+    assert operator(x, expert, *given, 3, 2).shape == (0, 3)
+    with pytest.raises(ValueError, match="expected 4 experts for 2 rows, got 3"):
+        operator(torch.zeros(2, 96, device=DEVICE), expert.new_zeros(3), *given, 3, 2)
+
+
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
 def test_a_row_of_nan_stays_alone_among_experts() -> None:
     x, expert = drawn(4, 2, 64)
     x[1, 7] = torch.nan
+    given = groupwise(FORMS[4], 8, 64)
     for y in (
+        linear_experts_groupwise.tiles(x, expert, given, 8, 2),
+        groupwise_gemv.linear_experts(x, expert, given, 8, 2),
         experts.linear_experts_int8(x, expert, *int8_weights(8, 64), 8, 2),
         experts.linear_experts_lut(x, expert, *lut_weights(8, 64, 4, 64), 8, 2),
     ):
@@ -121,7 +162,7 @@ def test_a_row_of_nan_stays_alone_among_experts() -> None:
 @pytest.mark.parametrize("places", [0, 1, 7, 64])
 def test_tiles_hold_every_place_once_and_one_expert_each(height: int, places: int) -> None:
     expert = torch.randint(0, E, (places,), generator=torch.Generator().manual_seed(places))
-    tiles = experts.tiles_of(expert, E, height)
+    tiles = expert_tiles.tiles_of(expert, E, height)
     seen = []
     for owner, begin, rows in zip(*(part.tolist() for part in tiles[1:4]), strict=True):
         if owner >= 0:
@@ -136,7 +177,7 @@ def test_a_wrong_number_of_experts_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 4 experts for 2 rows, got 3"):
         experts.linear_experts(torch.zeros(2, 8), torch.zeros(3, dtype=torch.int64), torch.zeros(E, 8, 8), 2)
     with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
-        experts.tiles_of(torch.tensor([E]), E, 16)
+        expert_tiles.in_range(torch.zeros(1, 8), torch.tensor([E]), E, 1)
 
 
 @on_host
@@ -145,7 +186,7 @@ def test_expert_kernels_compile_to_tensor_cores(
     monkeypatch: pytest.MonkeyPatch, capability: int, instruction: str
 ) -> None:
     captured: list[tuple] = []
-    for module in (experts, int8_quantize):
+    for module in (experts, int8_quantize, groupwise_gemv, linear_experts_groupwise, epilogue):
         monkeypatch.setattr(module, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
     x, expert = torch.zeros(3, 128, dtype=torch.float16), torch.zeros(6, dtype=torch.int64)
     experts.linear_experts_lut(x, expert, *lut_weights(64, 128, 4, 64), 64, 2)
@@ -153,7 +194,10 @@ def test_expert_kernels_compile_to_tensor_cores(
     experts.linear_experts_int8(x, expert, *int8_weights(64, 128), 64, 2)
     experts.linear_experts_int8_weight(x, expert, *int8_weights(64, 128), 64, 2)
     experts.linear_experts(x, expert, torch.zeros(E, 128, 64, dtype=torch.float16), 2, True)
+    given = groupwise(FORMS[5], 64, 128)
+    linear_experts_groupwise.tiles(x, expert, given, 64, 2)
+    groupwise_gemv.linear_experts(x, expert, given, 64, 2)
     texts = [text for text in assembly(captured, capability) if "_quantize" not in text]
-    assert len(texts) == 5
-    assert all(instruction in text for text in texts)
+    assert len(texts) == 7
+    assert all(instruction in text for text in texts[:6])
     assert not any("atom." in text or ".local" in text for text in texts)

@@ -6,7 +6,7 @@
     linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
     embedding_lut, embedding_int8   `embedding`; embedding_groupwise `groupwise/`
-    linear_experts and its forms    `experts`: grouped, only the experts asked for
+    linear_experts and its forms    `experts`: grouped, only the experts asked for; on groupwise codes in `groupwise/`
     gated_delta, ssd_scan, …        `state_space`: layers over a state cache
 
 conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
@@ -44,6 +44,7 @@ _WHERE = {
     "linear_experts_int8": "experts",
     "linear_experts_int8_weight": "experts",
     "linear_experts_lut": "experts",
+    "linear_experts_groupwise": "groupwise.linear_experts_groupwise",
     **dict.fromkeys(_STATE_LAYERS, "state_space"),
 }
 

@@ -1,14 +1,10 @@
 """`linear_experts` and its quantized forms on a GPU: grouped products that read only the experts asked for.
 
-Places (a row of x and one of its experts) are sorted by expert and cut into tiles of one expert each. How many tiles an
-expert has stays on the device: the grid has room for the most that the sizes allow, and a program without a tile ends
-at once. So nothing waits for the GPU, and a call can be part of a CUDA graph. Sums are float32, or exact int32 for int8
-activations; no atomics, each output has one program.
+Places (a row of x and one of its experts) are in tiles of one expert each, see `expert_tiles`. Sums are float32, or
+exact int32 for int8 activations; no atomics, each output has one program.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,41 +13,14 @@ from torch import Tensor
 
 from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
 from .epilogue import product
+from .expert_tiles import placed
 from .int8.int8_gemv import INTERPRETED
 from .int8.int8_quantize import quantize_rows
-from .launch import cdiv, flat_rows, launch, processors, same_device
+from .launch import flat_rows, launch, same_device
 from .lut.lut_decode import tile
 
 _LEVELS = tl.constexpr(LEVELS)
-_BN, _NARROW = 64, 32  # output columns of a program; the second where programs are few
 _BK = 64
-_HEIGHTS = (16, 64)  # rows of a tile: the fewest that tensor cores take, and the most
-
-
-class Tiles(NamedTuple):
-    """Places [P] sorted by expert, and of each tile its expert (-1: none), first of `order` and rows [T]; all int64."""
-
-    order: Tensor
-    expert: Tensor
-    begin: Tensor
-    rows: Tensor
-    height: int
-
-
-def tiles_of(expert: Tensor, num_experts: int, height: int) -> Tiles:
-    """Sort `expert` int64 [P] into tiles of at most `height` places of one expert; asserts that each exists."""
-    torch._assert_async(((expert >= 0) & (expert < num_experts)).all())
-    places = expert.numel()
-    chosen, order = torch.sort(expert, stable=True)
-    starts = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=expert.device))
-    blocks = (starts.diff() + height - 1) // height
-    ends = blocks.cumsum(0)
-    room = torch.arange(min(places, places // height + num_experts), device=expert.device)
-    owner = torch.searchsorted(ends, room, right=True)
-    known = owner.clamp(max=num_experts - 1)
-    begin = starts[known] + (room - ends[known] + blocks[known]) * height
-    rows = (starts[known + 1] - begin).clamp(max=height)
-    return Tiles(order, torch.where(owner < num_experts, owner, -1), begin, rows, height)
 
 
 @triton.jit
@@ -165,7 +134,7 @@ def linear_experts_lut(
     """`infer::linear_experts_lut` on CUDA tensors; half-precision x rounds the table to its type."""
     same_device(x, expert, codes, table, scale, row_scale)
     rows, count = flat_rows(x), codes.shape[0] // features
-    tiles, block, grid = _placed(rows, expert, count, features, top_k)
+    tiles, block, grid = placed(rows, expert, count, features, top_k)
     out = rows.new_empty((expert.numel(), features))
     launch(
         _lut,
@@ -217,29 +186,13 @@ def linear_experts(x: Tensor, expert: Tensor, weight: Tensor, top_k: int, transp
     return _multiply(rows, None, expert, weight.to(rows.dtype), None, features, top_k, transposed, x.dtype)
 
 
-def _placed(
-    x: Tensor, expert: Tensor, num_experts: int, features: int, top_k: int
-) -> tuple[Tiles, int, tuple[int, int]]:
-    """Return tiles, output columns of a program and the grid of [R * top_k] places."""
-    if expert.numel() != x.shape[0] * top_k:
-        raise ValueError(f"expected {x.shape[0] * top_k} experts for {x.shape[0]} rows, got {expert.numel()}")
-    few, most = _HEIGHTS
-    height = few
-    while height < (most if x.dtype != torch.float32 else 32) and height * num_experts < expert.numel():
-        height *= 2
-    tiles = tiles_of(expert, num_experts, height)
-    count = tiles.expert.numel()
-    block = _BN if cdiv(features, _BN) * count >= 2 * processors(x.device) else _NARROW
-    return tiles, block, (cdiv(features, block), count)
-
-
 def _multiply(
     x: Tensor, step: Tensor | None, expert: Tensor, weight: Tensor, scale: Tensor | None,
     features: int, top_k: int, transposed: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     num_columns = x.shape[1]
     count = weight.numel() // max(features * num_columns, 1)
-    tiles, block, grid = _placed(x, expert, count, features, top_k)
+    tiles, block, grid = placed(x, expert, count, features, top_k)
     out = x.new_empty((expert.numel(), features), dtype=torch.float32 if step is not None else x.dtype)
     launch(
         _dense,

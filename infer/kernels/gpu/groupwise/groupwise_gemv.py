@@ -65,13 +65,15 @@ def _rows(
     super_scale_ptr: tl.tensor,
     super_minimum_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    expert_ptr: tl.tensor,  # int64 [M], where TOP_K is not 0: row m of the result is of x's row m // TOP_K
     out_ptr: tl.tensor,  # the result [M, N], or float32 sums of each part [parts, M, N]
     num_rows: tl.tensor,  # M
-    num_out: tl.tensor,  # N
+    num_out: tl.tensor,  # N, of one expert
     num_columns: tl.tensor,  # K
     num_words: tl.tensor,
     units_each: tl.tensor,  # units of a part of the columns, a multiple of 32 * W
     exponent: tl.tensor,  # as in `w8a16_gemv`
+    TOP_K: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     HALF: tl.constexpr,
@@ -99,9 +101,12 @@ def _rows(
     begin = tl.program_id(1) * units_each
     end = tl.minimum(begin + units_each, units)
     row = rows[:, None, None].to(tl.int64)
+    m_safe = tl.minimum(m, num_rows - 1)
+    if TOP_K:
+        row += tl.load(expert_ptr + tl.program_id(2)) * num_out
+        m_safe = m_safe // TOP_K
     codes_tile = codes_ptr + row * num_words + (unit * WORDS)[None]
     # x in words: two columns in one, or one if it is float32
-    m_safe = tl.minimum(m, num_rows - 1)
     x_unit = m_safe[:, None, None] * (num_columns // PACK) + (unit * (CODES // PACK))[None]
     x_tile = x_ptr + x_unit[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
     acc = tl.zeros([MB, BN, W, 32], tl.float32)
@@ -157,17 +162,35 @@ def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int
 
     For any M, but made for M ≤ `MAX_ROWS`: the codes are read again for each `MAX_ROWS` rows of x.
     """
-    bits, num_rows, num_out = operands.bits, x.shape[0], operands.codes.shape[0]
+    return _products(x, operands, bias, x.shape[0], operands.codes.shape[0], split)
+
+
+def linear_experts(
+    x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int, split: int | None = None
+) -> Tensor:
+    """Multiply x [R, K] by the experts asked for, int64 [R * top_k]: [R * top_k, features] in x's dtype.
+
+    Each place reads the codes of its expert, so that two places of one expert read them twice.
+    """
+    return _products(x, operands, None, expert.numel(), features, split, expert, top_k)
+
+
+def _products(
+    x: Tensor, operands: Operands, bias: Tensor | None, num_rows: int, num_out: int, split: int | None,
+    expert: Tensor | None = None, top_k: int = 0,
+) -> Tensor:  # fmt: skip
+    bits = operands.bits
     unit_words = _WORDS[bits]
     unit_codes = unit_words * 32 // bits
-    block_rows = min(power_above(num_rows), MAX_ROWS)
+    block_rows = 1 if top_k else min(power_above(num_rows), MAX_ROWS)
     tile = max(_WEIGHTS // unit_codes // block_rows, 1)  # rows of the weight x units of a lane
     block_out = min(tile, 4)
     num_units = operands.columns // unit_codes
     lane_units = max(1, min(tile // block_out, power_above(cdiv(num_units, 32))))
     step = 32 * lane_units
     blocks = cdiv(num_out, block_out)
-    parts = split or split_of(blocks, cdiv(num_units, step), x.device, wanted=8)
+    programs = blocks * (num_rows if top_k else 1)
+    parts = split or split_of(programs, cdiv(num_units, step), x.device, wanted=8)
     each = cdiv(cdiv(num_units, parts), step) * step
     parts = max(cdiv(num_units, each), 1)
     last = parts == 1
@@ -180,6 +203,7 @@ def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int
         words(operands.codes),
         *operands.pointers[1:],
         operands.scale if bias is None else bias.contiguous(),
+        operands.codes if expert is None else expert.contiguous(),
         out,
         num_rows,
         num_out,
@@ -187,6 +211,7 @@ def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int
         operands.codes.shape[1] // 4,
         each,
         EXPONENT,
+        TOP_K=top_k,
         WORDS=unit_words,
         HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
         **operands.form,

@@ -1,0 +1,118 @@
+"""`linear_experts_groupwise` on a GPU: which of two ways for how many places (a row of x and one of its experts).
+
+    few places    one program's columns for each place, in registers               `groupwise_gemv`
+    more          tiles of one expert each, decoded on the way to the products    here, as in `experts`
+
+A tile has room for 16 rows and its decoding costs about twice as many instructions a weight as a place of the first
+way; with no more places than experts most tiles would have one row. Neither waits for the GPU, neither needs atomics.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..expert_tiles import in_range, placed
+from ..launch import flat_rows, launch, same_device
+from . import groupwise_gemv
+from .groupwise_decode import BK, Operands, decoded_tile
+
+
+@triton.jit
+def _tiles(
+    x_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    minimum_ptr: tl.tensor,
+    super_scale_ptr: tl.tensor,
+    super_minimum_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    expert_ptr: tl.tensor,
+    begin_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [P, N]
+    num_out: tl.tensor,  # N, of one expert
+    num_columns: tl.tensor,
+    TOP_K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SUPER_SCALE: tl.constexpr,
+    SUPER_MINIMUM: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    stored = expert * num_out + tl.minimum(n, num_out - 1)
+    m = tl.arange(0, BM)
+    kept = m < tl.load(rows_ptr + tl.program_id(1))
+    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    x_row = x_ptr + (place // TOP_K)[:, None] * num_columns
+    acc = tl.zeros([BN, BM], tl.float32)
+    for start in range(0, num_columns, BK):
+        weight = decoded_tile(
+            codes_ptr, table_ptr, scale_ptr, minimum_ptr, super_scale_ptr, super_minimum_ptr, stored, start,
+            num_columns, BITS, GROUP, MINIMUM, SUPER_SCALE, SUPER_MINIMUM, BN, BK,
+        )  # fmt: skip
+        k = start + tl.arange(0, BK)
+        x = tl.load(x_row + k[None], mask=(k < num_columns)[None], other=0.0)
+        acc = tl.dot(weight.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
+    at = place[None] * num_out + n[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+
+
+def tiles(x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int) -> Tensor:
+    """Multiply x [R, K] by the experts asked for: [R * top_k, features]; weights are rounded to x's dtype."""
+    places, block, grid = placed(x, expert, operands.codes.shape[0] // features, features, top_k)
+    out = x.new_empty((expert.numel(), features))
+    launch(
+        _tiles,
+        grid,
+        x,
+        *operands.pointers,
+        *places[:4],
+        out,
+        features,
+        operands.columns,
+        TOP_K=top_k,
+        **operands.form,
+        BM=places.height,
+        BN=block,
+        BK=BK,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out
+
+
+def linear_experts_groupwise(
+    x: Tensor,
+    expert: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    table: Tensor | None,
+    minimum: Tensor | None,
+    super_scale: Tensor | None,
+    super_minimum: Tensor | None,
+    features: int,
+    top_k: int,
+) -> Tensor:
+    """`infer::linear_experts_groupwise` on CUDA tensors: x [R, K], expert int64 [R * top_k] → [R * top_k, features].
+
+    Raises ValueError where `expert` has another number of elements; asserts on the device that each expert exists.
+    """
+    operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
+    same_device(x, expert, *operands)
+    rows, num_experts = flat_rows(x), codes.shape[0] // max(features, 1)
+    if expert.numel() <= num_experts and groupwise_gemv.usable(operands):
+        in_range(rows, expert, num_experts, top_k)
+        y = groupwise_gemv.linear_experts(rows, expert, operands, features, top_k)
+    else:
+        y = tiles(rows, expert, operands, features, top_k)
+    return y.to(x.dtype)
