@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -28,6 +29,7 @@ from .body import (
     read_body,
     send_stream,
 )
+from .connection import ConnectionHandle
 from .request_context import RequestContext
 from .routing import (
     CLIENT_GONE,
@@ -46,7 +48,8 @@ Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-DISCONNECT_POLL_DELAY = 0.005  # seconds before a running request is checked for disconnect
+DISCONNECT_POLL_DELAY = 0.005  # seconds before a request of another ASGI server is checked for disconnect
+MAX_JOINED_BYTES = 1 << 16  # of a response that is sent with its head in one write
 
 
 def route_table(service: Service) -> list[Route]:
@@ -131,9 +134,12 @@ class Endpoint:
         service.active += 1
         share = BodyReservation(self.bodies)
         try:
-            over = bool(scope.get("state", {}).get("over"))
-            response = await self._answer(context, receive, share, known=route is not None, over=over)
-            await _send(context, response, receive, send, over=over)
+            state = scope.get("state", {})
+            over, connection = bool(state.get("over")), state.get("connection")
+            response = await self._answer(
+                context, receive, share, known=route is not None, over=over, connection=connection
+            )
+            await _send(context, response, receive, send, over=over, connection=connection)
             self.count(context, response.status, began)
         except ClientGoneError:
             self.count(context, CLIENT_GONE, began)
@@ -153,6 +159,7 @@ class Endpoint:
         *,
         known: bool,
         over: bool = False,
+        connection: ConnectionHandle | None = None,
     ) -> Response:
         try:
             self._admit(context, open=known and context.route.open, over=over)
@@ -172,7 +179,7 @@ class Endpoint:
                 context.body = await read_body(receive, context.headers, self.service.limits, share, precheck)
                 return to_response(
                     await cancel_on_disconnect(
-                        context.route.handler(context), receive, DISCONNECT_POLL_DELAY
+                        context.route.handler(context), receive, DISCONNECT_POLL_DELAY, connection
                     ),
                     context.route,
                 )
@@ -218,16 +225,24 @@ class Endpoint:
 
 
 async def _send(
-    context: RequestContext, response: Response, receive: Receive, send: Send, *, over: bool
+    context: RequestContext,
+    response: Response,
+    receive: Receive,
+    send: Send,
+    *,
+    over: bool,
+    connection: ConnectionHandle | None = None,
 ) -> None:
     headers = context.response_headers(response, over=over)
     if response.stream is not None:
-        await send_stream(response, headers, receive, send)
+        await send_stream(response, headers, receive, send, connection)
         return
     headers.append((b"content-length", b"%d" % len(response.body)))
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    unread = response.status in (413, 415) and not context.body
-    await send({"type": "http.response.body", "body": response.body, "more_body": unread})
+    joined = connection is not None and len(response.body) <= MAX_JOINED_BYTES
+    with connection.one_write() if joined and connection is not None else contextlib.nullcontext():
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        unread = response.status in (413, 415) and not context.body
+        await send({"type": "http.response.body", "body": response.body, "more_body": unread})
     if unread:
         await discard(receive, context.service.limits)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

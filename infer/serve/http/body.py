@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...errors import InputError, OverloadedError, TooLargeError, UnsupportedMediaError
 from ..limits import ServeLimits
+from .connection import ConnectionHandle
 from .routing import Response, SlowBodyError
 
 Receive = Callable[[], Awaitable[Any]]
@@ -152,24 +153,23 @@ def _too_large(limits: ServeLimits) -> TooLargeError:
     return TooLargeError(f"the body is larger than {limits.max_body_bytes} bytes")
 
 
-async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, delay: float) -> T:
-    """Await `work`; cancel it with `ClientGoneError` when the client disconnects, checked from `delay` seconds on."""
-    loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
-    watcher: asyncio.Task[None] | None = None
+async def cancel_on_disconnect(
+    work: Awaitable[T], receive: Receive, delay: float, connection: ConnectionHandle | None = None
+) -> T:
+    """Await `work`; cancel it with `ClientGoneError` when the client disconnects.
 
-    async def watch() -> None:
+    `connection` tells of it. Without one (another ASGI server) `receive` is watched, from `delay` seconds on.
+    """
+    current, gone = asyncio.current_task(), False
+
+    def leave() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
         gone = True
         if current is not None:
             current.cancel()
 
-    def begin() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(watch())
-
-    timer = loop.call_later(delay, begin)
+    watcher = connection or ReceiveWatcher(receive, delay)
+    watcher.watch(leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -177,13 +177,41 @@ async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, delay: floa
             raise ClientGoneError from None
         raise
     finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
+        watcher.unwatch()
+
+
+class ReceiveWatcher:
+    """Watcher for the disconnect message of an ASGI server, with the methods of `ConnectionHandle`."""
+
+    def __init__(self, receive: Receive, delay: float) -> None:
+        self._receive, self._delay = receive, delay
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._delay, self._begin, gone)
+
+    def unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self, gone: Callable[[], None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._wait(gone))
+
+    async def _wait(self, gone: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        gone()
 
 
 async def send_stream(
-    response: Response, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
+    response: Response,
+    headers: list[tuple[bytes, bytes]],
+    receive: Receive,
+    send: Send,
+    connection: ConnectionHandle | None = None,
 ) -> None:
     """Send each part of the stream as one write. Raises `ClientGoneError` if the client leaves or stops reading."""
     stream = response.stream
@@ -200,7 +228,7 @@ async def send_stream(
 
     try:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await cancel_on_disconnect(pump(), receive, 0)
+        await cancel_on_disconnect(pump(), receive, 0, connection)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except asyncio.CancelledError:
         if reader.gone:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -30,15 +31,37 @@ class ConnectionFlowControl(FlowControl):
 
 
 class CountingTransport:
-    """Transport wrapper that counts written bytes."""
+    """Transport wrapper that counts written bytes, and joins those written between `cork` and `uncork`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
+        self._corked: list[bytes] | None = None
         self.is_closing = transport.is_closing  # called at every read: not through __getattr__
 
     def write(self, data: bytes) -> None:
         self.written += len(data)
-        self._transport.write(data)
+        if self._corked is None:
+            self._transport.write(data)
+        else:
+            self._corked.append(data)
+
+    def cork(self) -> None:
+        """Hold back what is written until `uncork`, `close` or `write_eof`."""
+        self._corked = []
+
+    def uncork(self) -> None:
+        """Write all that was held back at once: each write is a system call."""
+        corked, self._corked = self._corked, None
+        if corked:
+            self._transport.write(b"".join(corked))
+
+    def close(self) -> None:
+        self.uncork()
+        self._transport.close()
+
+    def write_eof(self) -> None:
+        self.uncork()
+        self._transport.write_eof()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -82,6 +105,42 @@ class SlowReaderTimeout:
             self._wait()
 
 
+class ConnectionHandle:
+    """Connection as the application sees it, in `scope["state"]["connection"]`."""
+
+    def __init__(self, meter: CountingTransport, flow: ConnectionFlowControl) -> None:
+        self._meter, self._flow = meter, flow
+        self._gone: Callable[[], None] | None = None
+        self.lost = False
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once when the client disconnects, until `unwatch`; at once where it has."""
+        self._flow.resume_reading()  # paused after a large body: a closed connection would not be noticed
+        if self.lost:
+            gone()
+        else:
+            self._gone = gone
+
+    def unwatch(self) -> None:
+        self._gone = None
+
+    def lose(self) -> None:
+        """Note that the client disconnected, or is being disconnected."""
+        self.lost = True
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            gone()
+
+    @contextlib.contextmanager
+    def one_write(self) -> Iterator[None]:
+        """Send all that is written inside as one write."""
+        self._meter.cork()
+        try:
+            yield
+        finally:
+            self._meter.uncork()
+
+
 class RefusedError(Exception):
     """Raised in a parser callback to end parsing; the parser turns it into an error of its own."""
 
@@ -102,6 +161,7 @@ class Connection(HttpToolsProtocol):
         meter = CountingTransport(transport)
         super().connection_made(meter)  # type: ignore[arg-type]
         self.flow = ConnectionFlowControl(transport)
+        self.handle = ConnectionHandle(meter, self.flow)
         self._reader = SlowReaderTimeout(self.loop, meter, self.limits)
         self._body: SizedBody | ChunkedBody | None = None
         self._head, self._held, self._idle_since = 0, b"", math.inf
@@ -119,6 +179,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._reader.end()
         super().connection_lost(exc)
+        self.handle.lose()
         self.cycle = None  # type: ignore[assignment]  # a reference cycle: freed now, not by the collector
 
     @property
@@ -160,6 +221,7 @@ class Connection(HttpToolsProtocol):
             answered = self.cycle.response_started
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            self.handle.lose()
         if not answered:
             self.refused(status)
             self.transport.write(refusal(status))
