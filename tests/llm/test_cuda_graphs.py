@@ -1,4 +1,4 @@
-"""Decode steps in buckets: what is padded, recorded and replayed. The graph is a fake that calls the step again."""
+"""Steps in buckets: what is padded, recorded and replayed. The graph is a fake that calls the step again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ from infer.llm.llm import LanguageModel
 from infer.llm.step.cuda_graphs import GraphedStep, wrap
 from infer.llm.step.cuda_recorder import CudaRecorder
 from infer.llm.step.full_sequence_runner import attention_inputs
-from infer.llm.step.graph_inputs import Bucket, Buffers, bucket_of, decode_buckets, mixed_inputs, mixed_sizes
+from infer.llm.step.graph_inputs import (
+    LARGEST,
+    TOKENS,
+    Bucket,
+    Buffers,
+    bucket_of,
+    decode_buckets,
+    mixed_bucket_of,
+    mixed_buckets,
+    mixed_inputs,
+    mixed_sizes,
+)
 from tests.support.fake_graphs import FakeGraphs
 from tests.support.tiny_decoders import VOCABULARY, build
 
@@ -106,14 +117,56 @@ def test_fewer_rows_of_logits_than_sequences(step: Step) -> None:
     torch.testing.assert_close(got, want[2:], rtol=1e-4, atol=1e-5)
 
 
-def test_prefill_and_mixed_steps_run_as_they_are(step: Step) -> None:
-    cache, recorder = step.shape.new_cache(40), FakeGraphs()
+@pytest.mark.parametrize("new", [[3, 2], [1, 4], [0, 2], [1, 1, 5, 1, 2], [4, 4, 4, 4, 4], [7, 0, 0, 9]])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_prompts_and_drafts_are_replayed_as_the_plain_step(step: Step, new: list[int], drafts: bool) -> None:
+    plain, cache, recorder = filled(step), filled(step), FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
-    for new in ([3, 2], [1, 4], [0, 2]):
-        named = inputs(step.shape, cache, (0, 0), new)
+    for _ in range(2):
+        wanted = inputs(step.shape, plain, LENGTHS[: len(new)], new)
+        if not drafts:  # logits of the last token of each sequence that has one
+            wanted["logit_rows"] = (wanted["query_start"][1:] - 1)[torch.tensor(new) > 0].long()
+        named = {**wanted, "kv_cache": cache}
         assert bucket_of(named) is None
-        assert graphed.run(named)["logits"].shape == (sum(new), VOCABULARY)
-    assert recorder.records == 0
+        got, want = graphed.run(named)["logits"], step.run(wanted)["logits"]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(cache.view(torch.float32), plain.view(torch.float32), rtol=1e-4, atol=1e-5)
+    assert (recorder.records, recorder.replays) == (1, 2)
+
+
+def test_a_step_larger_than_every_bucket_runs_as_it_is(step: Step) -> None:
+    wide = {"block_table": torch.zeros(2, 1), "query_start": torch.zeros(3), "logit_rows": torch.zeros(1)}
+    assert mixed_bucket_of({**wide, "token_ids": torch.zeros(TOKENS[-1])}) == Bucket(8, 8, TOKENS[-1])
+    assert mixed_bucket_of({**wide, "token_ids": torch.zeros(TOKENS[-1] + 1)}) is None
+    wide["logit_rows"] = torch.zeros(LARGEST + 1)
+    assert mixed_bucket_of({**wide, "token_ids": torch.zeros(LARGEST + 1)}) is None
+
+
+def test_no_other_bucket_is_recorded_once_some_are_prepared(step: Step) -> None:
+    cache, recorder = filled(step), FakeGraphs()
+    graphed = GraphedStep(step, "cpu", recorder)
+    graphed.prepare(cache, mixed_buckets(16, 4, 20, drafts=False))
+    recorded = recorder.records
+    prompts = inputs(step.shape, cache, (0, 0), [3, 2])
+    graphed.run(prompts)  # of 20 blocks at most, though it has 5
+    assert (recorder.records, recorder.replays) == (recorded, 1)
+    drafts = inputs(step.shape, cache, (0, 0), [5, 6])  # more rows of logits than sequences
+    assert graphed.run(drafts)["logits"].shape == (11, VOCABULARY)
+    assert (recorder.records, recorder.replays) == (recorded, 1)
+
+
+@pytest.mark.parametrize(("tokens", "running", "blocks"), [(16, 3, 2), (100, 64, 9), (2048, 256, 40)])
+def test_the_mixed_buckets_cover_every_step_of_the_limits(tokens: int, running: int, blocks: int) -> None:
+    listed = set(mixed_buckets(tokens, running, blocks, drafts=True))
+    for count in {1, 2, 8, 9, running}:
+        for size in {count, min(count + 3, tokens), tokens}:
+            for rows in (1, count, size):
+                named = {"block_table": torch.zeros(count, 1), "query_start": torch.zeros(count + 1)}
+                named |= {"token_ids": torch.zeros(size), "logit_rows": torch.zeros(rows)}
+                found = mixed_bucket_of(named, max(bucket.blocks for bucket in listed))
+                if count <= min(running, size):
+                    assert found in listed if size <= TOKENS[-1] and rows <= LARGEST else True
+                    assert found is None or (found.tokens >= size and found.num_rows >= rows)
 
 
 def test_a_failed_recording_is_reported_once_and_the_step_still_runs(step: Step) -> None:
@@ -241,8 +294,11 @@ def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path:
     finally:
         model.close()
     widths = len({bucket.blocks for bucket in decode_buckets(3, blocks)})
-    assert recorded == recorder.records == 3 * widths + 3 * len(KINDS)
-    assert recorder.replays == 2 * 3  # of the model and the sampler, for each token but the first
+    mixed = len(mixed_buckets(16, 3, blocks, drafts=True))
+    assert recorded == recorder.records == 3 * widths + mixed + 3 * len(KINDS)
+    assert (
+        recorder.replays == 1 + 2 * 3
+    )  # of the prompt; of the model and the sampler, for each token but the first
 
 
 @pytest.mark.parametrize(
@@ -256,7 +312,7 @@ def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path:
 def test_the_buckets_cover_every_decode_step(
     running: int, blocks: int, buckets: list[tuple[int, int]]
 ) -> None:
-    assert decode_buckets(running, blocks) == buckets
+    assert [(bucket.batch, bucket.blocks) for bucket in decode_buckets(running, blocks)] == buckets
 
 
 @pytest.mark.parametrize(
@@ -267,7 +323,7 @@ def test_the_bucket_is_the_smallest_that_holds_the_step(
     step: Step, count: int, blocks: int, bucket: tuple[int, int] | None
 ) -> None:
     named = inputs(step.shape, torch.zeros(0), (1,) * count, [1] * count, blocks)
-    assert bucket_of(named) == bucket
+    assert bucket_of(named) == (None if bucket is None else Bucket(*bucket))
 
 
 def test_what_was_staged_before_does_not_stay(step: Step) -> None:

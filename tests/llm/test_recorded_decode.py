@@ -24,7 +24,7 @@ from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.llm.engine.sequence import RequestState, Sequence
 from tests.support.fake_graphs import FakeGraphs, recorded
-from tests.support.fake_step import EOS, VOCABULARY, FakeStep, fake_shape
+from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SAMPLINGS: list[dict[str, Any]] = [
@@ -63,11 +63,12 @@ class EvenThenOdd:
         del self.taken[len(self.taken) - count :]
 
 
-def engine(step: Any, **limits: Any) -> Engine:
+def engine(step: Any, speculation: Any = None, **limits: Any) -> Engine:
     shape = fake_shape()
     return Engine(
         step, shape, tokenizer=None, eos_ids=[EOS], kv_bytes=200 * shape.layers * shape.page_bytes,
         limits=EngineLimits(step_tokens=64, **{"max_running": 16, **limits}), grammars=EvenThenOdd(),
+        speculation=speculation,
     )  # fmt: skip
 
 
@@ -122,6 +123,27 @@ def test_each_option_alone_is_sampled_on_the_device(options: dict[str, Any]) -> 
     assert answers(made, requests) == answers(engine(FakeStep()), requests)
     plain = made.stats().steps - graphs.replays // 2
     assert plain <= 2  # prefill
+
+
+def test_prompts_and_drafts_run_in_graphs_alone_once_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [{"temperature": 0, "ignore_eos": True}] * 3
+    found = answers(engine(FakeStep(), FallibleDrafts(0)), asked(options), late=1)
+    step, graphs = recorded(FakeStep())
+    drafts, launch, replayed = FallibleDrafts(0), step.launch, []
+
+    def noted(inputs: Any) -> Tensor | None:
+        replayed.append(launch(inputs) is not None)
+        return step.shared.logits
+
+    monkeypatch.setattr(step, "launch", noted)
+    made = engine(step, drafts)
+    made.prepare()
+    before = graphs.records
+    assert answers(made, asked(options), late=1) == found
+    assert graphs.records == before
+    assert len(replayed) > 5
+    assert all(replayed)
+    assert sum(accepted for _, accepted in drafts.observed) > 0
 
 
 def test_grammars_are_masked_on_the_device_and_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

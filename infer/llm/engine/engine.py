@@ -18,7 +18,7 @@ import torch
 
 from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
-from ..step.graph_inputs import decode_buckets, mixed_sizes
+from ..step.graph_inputs import Bucket, decode_buckets, mixed_buckets, mixed_sizes
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
@@ -113,6 +113,7 @@ class Engine:
                 vocab_size=shape.vocab_size,
                 end_ids=sorted(self.eos_ids),
                 lock=getattr(step, "lock", contextlib.nullcontext()),
+                logit_rows=max(bucket.num_rows for bucket in self._mixed_buckets()),
             )
         return ModelRunner(
             step,
@@ -132,11 +133,17 @@ class Engine:
         )
 
     def prepare(self) -> None:
-        """Compile the kernels of every step on a GPU, and record those that decode; the log tells how far it is."""
+        """Compile the kernels of every step on a GPU, and record all but the largest; the log tells how far it is."""
         if self._decoder is not None:
             blocks = -(-self.context // self.shape.page)
             sizes = mixed_sizes(min(self.limits.step_tokens, self.context + 1))
-            self._decoder.prepare(decode_buckets(self.limits.max_running, blocks), sizes, self.shape.page)
+            buckets = [*decode_buckets(self.limits.max_running, blocks), *self._mixed_buckets()]
+            self._decoder.prepare(buckets, sizes, self.shape.page)
+
+    def _mixed_buckets(self) -> list[Bucket]:
+        blocks, limits = -(-self.context // self.shape.page), self.limits
+        most = min(limits.step_tokens, self.context * limits.max_running)
+        return mixed_buckets(most, limits.max_running, blocks, drafts=self._speculation is not None)
 
     @property
     def idle(self) -> bool:

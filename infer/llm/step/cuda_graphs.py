@@ -1,9 +1,10 @@
-"""Decode steps on NVIDIA GPUs as CUDA graphs, one for each bucket of batch size and block-table width.
+"""Steps on NVIDIA GPUs as CUDA graphs, one for each bucket of `graph_inputs`: decode steps, and any others.
 
-A step that gives each sequence one token is copied into buffers at fixed addresses, padded to the bucket, and replayed;
-any other step (prefill, mixed, drafts) runs as it is. Padding rows are sequences of one token that is not kept (slot
--1): they read the first token of page 0 and write nothing. A bucket is recorded when it first occurs, or by `prepare`.
-When recording a bucket fails its steps run as they are, the other buckets are recorded, and `findings` says why.
+A step is copied into buffers at fixed addresses, padded to the bucket, and replayed; one too large for every bucket
+(`graph_inputs.TOKENS`) runs as it is: there the work hides its launches. Padding rows are sequences of one token that
+is not kept (slot -1): they read the first token of page 0 and write nothing. A bucket is recorded when it first occurs,
+or by `prepare`. When recording a bucket fails its steps run as they are, the other buckets are recorded, and `findings`
+says why.
 
 Everything that a graph depends on is an address or a shape: the attention kernels read lengths on the device.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from ...spec import Finding
 from ..lora.layers import INDEX
 from .cuda_recorder import CudaRecorder, Recorder
-from .graph_inputs import Bucket, Buffers, bucket_of, mixed_inputs
+from .graph_inputs import Bucket, Buffers, bucket_of, mixed_bucket_of, mixed_inputs
 
 log = logging.getLogger("infer.llm")
 
@@ -28,7 +29,7 @@ log = logging.getLogger("infer.llm")
 class _RecordedGraph(NamedTuple):
     buffers: Buffers
     replay: Callable[[], object]
-    logits: Tensor  # [batch, vocab], overwritten by each replay
+    logits: Tensor  # [rows, vocab], overwritten by each replay
 
 
 class SharedTensors(NamedTuple):
@@ -37,7 +38,7 @@ class SharedTensors(NamedTuple):
     A token id of -1 - row in the inputs of a step stands for `last_tokens[row]`.
     """
 
-    logits: Tensor  # float32 [sequences, vocab]
+    logits: Tensor  # float32 [most rows of a bucket, vocab]
     last_tokens: Tensor  # int64 [rows]
 
 
@@ -56,6 +57,8 @@ class GraphedStep:
         self._copied = recorder.new_event()  # what was staged last is on the device
         self._cache: Tensor | None = None
         self._recorded: dict[Bucket, _RecordedGraph] = {}
+        # Buckets of steps that are not decode steps: once prepared, no other is recorded in the middle of traffic.
+        self._prepared: set[Bucket] = set()
 
     @property
     def graphs(self) -> GraphedStep:
@@ -69,9 +72,11 @@ class GraphedStep:
             return {"logits": logits[: len(inputs["logit_rows"])].clone()}
 
     def launch(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """Replay the graph of a decode step; returns logits [batch of the bucket, vocab], or None without a graph."""
-        bucket = bucket_of(inputs)
-        found = None if bucket is None else self._graph_for(bucket, inputs["kv_cache"])
+        """Replay the graph of a step; returns logits [rows of the bucket, vocab], or None without a graph."""
+        bucket = bucket_of(inputs) or self._mixed_bucket(inputs)
+        if bucket is None:
+            return None
+        found = self._graph_for(bucket, inputs["kv_cache"])
         if found is None:
             return None
         self._copied.synchronize()
@@ -95,10 +100,11 @@ class GraphedStep:
     def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
         """Record buckets before the first request, which compiles their kernels too; the log tells how far it is."""
         wanted = list(buckets)
+        self._prepared |= {bucket for bucket in wanted if bucket.tokens}
         with torch.inference_mode():
             for number, bucket in enumerate(wanted, 1):
                 self._graph_for(bucket, kv_cache)
-                log.info("CUDA graph %d of %d: %d sequences, %d pages each", number, len(wanted), *bucket)
+                log.info("CUDA graph %d of %d: %s", number, len(wanted), bucket)
 
     def warm(self, kv_cache: Tensor, sizes: Iterable[int], page: int) -> None:
         """Run mixed steps of these numbers of tokens, which write nothing, so that their kernels are compiled."""
@@ -118,6 +124,13 @@ class GraphedStep:
         self._cache = None
         self.step.close()
 
+    def _mixed_bucket(self, inputs: Mapping[str, Tensor]) -> Bucket | None:
+        bucket = mixed_bucket_of(inputs, max((one.blocks for one in self._prepared), default=0))
+        if bucket is None or (self._prepared and bucket not in self._prepared):
+            return None
+        fits = self.shared is None or bucket.num_rows <= len(self.shared.logits)
+        return bucket if fits else None
+
     def _graph_for(self, bucket: Bucket, cache: Tensor) -> _RecordedGraph | None:
         if self._cache is None or self._cache.data_ptr() != cache.data_ptr():
             self._clear()
@@ -133,7 +146,7 @@ class GraphedStep:
         self.refused.clear()
 
     def _record(self, bucket: Bucket, cache: Tensor) -> None:
-        what = f"CUDA graph of {bucket.batch} sequences, {bucket.blocks} pages each"
+        what = f"CUDA graph of {bucket}"
         try:
             buffers = Buffers(bucket, self.device)
             named = {**buffers.inputs, "kv_cache": cache}
@@ -156,7 +169,7 @@ class GraphedStep:
         ids = inputs["token_ids"]
         sampled = self.shared.last_tokens[(-1 - ids).clamp_min(0)]
         named = {**inputs, "token_ids": torch.where(ids < 0, sampled, ids)}
-        into = self.shared.logits[: len(ids)]
+        into = self.shared.logits[: len(inputs["logit_rows"])]
         return into.copy_(self.step.run(named)["logits"])
 
 

@@ -46,7 +46,8 @@ class RecordedDecoder:
     """Decode steps of one cache on the graphs of `graphs`, of up to `running` sequences.
 
     A step is two replays, of the bucket's model and of a sampler for its batch and kind, with one copy to the device
-    before and one of the tokens to the host after. `lock` is held while a step is launched.
+    before and one of the tokens to the host after. `lock` is held while a step is launched. `logit_rows`: of the
+    largest bucket of the other steps, whose tokens the host samples.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class RecordedDecoder:
         vocab_size: int,
         end_ids: Many[int],
         lock: AbstractContextManager[Any],
+        logit_rows: int = 0,
     ) -> None:
         self._graphs, self._cache, self._lock = graphs, cache, lock
         self._recorder, device = graphs.recorder, graphs.device
         rows = 1 << (min(running, LARGEST) - 1).bit_length()
         self._tensors = SamplingTensors(rows, running, vocab_size, end_ids, device, self._recorder)
-        self._shared = SharedTensors(torch.zeros(rows, vocab_size, device=device), self._tensors.last_tokens)
+        logits = torch.zeros(max(rows, logit_rows), vocab_size, device=device)
+        self._shared = SharedTensors(logits, self._tensors.last_tokens)
         self._samplers: dict[tuple[int, str], tuple[Any, Tensor] | None] = {}
         pinned = device.startswith("cuda")
         self._pending = [
@@ -78,7 +81,7 @@ class RecordedDecoder:
             self._graphs.share(self._shared)
             self._graphs.warm(self._cache, sizes, page)
             self._graphs.prepare(self._cache, wanted)
-            batches = sorted({bucket.batch for bucket in wanted})
+            batches = sorted({bucket.batch for bucket in wanted if not bucket.tokens})
             for number, batch in enumerate(batches, 1):
                 for kind in KINDS:
                     self._sampler(batch, kind)
