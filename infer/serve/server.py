@@ -19,7 +19,6 @@ import uvicorn
 
 from ..errors import UsageError
 from ..options import from_values
-from .batching.text_inputs import takes_text
 from .fast_path.coalescer import Coalescer
 from .http import http_protocol
 from .http.access_control import AllowedHosts, allowed_hosts, read_key_file
@@ -33,6 +32,8 @@ from .observability.request_log import attach
 from .options import ServeOptions
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
+from .startup import print_line, slow_start_reports
+from .startup import startup_line as startup_line
 from .workers import model_loading
 from .workers.process import process_age
 
@@ -64,7 +65,7 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
     keys = api_keys(options)
     tls = _tls(options)
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
-        host = options.host
+        host, started = options.host, stack.enter_context(slow_start_reports())
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
         repository = ModelRepository(options.artifacts)
         service, opened = _open(options, repository, keys, stack)
@@ -74,7 +75,12 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
         timings = model_loading.startup_summary(opened, server=began, opening=process_age() - began)
         hosts = allowed_hosts(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
         notes = [timings] if options.timings else []
-        return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
+
+        def announce(line: str) -> None:
+            started()
+            (say or print_line)(line)
+
+        return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes)
     return 0
 
 
@@ -167,7 +173,7 @@ def serve(
     server = Server(config)
     server.secure = tls is not None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_run_until_drained(service, server, listener, say or _print, notes))
+        return runner.run(_run_until_drained(service, server, listener, say or print_line, notes))
 
 
 class Server(uvicorn.Server):
@@ -222,32 +228,3 @@ async def _drain(service: Service, signals: Signals) -> None:
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-def _print(line: str) -> None:
-    """Print a line; a full disk behind stdout does not end the server."""
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        log.warning("could not print: %s (%s)", line, error.strerror)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else its flush would fail again, at the end
-
-
-def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
-    """Return the startup line.
-
-    `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
-    """
-    host, port = listener.getsockname()[:2]
-    what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
-    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
-        what.append("embeddings at /v1/embeddings")
-    if any(
-        engine.predictor.task == "classification" and takes_text(engine)
-        for engine in service.engines.values()
-    ):
-        what.append("labels and scores at /classify, /v1/rerank")
-    if service.generators:
-        what.append("OpenAI clients at /v1")
-    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"

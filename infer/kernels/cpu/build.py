@@ -6,8 +6,9 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from . import compile_library
 from .compile_library import LIBRARY, CompilerError, Progress, built_with, compiler
 
 TORCH = Path(torch.__file__).parent
+LOCK_SECONDS, LOCK_POLL_SECONDS = 600.0, 0.05  # for another process to compile the library
 PREBUILT = Path(__file__).with_name(LIBRARY)  # only in wheels that were built with a compiler
 
 
@@ -64,10 +66,20 @@ def library(progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock, so that one of several starting processes compiles and the others wait for its result."""
+    """Hold a lock, so that one of several starting processes compiles and the others wait for its result.
+
+    After `LOCK_SECONDS` this process compiles too: the lock only saves work, as results are put in place by a rename.
+    """
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # let go of when the process ends, however it ends
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                fcntl.flock(
+                    handle, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # freed when the process ends, however it ends
+                break
+            time.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
         os.close(handle)

@@ -22,7 +22,6 @@ from typing import Any
 from ..observability.memory import page_bytes
 from .loops import run_llm_loop, run_tensor_loop
 from .messages import (
-    Heartbeat,
     LoadModel,
     Manifest,
     ModelInfo,
@@ -31,11 +30,11 @@ from .messages import (
     apply_names,
     encode_error,
 )
+from .opening_progress import BEAT_SECONDS, OpeningProgress
 from .process import Channel, ClosedError, process_age
 from .self_test import generates_text, warm_up
 from .shared_memory import SharedBuffer
 
-BEAT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,8 +59,9 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
     if not isinstance(asked, LoadModel):
         return 3
     try:
-        with _heartbeats(channel):
-            predictor, speeds = _open(asked, phases)
+        progress = OpeningProgress()
+        with _heartbeats(channel, progress):
+            predictor, speeds = _open(asked, phases, progress)
         info = model_info_of(predictor)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         channel.send(encode_error(error))
@@ -73,10 +73,13 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
     return run_tensor_loop(predictor, channel, buffers)
 
 
-def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[float, float]]]:
+def _open(
+    asked: LoadModel, phases: dict[str, float], progress: OpeningProgress
+) -> tuple[Any, list[tuple[float, float]]]:
     """Return the warmed-up predictor and the (work, seconds) pairs measured during warm-up."""
     began, source = time.perf_counter(), asked.source
     module, _, name = source.opener.partition(":")
+    progress.phase = "importing modules"
     gc.disable()  # modules are no garbage, and torch has so many objects that looking takes a quarter of a second
     try:
         opener: Any = importlib.import_module(module)
@@ -85,9 +88,11 @@ def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[f
     for part in name.split("."):
         opener = getattr(opener, part)
     imported = time.perf_counter()
+    progress.phase = "opening the artifact"
     predictor = apply_names(opener(source.path, **source.options), source)
     opened = time.perf_counter()
     speeds: list[tuple[float, float]] = []
+    progress.phase = "warming up"
     if not (asked.again and hasattr(predictor, "self_test")):
         speeds += predictor.warmup() or ()
     if generates_text(predictor.manifest):
@@ -136,14 +141,14 @@ def model_info_of(predictor: Any) -> ModelInfo:
 
 
 @contextlib.contextmanager
-def _heartbeats(channel: Channel[Any]) -> Iterator[None]:
+def _heartbeats(channel: Channel[Any], progress: OpeningProgress) -> Iterator[None]:
     """Send heartbeats from a thread while the model is opened, which may take minutes."""
     over = threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(ClosedError):
             while not over.wait(BEAT_SECONDS):
-                channel.send(Heartbeat())
+                channel.send(progress.heartbeat())
 
     thread = threading.Thread(target=beat, name="beat", daemon=True)
     thread.start()

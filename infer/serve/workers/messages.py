@@ -125,9 +125,14 @@ class ErrorMessage(msgspec.Struct, tag="failed", array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
-    """Worker to server, about once a second while it loads or is idle and can answer."""
+    """Worker to server, about once a second while it loads or is idle and can answer.
+
+    While it loads, `doing` says where it is, and `work` changes as long as it gets anywhere.
+    """
 
     steps: int = 0
+    doing: str = ""
+    work: float = 0.0
 
 
 class SubmitRequest(msgspec.Struct, tag="submit", array_like=True):

@@ -44,7 +44,7 @@ class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a worker is killed.
 
     `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
-    while it loads.
+    while it loads, also of heartbeats without progress.
     """
 
     batch: float = 30.0

@@ -15,6 +15,7 @@ from ...errors import ArtifactError, InferError
 from .messages import (
     ErrorMessage,
     FromWorker,
+    Heartbeat,
     LoadModel,
     ModelError,
     ModelInfo,
@@ -22,6 +23,7 @@ from .messages import (
     WorkerReady,
     decode_error,
 )
+from .opening_progress import OpeningWatch
 from .process import Channel, ClosedError, WorkerProcess
 from .restart_policy import (
     MessageNotSentError,
@@ -96,10 +98,16 @@ class SupervisedWorker:
 
     def wait(self) -> ModelInfo:
         """Wait until the worker is ready; raise what opening raised, or `WorkerLostError`."""
+        opening = OpeningWatch(self.source.path, self.pid, self.watch.opening)
         while True:
             message = self.receive(LOOK_SECONDS, self.watch.opening)
             if self.closing:
                 raise WorkerLostError("the server is stopping")
+            if isinstance(message, Heartbeat):
+                opening.note(message)
+            opening.report()
+            if opening.hung:
+                raise self.kill_hung(self.watch.opening, f"without progress: {opening.doing}")
             if isinstance(message, ErrorMessage):
                 raise decode_error(message)
             if isinstance(message, WorkerReady):
@@ -163,10 +171,10 @@ class SupervisedWorker:
         self._kill_process()
         return how
 
-    def kill_hung(self, seconds: float) -> WorkerLostError:
-        """Kill a worker that was silent for `seconds`; return the error to raise."""
+    def kill_hung(self, seconds: float, how: str = "of silence") -> WorkerLostError:
+        """Kill a worker that hung for `seconds`; return the error to raise."""
         self._kill_process()
-        return WorkerLostError(f"killed after {seconds:.0f} s of silence")
+        return WorkerLostError(f"killed after {seconds:.0f} s {how}")
 
     def blame_request(self) -> None:
         """Attribute a death to a request; see `RestartPolicy.blame_request`."""

@@ -345,7 +345,9 @@ def test_worker_garbage_collection_skips_the_model(run_python) -> None:
 import gc
 from infer.serve.workers import __main__ as worker
 from infer.serve.workers.messages import LoadModel, ModelSource
-predictor, _ = worker._open(LoadModel(ModelSource(path="x", opener="tests.support.worker_models:FaultyModel")), {})
+from infer.serve.workers.opening_progress import OpeningProgress
+asked = LoadModel(ModelSource(path="x", opener="tests.support.worker_models:FaultyModel"))
+predictor, _ = worker._open(asked, {}, OpeningProgress())
 import numpy
 assert predictor.predict({"x": numpy.ones((1, 4), "float32")})
 print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)
