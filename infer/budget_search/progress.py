@@ -1,16 +1,23 @@
-"""State of a running search, for a display that draws it."""
+"""State of a running search: for a display that draws it, and in a file from which other processes read it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
+import psutil
+
+from .. import paths
 from ..budgets import Budgets
 from ..report.search_record import TrialRecord
 from ..reporter import Reporter
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """A search at one moment: the running trial with its step, seconds, the best so far and the front so far."""
 
     number: int  # of trials, the running one included
@@ -21,6 +28,22 @@ class State:
     best: TrialRecord | None
     front: tuple[TrialRecord, ...]
     budgets: Budgets
+    source: str = ""
+    output: str = ""
+
+
+class RunningSearch(msgspec.Struct, frozen=True):
+    """A search that another process runs: its state, as old as `written` (seconds since 1970)."""
+
+    pid: int
+    written: float
+    state: State
+
+    def now(self) -> State:
+        """Return the state with the seconds that passed since it was written."""
+        passed = max(0.0, time.time() - self.written)
+        left = None if self.state.left is None else self.state.left - passed
+        return msgspec.structs.replace(self.state, elapsed=self.state.elapsed + passed, left=left)
 
 
 class SearchReporter(Reporter):
@@ -28,3 +51,62 @@ class SearchReporter(Reporter):
 
     def state(self, now: State) -> None:
         """Show how the search stands."""
+
+
+class StateFile:
+    """The file of this process's search, `<cache>/search/running/PID.json`; gone when the context ends.
+
+    A place that can't be written costs the view from other processes and nothing else.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or running_folder()
+        self._path = self._folder / f"{os.getpid()}.json"
+
+    def __enter__(self) -> StateFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def write(self, state: State) -> None:
+        """Replace the state, in one step for readers."""
+        fresh = self._path.with_suffix(".part")
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(msgspec.json.encode(RunningSearch(os.getpid(), time.time(), state)))
+            fresh.replace(self._path)
+
+
+def running_folder() -> Path:
+    return paths.cache("search") / "running"
+
+
+def running_searches(source: str | None = None, folder: Path | None = None) -> list[RunningSearch]:
+    """List the searches that this user runs on this machine, of one source or of all, the longest first.
+
+    Files of processes that were killed are deleted.
+    """
+    found = []
+    for path, search in _files(folder or running_folder()):
+        if not _wrote(search):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        elif source is None or os.path.abspath(source) == search.state.source:
+            found.append(search)
+    return sorted(found, key=lambda one: one.state.elapsed, reverse=True)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, RunningSearch]]:
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            yield path, msgspec.json.decode(path.read_bytes(), type=RunningSearch)
+
+
+def _wrote(search: RunningSearch) -> bool:
+    """Return True when the process that wrote the state still runs, and is no later one with its number."""
+    try:
+        return psutil.Process(search.pid).create_time() <= search.written
+    except psutil.Error:
+        return False

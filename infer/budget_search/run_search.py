@@ -24,6 +24,7 @@ from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecor
 from ..reporter import Reporter
 from . import space
 from .final_artifact import publish_best
+from .progress import StateFile
 from .trial_loop import Search
 from .worker_process import TrialLimits
 
@@ -109,10 +110,11 @@ def search(
     if space.formats(plan, budgets) != ["none"]:  # once, outside the time of a trial
         device = hardware.resolve(plan.device).value
         stages.prepare_kernels(plan.with_(device=device, quant="int8"), reporter)
-    with store.stage(output, replace=replace) as folder:
+    with store.stage(output, replace=replace) as folder, StateFile() as file:
         work = folder / "search"
         work.mkdir()
         run = Search(base, budgets, output, work, reporter, limits or default_limits(plan))
+        run.announce = file.write
         interrupted = run.all_trials()
         best = run.best_with_artifact(interrupted=bool(interrupted))
         record = run.record(best, interrupted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ class Search:
     limits: TrialLimits
     start: Start = WorkerProcess
     clock: Callable[[], float] = time.monotonic
+    announce: Callable[[State], None] = lambda state: None  # to other processes
     artifacts: dict[Candidate, Path] = field(default_factory=dict)
     worker: WorkerProcess | None = None
 
@@ -165,9 +167,9 @@ class Search:
 
     def step(self, candidate: Candidate, name: str, detail: str) -> None:
         """Pass on a step of the running trial."""
-        if isinstance(self.reporter, SearchReporter):
-            self.show(candidate, f"{name} {detail}")
-        else:
+        detail = candidate.label if name == "publish" else detail  # not a path that is gone at the end
+        self.show(candidate, f"{name} {detail}")
+        if not isinstance(self.reporter, SearchReporter):
             self.reporter.step(name, detail)
 
     def add(self, record: TrialRecord) -> None:
@@ -178,9 +180,7 @@ class Search:
         self.show(None)
 
     def show(self, running: Candidate | None, step: str = "") -> None:
-        """Tell a reporter that draws searches how this one stands."""
-        if not isinstance(self.reporter, SearchReporter):
-            return
+        """Tell other processes, and a reporter that draws searches, how this one stands."""
         records = mark(list(self.known.records.values()), self.budgets, self.known.limits)
         front = sorted((r for r in records if r.on_front), key=self.known.cost)
         now = State(
@@ -192,8 +192,12 @@ class Search:
             best=self.known.best,
             front=tuple(front),
             budgets=self.budgets,
+            source=os.path.abspath(self.plan.source),
+            output=str(self.output),
         )
-        self.reporter.state(now)
+        self.announce(now)
+        if isinstance(self.reporter, SearchReporter):
+            self.reporter.state(now)
 
     def drop_dominated(self) -> None:
         """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""

@@ -1,19 +1,26 @@
-"""`infer trials`: what searches measured on this machine and others."""
+"""`infer trials`: what searches measured on this machine and others, and a live view of those that run."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import UsageError
 from .options import AsJson
 
+if TYPE_CHECKING:
+    from ..budget_search.progress import RunningSearch
+
+INTERVAL = 1.0  # seconds between two looks at the running searches
 HEADS = ("when", "source", "trial", "latency", "size", "outcome")
 
 
@@ -22,9 +29,21 @@ def trials(
         str | None, typer.Argument(metavar="[SOURCE]", help="only trials of this model; default: of all")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="forget what is listed")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="show the searches that run now until they end; into a pipe, once"),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the trials that searches keep, so that the same search does not repeat them."""
+    """List the trials that searches keep, so that the same search does not repeat them.
+
+    With --watch show the searches that run now on this machine: the trial, its step, the best and the front so far.
+    """
+    if watch:
+        if fresh:
+            raise UsageError("--watch shows what runs now, --fresh forgets what is kept: give one of them")
+        watch_searches(source, as_json=as_json)
+        return
     from ..budget_search import journal
     from ..report.rendering.formatting import seconds, size
     from ..report.search_record import Measured
@@ -56,3 +75,35 @@ def trials(
     console = Console()
     console.print(table)
     console.print(f"{len(found)} trials{', forgotten' if fresh else ''}", highlight=False)
+
+
+def watch_searches(source: str | None, *, as_json: bool = False) -> None:
+    """Draw the running searches anew every second until none is left, or once where nobody sees it change."""
+    from ..budget_search.progress import running_searches
+
+    found, console = running_searches(source), Console()
+    if as_json:
+        rows = [{"pid": one.pid, **msgspec.to_builtins(one.now(), str_keys=True)} for one in found]
+        print(json.dumps(rows))
+    elif not found:
+        print("no search is running")
+    elif not console.is_terminal:
+        console.print(_view(found))
+    else:
+        with Live(_view(found), console=console, auto_refresh=False) as live:
+            while found:
+                live.update(_view(found), refresh=True)
+                time.sleep(INTERVAL)
+                found = running_searches(source)
+        print("the search ended")
+
+
+def _view(found: Sequence[RunningSearch]) -> Group:
+    """Draw each search below its source and output."""
+    from .search_display import view
+
+    parts: list[RenderableType] = []
+    for one in found:
+        parts += [Text(f"{one.state.source} to {one.state.output} (process {one.pid})", style="bold")]
+        parts += [view(one.now())]
+    return Group(*parts)
