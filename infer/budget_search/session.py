@@ -24,6 +24,7 @@ from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
 from ..pipeline.trial import Trial
 from ..plan import Plan
 from ..report.measurements import roofline
+from ..report.measurements.forked_memory import ForkingProbe
 from ..report.rendering import formatting
 from ..reporter import Reporter
 from ..spec import Finding
@@ -63,6 +64,7 @@ class Session:
         self._work = Path(setup.work)
         self._prepared: Prepared | None = None
         self._lock = TimingLock(reporter.step, waiting=waiting)
+        self._memory = ForkingProbe()
         self._metric = UserMetric(setup.metric) if setup.metric else None
 
     def run(self, request: Request) -> Done:
@@ -130,7 +132,17 @@ class Session:
                 run = replace(run, plan=run.plan.with_(allow_slower=True))
             ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
             quiet.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
-            made = publish(run, prepared.original, small, selected, ceiling, folder, output, quiet)
+            made = publish(
+                run,
+                prepared.original,
+                small,
+                selected,
+                ceiling,
+                folder,
+                output,
+                quiet,
+                measure_memory=self._memory.probe,
+            )
         measured = trial_result.published(measured, made.report)
         if self._metric is not None:
             quiet.step("score", self._setup.metric or "")

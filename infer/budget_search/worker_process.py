@@ -23,7 +23,7 @@ import psutil
 
 from .messages import Answer, Done, Question, Request, Result, Setup, Step, Survey, Waiting
 
-LOOK = 0.1  # seconds between two looks at memory, time and disk
+LOOK = 0.2  # seconds between two looks at memory, time and disk
 TAIL = 4096  # bytes of a log that are read for the reason of a crash
 GRACE = 2.0  # seconds that a worker has to end by itself
 

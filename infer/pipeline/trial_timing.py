@@ -61,7 +61,7 @@ def time_trials(
     took: dict[str, float] = {}
     for trial in judged:
         try:
-            took[trial.backend] = sum(_time_briefly(trial.runner, original, plan, served=True).values())
+            took[trial.backend] = _time_briefly(trial.runner, original, plan)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             failed(trial, error)
     judged = [t for t in judged if t.backend in took]
@@ -172,18 +172,20 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     return lambda: runner.run(inputs)
 
 
-def _time_briefly(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
-    """Return median seconds per call by batch size, from `BRIEF_SECONDS` of timing each."""
-    return {
-        batch: latency.measure(
-            call_of(runner, graph, batch, served=served),
-            device=plan.device,
-            min_seconds=BRIEF_SECONDS,
-            min_runs=5,
-            max_runs=300,
-        ).p50
-        for batch in plan.batches
-    }
+def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> float:
+    """Return the median seconds of a call, summed over the batch sizes, from `BRIEF_SECONDS` of timing each.
+
+    Only "auto" compares backends by it: for a named one a single call shows that it runs, and 0 is returned.
+    """
+    calls = [call_of(runner, graph, batch, served=True) for batch in plan.batches]
+    if plan.backend != "auto":
+        for call in calls:
+            call()
+        return 0.0
+    return sum(
+        latency.measure(call, device=plan.device, min_seconds=BRIEF_SECONDS, min_runs=5, max_runs=300).p50
+        for call in calls
+    )
 
 
 def _finding(form: FloatForm) -> Finding:

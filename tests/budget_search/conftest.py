@@ -6,18 +6,20 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from infer import plugins
-from infer.budget_search import run_search
+from infer.budget_search import run_search, session
 from infer.budget_search.messages import Failed, Request, Result, Setup, Survey
 from infer.budget_search.session import Session, SourceFailure
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.worker_process import TrialLimits
 from infer.plan import Plan
+from infer.report.measurements.memory import Memory
 from infer.reporter import Reporter
 from tests.support import planted_backends
 
@@ -29,6 +31,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), folder / "model.pt")
     torch.save({"input": torch.randn(48, 64)}, folder / "data.pt")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unmeasured_trials() -> Iterator[None]:
+    """Skip the forks that measure memory of trials in this process: report/test_memory tests them."""
+    with pytest.MonkeyPatch.context() as patch:
+        unmeasured = Memory(failure="not measured in this test")
+        patch.setattr(session, "ForkingProbe", lambda: SimpleNamespace(probe=lambda *_, **__: unmeasured))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import mmap
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.report.measurements import memory, profile, roofline
+from infer.report.measurements.forked_memory import ForkingProbe, populate, resident_file_pages
 from infer.report.measurements.peak_memory import PeakMemory
 from infer.spec import TensorSpec
 
@@ -185,3 +188,41 @@ def test_a_trace_opens_as_json_and_its_operators_are_ranked(name: str, tmp_path:
 def test_a_trace_with_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a trace is a .json or a .json.gz file, got 'x.html'"):
         profile.trace(lambda: None, tmp_path / "x.html")
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="page tables are read from /proc")
+
+
+@linux_only
+def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> None:
+    forking = ForkingProbe()
+    fresh = memory.probe("eager", tiny_artifact)
+    forked = forking.probe("eager", tiny_artifact)
+    assert forked.failure == ""
+    assert forked.weights == fresh.weights
+    for name in ("runtime", "peak", "steady", "anonymous", "file_backed"):
+        assert getattr(forked, name) == pytest.approx(getattr(fresh, name), rel=0.05), name
+    forking.close()
+
+
+@linux_only
+def test_a_fork_that_fails_gives_way_to_a_fresh_process(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forking = ForkingProbe()
+    monkeypatch.setattr(memory, "probe", lambda *args, **more: memory.Memory(failure="fresh"))
+    assert forking.probe("inducter", tiny_artifact).failure == "fresh"
+    assert forking._server is None
+
+
+@linux_only
+def test_file_pages_of_this_process_are_found_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "pages"
+    path.write_bytes(b"x" * 8 * mmap.PAGESIZE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[0] == ord("x")
+        pages = resident_file_pages()
+        assert all(length % mmap.PAGESIZE == 0 and length > 0 for _, length in pages)
+        populate(pages)
+    with pytest.raises(OSError, match="memory"):
+        populate([(mmap.PAGESIZE, mmap.PAGESIZE)])  # not mapped

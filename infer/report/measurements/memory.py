@@ -156,17 +156,22 @@ def probe(
 
 def _child() -> None:
     """In the fresh process: measure, and print it as the last line."""
+    shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
+    measured = measure_opened(sys.argv[2], Path(sys.argv[3]), sys.argv[4], shape)
+    print(msgspec.json.encode(measured).decode())
+
+
+def measure_opened(backend: str, folder: Path, device: str, shape: StepShape | None) -> Memory:
+    """Open an artifact in this process, which has opened nothing before, and run its golden inputs."""
     from safetensors.torch import load_file
 
     from ... import plugins
 
-    backend, folder, device = sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     module = plugins.get("backends", backend)
     inputs = load_file(folder / "golden" / "inputs.safetensors")
     with PeakMemory() as opening:
         start = time.perf_counter()
         runner = encoder_decoder_graphs.open_runner(module, folder, device)
-        shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
         runner = runner if shape is None else sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start
     mapped = hardware.resident_split() or (0, 0)
@@ -196,4 +201,4 @@ def _child() -> None:
             measured, gpu_steady=on_gpu.before, gpu_peak=on_gpu.peak, gpu_reserved=on_gpu.reserved
         )
     runner.close()
-    print(msgspec.json.encode(measured).decode())
+    return measured
