@@ -75,7 +75,7 @@ class TensorEngine:
         loop = asyncio.get_running_loop()
         owner = AwaitedResult(loop.create_future())
         try:
-            self._submit(owner, arrays, self.clock() + timeout, priority, tenant)
+            self.submit(owner, arrays, timeout=timeout, priority=priority, tenant=tenant)
             alarm = loop.call_later(timeout, self.expire, owner)
             try:
                 return await owner.future
@@ -167,7 +167,9 @@ class TensorEngine:
         for item in items:
             item.owner.fail(error)
 
-    def _submit(self, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
+    def submit(self, owner: ItemOwner, arrays: Arrays, *, timeout: float, priority: int, tenant: str) -> None:
+        """Queue one request, whose outcome `owner` gets; `infer` says what is raised. On the event loop."""
+        deadline = self.clock() + timeout
         whole = self.collator.measure(arrays)
         parts = self.collator.split(arrays, whole.rows)
         for index, part in enumerate(parts):

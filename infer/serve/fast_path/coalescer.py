@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
-from ..api.kserve.kserve_request import read_tensors
+from ..api.kserve.kserve_request import read_tensors, read_text
 from ..batching.collate import BATCH
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
@@ -17,6 +17,7 @@ from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
 from .header_cache import HeaderCache, KnownHead
 from .request_group import GroupItem, RequestGroup, Timer
+from .text_requests import TextBodies, TextOwner
 
 log = logging.getLogger("infer.serve")
 # Requests that may share a queue item have all of it in common; the last are seconds and tenant.
@@ -30,16 +31,19 @@ class Coalescer:
         self._service, self._bodies = app.service, app.bodies
         self._heads = HeaderCache(app)
         self._templates: WeakKeyDictionary[TensorEngine, BodyCache] = WeakKeyDictionary()
+        self._text_bodies: WeakKeyDictionary[TensorEngine, TextBodies] = WeakKeyDictionary()
         self._arrived: dict[Kind, list[GroupedRequest]] = {}
+        self._arrived_texts: list[tuple[TextOwner, str]] = []
 
     def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
         self._heads.learn(head, connection, length)
 
     def take(self, connection: HttpProtocol, head: bytes, data: bytes, start: int) -> int:
-        known = self._heads.get(head)
-        if known is None:
+        found_head = self._heads.find(head)
+        if found_head is None:
             return 0
-        end, service = start + known.length, self._service
+        known, length = found_head
+        end, service = start + length, self._service
         if len(data) < end or service.state != "ready" or service.traces:
             return 0
         if connection.over or connection.flow.write_paused:
@@ -47,24 +51,43 @@ class Coalescer:
         engine = service.engines.get(known.path["model"])
         if engine is None or known.path.get("version", engine.predictor.version) != engine.predictor.version:
             return 0
+        body = data[start:end]
+        if self._bodies.held + length > self._bodies.limit:
+            return 0
+        if known.split is None and self._take_text(connection, known, head, engine, body):
+            return end
         templates = self._templates.get(engine)
         if templates is None:
             templates = self._templates[engine] = BodyCache(engine.collator)
-        body = data[start:end]
         found = templates.find(body, known.split)
         if found is None:
             self._study(known, engine, templates, body)
             return 0
-        if self._bodies.held + known.length > self._bodies.limit:
-            return 0
         template, numbers = found
-        request = GroupedRequest(connection, known, body, numbers, self._bodies)
-        connection.cycle = request  # type: ignore[assignment]
-        if not self._arrived:
-            connection.loop.call_soon(self._flush)
+        request = GroupedRequest(connection, known, body, numbers, self._bodies, head)
+        self._enter(connection, request)
         kind = engine, template, min(template.timeout, known.timeout), known.tenant
         self._arrived.setdefault(kind, []).append(request)
         return end
+
+    def _take_text(
+        self, connection: HttpProtocol, known: KnownHead, head: bytes, engine: TensorEngine, body: bytes
+    ) -> bool:
+        bodies = self._text_bodies.get(engine)
+        found = None if bodies is None else bodies.find(body)
+        if found is None:
+            return False
+        template, text = found
+        request = GroupedRequest(connection, known, body, b"", self._bodies, head)
+        self._enter(connection, request)
+        timeout = min(template.timeout, known.timeout)
+        self._arrived_texts.append((TextOwner(engine, template, request, timeout, known.tenant), text))
+        return True
+
+    def _enter(self, connection: HttpProtocol, request: GroupedRequest) -> None:
+        connection.cycle = request  # type: ignore[assignment]
+        if not self._arrived and not self._arrived_texts:
+            connection.loop.call_soon(self._flush)
 
     def _study(self, known: KnownHead, engine: TensorEngine, templates: BodyCache, body: bytes) -> None:
         """Learn the template of a body; after `MAX_STUDIES` bodies of a head no more are tried."""
@@ -76,12 +99,17 @@ class Coalescer:
             tensors = read_tensors(context, engine)
             if tensors is not None:
                 templates.learn(body, *tensors)
+            elif (text := read_text(context, engine)) is not None:
+                self._text_bodies.setdefault(engine, TextBodies(engine)).learn(body, *text)
         except InferError:  # the ordinary path answers it
             return
 
     def _flush(self) -> None:
         """Queue the requests of this loop iteration; those that cannot be coalesced take the ordinary path."""
         arrived, self._arrived = self._arrived, {}
+        texts, self._arrived_texts = self._arrived_texts, []
+        for owner, text in texts:
+            owner.start(text)
         for (engine, template, timeout, tenant), requests in arrived.items():
             waiting = [request for request in requests if not request.settled]
             most = max(engine.queue.max_batch // template.rows, 1)

@@ -42,20 +42,26 @@ class GroupedRequest(PendingResult):
 
     __slots__ = (
         *("_bodies", "_context", "began", "body", "connection", "disconnected", "group", "held"),
-        *("keep_alive", "known", "numbers", "response_complete", "response_started"),
+        *("head", "keep_alive", "known", "numbers", "response_complete", "response_started"),
     )
 
     def __init__(
-        self, connection: HttpProtocol, known: KnownHead, body: bytes, numbers: bytes, bodies: BodyMemory
+        self,
+        connection: HttpProtocol,
+        known: KnownHead,
+        body: bytes,
+        numbers: bytes,
+        bodies: BodyMemory,
+        head: bytes,
     ) -> None:
         super().__init__()
         self.began, self.connection, self.known = time.perf_counter(), connection, known
-        self.body, self.numbers = body, numbers
+        self.head, self.body, self.numbers = head, body, numbers
         self.disconnected = self.response_complete = self.response_started = False
         self.keep_alive = True
         self.group: Group | None = None
         self._context: RequestContext | None = None
-        self._bodies, self.held = bodies, known.length
+        self._bodies, self.held = bodies, len(body)
         bodies.held += self.held
         known.endpoint.service.active += 1
 
@@ -96,7 +102,7 @@ class GroupedRequest(PendingResult):
         if self.settled:
             return
         self.settled = True
-        data = self.known.head + self.body
+        data = self.head + self.body
         self.release()
         self.connection.resume(data, keep_alive=self.keep_alive)
 

@@ -1,7 +1,11 @@
-"""Cache of request heads: the result of parser, limits, API keys and router, by the bytes of the head."""
+"""Cache of request heads: the result of parser, limits, API keys and router, by the bytes of the head.
+
+Heads that differ in the value of Content-Length alone are one head.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,24 +22,22 @@ from ..http.routing import Route
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
 # Heads with one of these differ each time, or ask for what only the ordinary path does.
 EXCLUDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"expect", b"content-encoding"))
-MAX_STUDIES = 8
+MAX_STUDIES = 64
+LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,8})(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(slots=True, eq=False)
 class KnownHead:
     """Head of an inference request.
 
-    `head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
-    header says it; `timeout`: seconds; `tenant`: see `queue_tenant_of`; `studies`: how many more bodies are looked at
-    for a template.
+    `split`: bytes of JSON before raw tensors, as the header says it; `timeout`: seconds; `tenant`: see
+    `queue_tenant_of`; `studies`: how many more bodies are looked at for a template.
     """
 
-    head: bytes
     endpoint: Endpoint
     route: Route
     path: Mapping[str, str]
     headers: Mapping[bytes, bytes]
-    length: int
     split: bytes | None
     timeout: float
     tenant: str
@@ -47,16 +49,24 @@ class HeaderCache:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._known: dict[bytes, KnownHead] = {}
-        self.get = self._known.get
+        self._known: dict[tuple[bytes, bytes], KnownHead] = {}
+        limits = app.service.limits
+        self._longest = min(MAX_BODY_BYTES, limits.max_body_bytes, limits.max_json_bytes)
+
+    def find(self, head: bytes) -> tuple[KnownHead, int] | None:
+        """Return what is known of a head, and the bytes of its body."""
+        found = LENGTH.search(head)
+        if found is None:
+            return None
+        known = self._known.get((head[: found.start(1)], head[found.end(1) :]))
+        length = int(found[1])
+        return None if known is None or length > self._longest else (known, length)
 
     def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
         """Add a head whose requests may be coalesced: right API key, inference route, short body."""
         service, headers = self._app.service, dict(connection.headers)
-        limits, split = service.limits, headers.get(HEADER_LENGTH)
-        if split is None and length > limits.max_json_bytes:
-            return
-        if len(head) > MAX_HEAD_BYTES or length > min(MAX_BODY_BYTES, limits.max_body_bytes):
+        limits, split, written = service.limits, headers.get(HEADER_LENGTH), LENGTH.search(head)
+        if written is None or len(head) > MAX_HEAD_BYTES or length > self._longest:
             return
         if not EXCLUDED.isdisjoint(headers) or (service.keys is not None and not service.keys.admit(headers)):
             return
@@ -70,7 +80,8 @@ class HeaderCache:
         if len(self._known) >= MAX_HEADS:
             self._known.clear()
         tenant = queue_tenant_of(service, headers)
-        self._known[head] = KnownHead(head, *found, headers, length, split, timeout, tenant)
+        key = head[: written.start(1)], head[written.end(1) :]
+        self._known[key] = KnownHead(*found, headers, split, timeout, tenant)
 
     def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
         """Return the inference route of a head, with its path parameters."""
