@@ -106,7 +106,7 @@ trt: $(STAMP) .trt/.installed
 	PYTHONPATH=.trt $(RUN) -m pytest tests/tensorrt/test_trt_builder.py
 	PYTHONPATH=.trt $(RUN) -m bench.gpu.tensorrt_forms
 
-.trt/.installed: Makefile
+.trt/.installed: Makefile | $(STAMP)
 	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target .trt $(RTX)
 	touch $@
 

@@ -85,8 +85,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
 def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
     if not plan.device.startswith("cpu"):
         return "ONNX Runtime generates on CPUs only here; use --backend inductor"
-    if kind == "int8":
-        return "no operator of ONNX Runtime reads a paged int8 cache; ask for a float16 cache"
+    if kind in ("int8", "float8_e4m3fn"):
+        return f"no operator of ONNX Runtime reads a paged {kind} cache; ask for a float16 cache"
     if any(node.args[8] is not None for node in paged_attention_node.attention_nodes(graph.program)):
         return "attention sinks have no ONNX form here; use --backend inductor"
     return None

@@ -103,7 +103,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     kv_dtype: Annotated[
         str,
-        Option("dtype of the KV cache: auto, fp32, fp16, bf16, int8", group=LLM, parse=values.parse_kv_dtype),
+        Option(
+            "dtype of the KV cache: auto, fp32, fp16, bf16, int8, fp8", group=LLM, parse=values.parse_kv_dtype
+        ),
     ] = "auto"
     chat_template: Annotated[
         str | None,

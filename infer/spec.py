@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     DTYPE_NAMES: dict[torch.dtype, str]
 
 NAMES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8")  # of a KV cache; kernels take the index
+KV_DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "float8_e4m3fn",
+)  # of a KV cache; kernels take the index
 DECODER_IDS = "decoder_input_ids"  # tokens of the decoder of an encoder-decoder
 CHOICES = 4  # of a question, in the samples of a multiple choice model: so many rows one after another
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
 ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32", "u8": "uint8", "i8": "int8"}
+ALIASES |= {"fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn"}
 
 _INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.:/-]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
 _DIM = re.compile(r"^[A-Za-z_]\w*$")

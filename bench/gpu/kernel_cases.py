@@ -187,6 +187,8 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "attention bfloat16, prefill": ("_attend", lambda: _attend("bfloat16", 1, 512)),
     "attention write": ("_write", lambda: _attend("bfloat16", 1)),
     "attention write int8": ("_write", lambda: _attend("int8", 1)),
+    "attention float8, decode": ("_attend", lambda: _attend("float8_e4m3fn", 1)),
+    "attention write float8": ("_write", lambda: _attend("float8_e4m3fn", 1)),
 }  # fmt: skip
 
 

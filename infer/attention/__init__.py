@@ -7,8 +7,8 @@ lies in page `block_table[b, i // page]` at place `i % page`.
 
 The cache is bytes: uint8 [layers, pages, page_bytes]. Whoever moves pages (prefix cache, copy on write) copies whole
 ones; what is inside is the kernel's own matter. The portable layout of a page, which every kernel uses unless it says
-otherwise: keys [kv_heads, page, head_dim], then values of that shape; of int8, then the steps of the keys and of the
-values, float32 [kv_heads, page] each (code * step, largest magnitude of a token and head at ±127).
+otherwise: keys [kv_heads, page, head_dim], then values of that shape; of int8 and float8 e4m3, then the steps of the
+keys and of the values, float32 [kv_heads, page] each (code * step; the largest of a token and head is at ±127 or ±448).
 
 A plug-in is one file. It defines `PRIORITY` (of those that can, the one with the largest computes: triton 30, sdpa 20,
 reference 10), `missing()` (why this machine can't, or None), `refuses(args)` (why not these arguments, or None) and

@@ -16,11 +16,13 @@ _TORCH = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
 }
+SCALED = ("int8", "float8_e4m3fn")  # with a step for each token and head
 
 
 class Parts(NamedTuple):
-    """Views into pages: key, value [pages, kv_heads, page, head_dim]; of int8 their steps [pages, kv_heads, page]."""
+    """Views into pages: key, value [pages, kv_heads, page, head_dim]; of 8 bits their steps [pages, kv_heads, page]."""
 
     key: Tensor
     value: Tensor
@@ -42,8 +44,12 @@ class PageLayout(msgspec.Struct, frozen=True):
         return self.kv_heads * self.page * self.head_dim * _TORCH[self.dtype].itemsize
 
     @property
+    def is_scaled(self) -> bool:
+        return self.dtype in SCALED
+
+    @property
     def num_bytes(self) -> int:
-        steps = 2 * self.kv_heads * self.page * 4 if self.dtype == "int8" else 0
+        steps = 2 * self.kv_heads * self.page * 4 if self.is_scaled else 0
         return 2 * self.half + steps
 
     def parts(self, pages: Tensor) -> Parts:
@@ -56,7 +62,7 @@ class PageLayout(msgspec.Struct, frozen=True):
 
         key = cut(0, self.half, kind, *shape, self.head_dim)
         value = cut(self.half, self.half, kind, *shape, self.head_dim)
-        if self.dtype != "int8":
+        if not self.is_scaled:
             return Parts(key, value, None, None)
         steps = self.kv_heads * self.page * 4
         first = cut(2 * self.half, steps, torch.float32, *shape)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._args import AttentionArgs
 
-LEVELS = 127
+LEVELS, LARGEST_FLOAT8 = 127, 448
 TINY = 1e-30
 
 
@@ -25,8 +25,11 @@ def write(args: AttentionArgs) -> None:
         if steps is None:
             codes[pages, :, places] = rows.to(codes.dtype)
             continue
-        step = (rows.float().abs().amax(-1) / LEVELS).clamp_min(TINY)
-        codes[pages, :, places] = (rows.float() / step[..., None]).round().to(torch.int8)
+        rows, most = rows.float(), LEVELS if codes.dtype == torch.int8 else LARGEST_FLOAT8
+        step = (rows.abs().amax(-1) / most).clamp_min(TINY)
+        ratio = rows / step[..., None]
+        ratio = ratio.round() if codes.dtype == torch.int8 else ratio.clamp(-most, most)
+        codes.view(torch.int8)[pages, :, places] = ratio.to(codes.dtype).view(torch.int8)
         steps[pages, :, places] = step
 
 

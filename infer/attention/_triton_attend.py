@@ -232,7 +232,7 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         LOCAL=args.window > 0,
         SOFTCAP=args.softcap > 0,
         SINKS=args.sinks is not None,
-        QUANTIZED=args.layout.dtype == "int8",
+        QUANTIZED=args.layout.is_scaled,
         CHUNKS=args.chunk > 0,
         ALIBI=args.slopes is not None,
         ROUNDED=args.slopes is not None and args.slopes.dtype == torch.bfloat16,

@@ -1,4 +1,4 @@
-"""Functions of single numbers in the attention kernel: logits, ALiBi, and int8 to 16 bits."""
+"""Functions of single numbers in the attention kernels: logits, ALiBi, int8 to 16 bits, float8 e4m3 both ways."""
 
 from __future__ import annotations
 
@@ -52,7 +52,68 @@ and.b32 s, q, 0x43804380;
 and.b32 q, q, 0x437f437f;
 fma.rn.bf16x2 $1, s, one, q;
 }"""
+# Four float8 e4m3 in a word → four numbers of 16 bits, exact, on every architecture: exponent and fraction under the
+# sign, times the power of two between the biases (2**8, 2**120). No NaN: a cache has it in its steps.
+FLOAT8_TO_F16 = """{
+.reg .b32 p, q, s, m, zero;
+mov.b32 m, 0x5c005c00;
+mov.b32 zero, 0x80008000;
+prmt.b32 p, $2, 0, 0x1404;
+prmt.b32 q, $2, 0, 0x3424;
+and.b32 s, p, 0x80008000;
+and.b32 p, p, 0x7f007f00;
+shr.u32 p, p, 1;
+or.b32 p, p, s;
+fma.rn.f16x2 $0, p, m, zero;
+and.b32 s, q, 0x80008000;
+and.b32 q, q, 0x7f007f00;
+shr.u32 q, q, 1;
+or.b32 q, q, s;
+fma.rn.f16x2 $1, q, m, zero;
+}"""
+FLOAT8_TO_BF16 = """{
+.reg .b32 p, q, s, m, zero;
+mov.b32 m, 0x7b807b80;
+mov.b32 zero, 0x80008000;
+prmt.b32 p, $2, 0, 0x1404;
+prmt.b32 q, $2, 0, 0x3424;
+and.b32 s, p, 0x80008000;
+and.b32 p, p, 0x7f007f00;
+shr.u32 p, p, 4;
+or.b32 p, p, s;
+fma.rn.bf16x2 $0, p, m, zero;
+and.b32 s, q, 0x80008000;
+and.b32 q, q, 0x7f007f00;
+shr.u32 q, q, 4;
+or.b32 q, q, s;
+fma.rn.bf16x2 $1, q, m, zero;
+}"""
 _BYTES_TO_F16, _BYTES_TO_BF16 = tl.constexpr(BYTES_TO_F16), tl.constexpr(BYTES_TO_BF16)
+_FLOAT8_TO_F16, _FLOAT8_TO_BF16 = tl.constexpr(FLOAT8_TO_F16), tl.constexpr(FLOAT8_TO_BF16)
+_SCALE = tl.constexpr(2.0**120)  # between the exponents of float8 e4m3 and of float32
+_NORMAL = tl.constexpr(2.0**-6)  # the least of float8 e4m3 with all bits of its fraction
+_STEPS = tl.constexpr(2.0**9)  # below it, numbers of 1
+_ROUNDER = tl.constexpr(1.5 * 2**23)
+
+
+@triton.jit
+def from_float8(code: tl.tensor) -> tl.tensor:
+    """Return float32 of finite float8 e4m3 bytes, exact."""
+    byte = code.to(tl.int32)
+    bits = ((byte & 128) << 24) | ((byte & 127) << 20)
+    return bits.to(tl.float32, bitcast=True) * _SCALE
+
+
+@triton.jit
+def to_float8(x: tl.tensor) -> tl.tensor:
+    """Return float8 e4m3 as bytes, the nearest, halves to even; beyond ±448 that; of NaN any."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.minimum(tl.abs(x), 448.0)
+    whole = size.to(tl.int32, bitcast=True)
+    normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (120 << 3)
+    small = ((size * _STEPS + _ROUNDER) - _ROUNDER).to(tl.int32)
+    code = tl.where(size < _NORMAL, small, normal)
+    return (code & 127 | ((bits >> 24) & 128)).to(tl.uint8)
 
 
 @triton.jit
@@ -66,4 +127,10 @@ def in_type_of(like: tl.tensor, x: tl.tensor, PURE: tl.constexpr, ASSEMBLY: tl.c
         return tl.inline_asm_elementwise(_BYTES_TO_F16, "=&r,=&r,r", [x], tl.float16, is_pure=PURE, pack=4)
     if ASSEMBLY and x.dtype == tl.int8 and like.dtype.element_ty == tl.bfloat16:
         return tl.inline_asm_elementwise(_BYTES_TO_BF16, "=&r,=&r,r", [x], tl.bfloat16, is_pure=PURE, pack=4)
+    if ASSEMBLY and x.dtype == tl.uint8 and like.dtype.element_ty == tl.float16:
+        return tl.inline_asm_elementwise(_FLOAT8_TO_F16, "=&r,=&r,r", [x], tl.float16, is_pure=PURE, pack=4)
+    if ASSEMBLY and x.dtype == tl.uint8 and like.dtype.element_ty == tl.bfloat16:
+        return tl.inline_asm_elementwise(_FLOAT8_TO_BF16, "=&r,=&r,r", [x], tl.bfloat16, is_pure=PURE, pack=4)
+    if x.dtype == tl.uint8:
+        return from_float8(x).to(like.dtype.element_ty)
     return x.to(like.dtype.element_ty)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..kernels.gpu.launch import cdiv, launch
 from ._args import AttentionArgs
-from ._portable import LEVELS, TINY
+from ._portable import LARGEST_FLOAT8, LEVELS, TINY
+from ._triton_elementwise import to_float8
 
-_LEVELS = tl.constexpr(float(LEVELS))
+_LEVELS, _LARGEST = tl.constexpr(float(LEVELS)), tl.constexpr(float(LARGEST_FLOAT8))
 _TINY = tl.constexpr(TINY)
 # Adding and taking away 1.5 * 2**23 rounds a float32 below 2**22 to an integer, halves to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
@@ -29,11 +30,15 @@ def _put(
 ) -> None:
     x = tl.load(source_ptr, mask=kept, other=0.0)
     if QUANTIZED:
+        FLOAT8: tl.constexpr = target_ptr.dtype.element_ty == tl.uint8
         values = x.to(tl.float32)
         largest = tl.max(tl.abs(values), 1)
-        step = tl.maximum(tl.div_rn(largest, tl.zeros_like(largest) + _LEVELS), _TINY)
+        step = tl.maximum(
+            tl.div_rn(largest, tl.zeros_like(largest) + (_LARGEST if FLOAT8 else _LEVELS)), _TINY
+        )
         ratio = tl.div_rn(values, tl.broadcast_to(step[:, None], values.shape))
-        tl.store(target_ptr, ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8), mask=kept)
+        code = to_float8(ratio) if FLOAT8 else ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8)
+        tl.store(target_ptr, code, mask=kept)
         tl.store(step_ptr, step, mask=head)
     else:
         tl.store(target_ptr, x.to(tl.float32).to(target_ptr.dtype.element_ty), mask=kept)
@@ -78,9 +83,10 @@ def _write(
 
 
 def views(args: AttentionArgs) -> tuple[Tensor, Tensor]:
-    """Return the layer's pages as numbers of the cache's type and as float32, both [pages, …]."""
+    """Return the layer's pages as numbers of the cache's type, float8 as bytes, and as float32, both [pages, …]."""
     layer = args.kv_cache[args.layer]
-    kind = getattr(torch, args.layout.dtype)
+    float8 = args.layout.dtype == "float8_e4m3fn"
+    kind = torch.uint8 if float8 else getattr(torch, args.layout.dtype)
     return layer.view(kind), layer.view(torch.float32)
 
 
@@ -105,7 +111,7 @@ def write(args: AttentionArgs) -> None:
         heads,
         width,
         PAGE=args.page,
-        QUANTIZED=args.layout.dtype == "int8",
+        QUANTIZED=args.layout.is_scaled,
         HEADS=together,
         WIDTH=padded,
         num_warps=4,

@@ -21,6 +21,8 @@ def missing() -> str | None:
 def refuses(args: AttentionArgs) -> str | None:
     if args.query.device.type != "cpu":
         return f"it computes on the CPU, the query is on {args.query.device}"
+    if args.layout.dtype == "float8_e4m3fn":
+        return "it has no float8 cache"
     if args.query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"it has no {str(args.query.dtype).removeprefix('torch.')}"
     return None

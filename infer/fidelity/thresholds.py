@@ -115,13 +115,17 @@ def precision(plan: Plan) -> str:
     where it is coarser.
     """
     weights = _precision_of_weights(plan)
-    return plan.kv_dtype if coarser_cache(plan) else weights
+    return _precision_of_cache(plan) if coarser_cache(plan) else weights
 
 
 def coarser_cache(plan: Plan) -> bool:
     """Return True when the KV cache of a language model keeps less precision than its weights and compute dtype."""
-    order = list(LIMITS)
-    return plan.kv_dtype in order and order.index(plan.kv_dtype) > order.index(_precision_of_weights(plan))
+    order, cache = list(LIMITS), _precision_of_cache(plan)
+    return cache in order and order.index(cache) > order.index(_precision_of_weights(plan))
+
+
+def _precision_of_cache(plan: Plan) -> str:
+    return "int8" if plan.kv_dtype == "float8_e4m3fn" else plan.kv_dtype
 
 
 def _precision_of_weights(plan: Plan) -> str:

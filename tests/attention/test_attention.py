@@ -27,6 +27,23 @@ KERNELS = ["sdpa", *ISAS]
 CLOSE, BFLOAT, WHOLE = 2e-6, 1e-2, 1e-4
 
 
+NATIVE_DTYPES = [dtype for dtype in KV_DTYPES if dtype != "float8_e4m3fn"]
+
+
+def test_the_native_kernel_refuses_a_float8_cache_by_name() -> None:
+    case = Case((4, 2), 16, dtype="float8_e4m3fn", new=(1, 3), done=(5, 0))
+    args = case.args(case.cache(), case.done, case.new)
+    assert native.refuses(args) == "it has no float8 cache"
+    assert case.error(sdpa) < CLOSE
+
+
+def test_attention_of_a_float8_cache_stays_portable_on_the_cpu() -> None:
+    model = build("llama")
+    for dtype, kept in (("float8_e4m3fn", True), ("int8", False)):
+        program = llm.capture_step(model, llm.probe(model, page=4, kv_dtype=dtype)).program
+        assert (prepack._attentions(program) == 0) is kept
+
+
 def close(dtype: str, kernel: ModuleType) -> float:
     return WHOLE if dtype == "int8" and kernel is native else CLOSE
 
@@ -56,7 +73,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1), (8, 2), (7, 1), (16, 2)], ids=str)
 def test_every_ratio_of_heads_and_cache_dtype(kernel: ModuleType, heads: tuple[int, int], dtype: str) -> None:
     assert Case(heads, 64, dtype=dtype, new=(1, 1, 5), done=(300, 15, 250)).error(kernel) < close(
@@ -64,7 +81,7 @@ def test_every_ratio_of_heads_and_cache_dtype(kernel: ModuleType, heads: tuple[i
     )
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize("dim", [4, 16, 20, 64, 72, 80, 128])
 def test_every_width_of_a_head(kernel: ModuleType, dim: int, dtype: str) -> None:
     assert Case((6, 2), dim, dtype=dtype, new=(1, 37), done=(65, 9)).error(kernel) < close(dtype, kernel)

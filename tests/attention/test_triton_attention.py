@@ -20,6 +20,9 @@ from tests.support import ptx_elementwise
 from tests.support.triton_compile import assembly
 
 pytest.importorskip("triton", reason="triton is not installed")
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
 from infer.attention import _triton_attend, _triton_elementwise, _triton_write  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -33,6 +36,16 @@ PAGE = 8
 SPLITS = [1, 2, 5, 16] if CUDA else [1, 2, 5]  # of five the last is without keys already
 # Tokens in the cache and new ones: decode, prefill, drafts, a row with nothing new, empty before.
 ROWS = [(60, 1), (0, 7), (17, 3), (9, 0), (0, 1)]
+
+
+@triton.jit
+def _float8_and_back(
+    x_ptr: tl.tensor, code_ptr: tl.tensor, back_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    at = tl.arange(0, BLOCK)
+    code = _triton_elementwise.to_float8(tl.load(x_ptr + at, mask=at < count, other=0.0))
+    tl.store(code_ptr + at, code, mask=at < count)
+    tl.store(back_ptr + at, _triton_elementwise.from_float8(code), mask=at < count)
 
 
 def arguments(
@@ -181,12 +194,26 @@ def test_the_cache_gets_the_bytes_of_the_reference(kind: str) -> None:
 
 
 @on_device
-@pytest.mark.parametrize("kind", ["float16", "int8"])
+@pytest.mark.parametrize("kind", ["float16", "int8", "float8_e4m3fn"])
 def test_half_precision_stays_near(kind: str) -> None:
     # The interpreter multiplies the bits of bfloat16, not its values.
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
         args = arguments(kind=kind, dtype=dtype, heads=8)
         assert_near(both(args, 2), 3e-3 if dtype == torch.float16 else 2e-2)
+
+
+@on_device
+def test_float8_bytes_are_those_of_torch_both_ways() -> None:
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    every = every[(every & 127) != 127].to(DEVICE)  # NaN
+    values = every.view(torch.float8_e4m3fn).float()
+    between = (values[:-1] + values[1:]) / 2  # halves go to even
+    x = torch.cat([values, between, between * 1.001, torch.tensor([447.9, 500.0, -1e9, 1e-9], device=DEVICE)])
+    codes, back = torch.empty(len(x), dtype=torch.uint8, device=DEVICE), torch.empty_like(x)
+    _float8_and_back[(1,)](x, codes, back, len(x), BLOCK=1024)
+    want = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(back, want.float())
+    assert torch.equal(codes, want.view(torch.uint8))
 
 
 @on_device
@@ -235,16 +262,31 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability: int) -> None:
     rows, other = [(100, 1)] * 3, ("float32", torch.float32) if capability == 80 else ("int8", torch.float16)
-    for kind, dtype in (("bfloat16", torch.bfloat16), other):
+    float8 = ("float8_e4m3fn", torch.bfloat16 if capability == 80 else torch.float16)
+    for kind, dtype in (("bfloat16", torch.bfloat16), other, float8):
         changes = {"window": 64, "softcap": 3.0, "sinks": torch.ones(8)}
-        if kind != "int8":
+        if kind not in ("int8", "float8_e4m3fn"):
             changes = {"slopes": torch.ones(8).bfloat16(), "chunk": 64}
         args = arguments(rows, heads=8, width=128, kind=kind, dtype=dtype, **changes)
         plugin.run(args, plugin.tiling(args), 4)
     texts = assembly(captured, capability)
-    assert len(texts) == 4  # the write, and tiles whose last program merges
+    assert len(texts) == 6  # the write, and tiles whose last program merges
     assert "mma.sync" in texts[1]
-    assert [text.count("atom.") for text in texts] == [0, 1, 0, 1]
+    assert [text.count("atom.") for text in texts] == [0, 1] * 3
+
+
+@on_host
+@pytest.mark.parametrize("half", ["F16", "BF16"])
+def test_float8_keys_and_values_become_halves_exactly(half: str) -> None:
+    dtype = {"F16": torch.float16, "BF16": torch.bfloat16}[half]
+    finite = [byte for byte in range(256) if byte & 127 != 127]
+    for first in range(0, len(finite) - 3, 3):
+        part = finite[first : first + 4]
+        word = sum(byte << 8 * i for i, byte in enumerate(part))
+        pairs = ptx_elementwise.run(getattr(_triton_elementwise, f"FLOAT8_TO_{half}"), [word], 2)
+        bits = torch.tensor([half for pair in pairs for half in (pair & 0xFFFF, pair >> 16)])
+        want = torch.tensor(part, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype)
+        assert torch.equal(bits.to(torch.int16), want.view(torch.int16))
 
 
 @on_host

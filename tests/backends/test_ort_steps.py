@@ -111,8 +111,9 @@ def test_tokens_that_are_not_kept_and_rows_that_are_not_wanted(tmp_path: Path) -
 
 def test_caches_and_devices_that_it_can_not_use_are_refused_with_a_reason() -> None:
     model = build("llama")
-    int8 = llm.capture_step(model, llm.probe(model, kv_dtype=KV_DTYPES[3]))
-    assert "int8 cache" in str(ort.refuses(int8, Plan(source="", device="cpu", dtype="float32")))
+    for kind in KV_DTYPES[3:]:
+        coded = llm.capture_step(model, llm.probe(model, kv_dtype=kind))
+        assert f"{kind} cache" in str(ort.refuses(coded, Plan(source="", device="cpu", dtype="float32")))
     half = llm.capture_step(model, llm.probe(model, kv_dtype="float16"))
     assert ort.refuses(half, Plan(source="", device="cpu", dtype="float32")) is None
     assert "CPUs only" in str(ort.refuses(half, Plan(source="", device="cuda", dtype="float32")))

@@ -35,6 +35,7 @@ def resolved(**options: object) -> Resolved:
         ({"kv_dtype": "float16"}, "float16", "float16"),
         ({"kv_dtype": "bfloat16"}, "bfloat16", "bfloat16"),
         ({"kv_dtype": "int8", "quant": "nf4"}, "int8", "4bit"),
+        ({"kv_dtype": "float8_e4m3fn"}, "float8_e4m3fn", "int8"),
     ],
 )
 def test_a_float_plan_keeps_exact_keys_and_values(

@@ -59,6 +59,8 @@ def _computed(name: str, given: list[int]) -> int:
             return given[0]
         case "and.b32":
             return given[0] & given[1]
+        case "or.b32":
+            return given[0] | given[1]
         case "xor.b32":
             return given[0] ^ given[1]
         case "shr.u32":

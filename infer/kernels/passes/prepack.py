@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from ...spec import Finding
+from ...spec import KV_DTYPES, Finding
 from .. import cpu
 from ..cpu.weight_layout import (
     AnyPacking,
@@ -29,7 +29,11 @@ from .linear_fusion import LinearRewriter
 
 # Arguments without a default, and the defaults of the others.
 ATTENTION_REQUIRED, ATTENTION_DEFAULTS = 15, (None, 0)
-ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks among the arguments
+ATTENTION, SINKS, DTYPE = (
+    "infer.attend_paged.default",
+    8,
+    11,
+)  # places of sinks and cache dtype among the arguments
 
 
 def usable(program: ExportedProgram) -> bool:
@@ -45,7 +49,15 @@ def _wanted(program: ExportedProgram) -> int:
 
 
 def _attentions(program: ExportedProgram) -> int:
-    return sum(str(node.target) == ATTENTION for node in program.graph.nodes if node.op == "call_function")
+    return sum(map(_is_native_attention, program.graph.nodes))
+
+
+def _is_native_attention(node: fx.Node) -> bool:
+    """Tell if a node is attention of a cache that the native kernels have; of float8 the portable one computes."""
+    if node.op != "call_function" or str(node.target) != ATTENTION:
+        return False
+    kind = node.args[DTYPE]
+    return isinstance(kind, int) and KV_DTYPES[kind] != "float8_e4m3fn"
 
 
 def _state_layers(program: ExportedProgram) -> int:
@@ -106,7 +118,7 @@ class _Rewriter(LinearRewriter, ExpertsRewriter):
     def attend(self) -> None:
         """Replace the portable attention by the native one."""
         for node in self._graph.nodes:
-            if str(node.target) != ATTENTION:
+            if not _is_native_attention(node):
                 continue
             node.target = torch.ops.infer.attend_native.default
             # In full: compiled graphs call a C function, which has no defaults.

@@ -19,7 +19,7 @@ from .prometheus_text import Family, Scalar, scraped_family
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
 STATE_ROWS = 2 * 64 + 64  # as `CacheSizes` has it by default
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory → kind
 
 
@@ -65,7 +65,7 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
         if asked is not None:
             return asked
         kind = shape.get("kv_dtype", "float16")
-        head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if kind == "int8" else 0)
+        head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if ITEM_BYTES.get(kind) == 1 else 0)
         token = 2 * shape["layers"] * shape["kv_heads"] * head
         states = STATE_ROWS * 4 * shape.get("state_floats", 0)
         return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token + states)
