@@ -8,9 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..tune.adapters.settings import DATA
 from ..tune.distillation.settings import STUDENT, WEIGHTS, DistilSettings
-from ..tune.settings import TRAINING, TrainSettings
+from ..tune.settings import DATA, TRAINING, TrainSettings
 from .options import AsJson, with_options
 
 

@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from ..errors import UsageError
-from ..tune.adapters.settings import ADAPTER, DATA, AdapterSettings
-from ..tune.settings import TRAINING, TrainSettings
+from ..tune.adapters.settings import ADAPTER, AdapterSettings
+from ..tune.settings import DATA, TRAINING, TrainSettings
 from .options import AsJson, with_options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import UsageError, unknown
 from ..spec import ALIASES, KV_DTYPES
@@ -41,22 +41,29 @@ def parse_device(text: str) -> str:
     return text
 
 
-def parse_calibration(text: str) -> str:
-    """Check a calibration, one of `CALIBRATIONS`; raise `UsageError` for anything else."""
-    if text not in CALIBRATIONS:
-        raise unknown("--calibrate", text, CALIBRATIONS)
-    return text
+def one_of(kind: str, known: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser that takes the `known` names and raises `UsageError` for any other one of this kind."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise unknown(kind, text, known)
+        return text
+
+    return parse
 
 
-def parse_share(text: str | float) -> float:
-    """Parse a share, `0.5%` or `0.005` → 0.005; raise `UsageError` unless it is above 0 and below 1."""
+parse_calibration = one_of("--calibrate", CALIBRATIONS)
+
+
+def parse_share(text: str | float, *, flag: str = "--max-drop", zero: bool = False) -> float:
+    """Parse a share, `0.5%` or `0.005` → 0.005; raise `UsageError` unless it is above 0 (or 0 with `zero`), below 1."""
     written = str(text).strip()
     try:
         value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"expected a share like 0.5% or 0.005, got {text!r}", where="--max-drop")
+    if not 0 <= value < 1 or (value == 0 and not zero):
+        raise UsageError(f"expected a share like 0.5% or 0.005, got {text!r}", where=flag)
     return value
 
 

@@ -14,7 +14,7 @@ from ..report.rendering.style import CSS
 from ..sanitize import sanitize_text
 from ..spec import Finding
 from .settings import TrainSettings
-from .training_state import CurvePoint, TrainResult
+from .training_state import CurvePoint, TrainResult, stop_phrase
 
 JSON_FILE, HTML_FILE = "report.json", "report.html"
 WIDTH, HEIGHT = 640.0, 240.0
@@ -60,7 +60,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, str]:
         """Return what is read first, by name, for display."""
         found = {
-            "stopped": f"{self.stopped}, after {self.steps} steps",
+            "stopped": stop_phrase(self.stopped, self.steps),
             "time": formatting.seconds(self.seconds),
             "trained on": f"{self.rows} rows, {self.terms} terms",
             "peak memory": formatting.size(self.peak_memory),

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from ..errors import unknown
-from ..options import Option, search_values
+from ..options import Option, search_values, values
 
-TRAINING = "Training"
+TRAINING, DATA = "Training", "Data"
 OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw8bit", "muon")
 SCHEDULES = ("cosine", "wsd", "linear", "constant")
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-def _named(kind: str, known: tuple[str, ...]) -> object:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise unknown(kind, text, known)
-        return text
+RowLength = Annotated[
+    int | None,
+    Option(
+        "tokens of a row; default: 1024, or what the model takes", group=DATA, metavar="TOKENS", minimum=8
+    ),
+]
+HeldOutShare = Annotated[
+    float,
+    Option(
+        "share of the data that is measured and not trained on; 0: none",
+        group=DATA,
+        metavar="SHARE",
+        parse=partial(values.parse_share, flag="--held-out", zero=True),
+        shown_default="5%",
+    ),
+]
 
-    return parse
+
+def _choice(kind: str, known: tuple[str, ...], text: str, metavar: str) -> Option:
+    """Return the option of one of the `known` names, which its help lists."""
+    parse = values.one_of(kind, known)
+    return Option(text.format(", ".join(known)), group=TRAINING, metavar=metavar, parse=parse)
 
 
 def _count(text: str, metavar: str = "N", minimum: float = 1) -> Option:
@@ -51,11 +66,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: Annotated[float, Option("largest learning rate", group=TRAINING, above=0)] = 2e-4
     schedule: Annotated[
         str,
-        Option(
-            f"learning rate after the warmup: {', '.join(SCHEDULES)} (wsd: constant, then down in the last fifth)",
-            group=TRAINING,
-            metavar="NAME",
-            parse=_named("schedule", SCHEDULES),  # type: ignore[arg-type]
+        _choice(
+            "schedule",
+            SCHEDULES,
+            "learning rate after the warmup: {} (wsd: constant, then down in the last fifth)",
+            "NAME",
         ),
     ] = "cosine"
     warmup: Annotated[
@@ -64,12 +79,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.03
     optimizer: Annotated[
         str,
-        Option(
-            f"{', '.join(OPTIMIZERS)} (muon: for matrices, adamw for the rest)",
-            group=TRAINING,
-            metavar="NAME",
-            parse=_named("optimizer", OPTIMIZERS),  # type: ignore[arg-type]
-        ),
+        _choice("optimizer", OPTIMIZERS, "{} (muon: for matrices, adamw for the rest)", "NAME"),
     ] = "adamw"
     weight_decay: Annotated[
         float, Option("decoupled weight decay of matrices", group=TRAINING, minimum=0)
@@ -79,12 +89,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     precision: Annotated[
         str,
-        Option(
-            f"autocast of the forward pass: {', '.join(PRECISIONS)}",
-            group=TRAINING,
-            metavar="DTYPE",
-            parse=_named("precision", PRECISIONS),  # type: ignore[arg-type]
-        ),
+        _choice("precision", PRECISIONS, "autocast of the forward pass: {}", "DTYPE"),
     ] = "float32"
     activation_checkpointing: Annotated[
         bool, Option("recompute activations in the backward pass instead of keeping them", group=TRAINING)

@@ -22,7 +22,7 @@ from .optimizers import build_optimizers, trainable
 from .schedules import factor
 from .settings import TrainSettings
 from .training_environment import Interrupt, identity, missing, new_accelerator, step_seed
-from .training_state import CurvePoint, DivergedError, TrainResult, TrainState
+from .training_state import CurvePoint, DivergedError, TrainResult, TrainState, stop_phrase
 
 STAGE = "train"
 
@@ -263,5 +263,5 @@ class TrainingRun:
             peak_memory=self._peak_memory(),
         )
         self.accelerator.free_memory()
-        self.reporter.found([Finding(STAGE, "stopped", stopped, why=f"after {state.step} steps")])
+        self.reporter.found([Finding(STAGE, "stopped", stop_phrase(stopped, state.step))])
         return result

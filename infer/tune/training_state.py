@@ -92,9 +92,24 @@ class TrainState(msgspec.Struct, kw_only=True):
         return f"the loss diverges: {mean:.4g} in the mean of {WINDOW} steps, it was {self.lowest_mean:.4g}"
 
 
+STOP_REASONS = {  # by `TrainResult.stopped`
+    "steps": "as many as were asked for",
+    "epochs": "the end of the last epoch",
+    "tokens": "the limit of tokens",
+    "time": "the limit of time",
+    "early stop": "the held-out measure no longer fell",
+    "divergence": "the loss diverged",
+}
+
+
+def stop_phrase(stopped: str, steps: int) -> str:
+    """Return when and why a run ended, for display: "after 300 steps: the limit of time"."""
+    return f"after {steps} steps: {STOP_REASONS.get(stopped, stopped)}"
+
+
 @dataclass(frozen=True)
 class TrainResult:
-    """Outcome of a run: `stopped` says what ended it, `peak_memory` is in bytes.
+    """Outcome of a run: `stopped` is a key of `STOP_REASONS`, `peak_memory` is in bytes.
 
     The model holds the parameters of the best held-out measure, or of the last step without held-out data.
     """

@@ -1,7 +1,7 @@
 """GPU twins of the quantized operators, in Triton: `register()` gives them to CUDA tensors.
 
     linear_lut                      `lut/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
-    linear_lut4_fragments           `lut/fragment_gemm`: 4-bit weights in the order of tensor-core fragments
+    linear_lut4_fragments           `lut/`: 4-bit weights in the order of tensor-core fragments
     linear_groupwise                `groupwise/`: codes of a checkpoint, the same three ways
     linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
@@ -31,7 +31,7 @@ OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled
 _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")
 _WHERE = {
     "linear_lut": "lut.linear_lut",
-    "linear_lut4_fragments": "lut.fragment_gemm",
+    "linear_lut4_fragments": "lut.linear_lut4_fragments",
     "linear_groupwise": "groupwise.linear_groupwise",
     "embedding_groupwise": "groupwise.groupwise_decode",
     "linear_int8": "int8.linear_int8",

@@ -15,6 +15,8 @@ LARGEST_GRID = 65535  # programs on the second and the third axis of a grid; the
 _MOST_TICKETS = 1 << 16
 # The kernels take activations in these types; others are converted to float32 first.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)  # what tensor cores multiply
+HALF = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # of kernels that read x as 32-bit words
 
 
 def launch(kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
@@ -52,15 +54,6 @@ def processors(device: torch.device) -> int:
 def cdiv(number: int, divisor: int) -> int:
     """Divide and round up."""
     return -(-number // divisor)
-
-
-def split_of(programs: int, steps: int, device: torch.device, wanted: int) -> int:
-    """Into how many parts to cut the columns so that each multiprocessor has about `wanted` programs.
-
-    `steps` is the number of column blocks: a part has at least two, because each part costs a launch's tail.
-    """
-    room = processors(device) * wanted // max(programs, 1)
-    return max(1, min(room, steps // 2, 16))
 
 
 _TICKETS: dict[tuple[torch.device, int], Tensor] = {}

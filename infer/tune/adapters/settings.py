@@ -6,23 +6,11 @@ from typing import Annotated
 
 import msgspec
 
-from ...errors import UsageError
 from ...options import Option
 from ...options.values import MAX_RANK, RANK
+from ..settings import DATA, HeldOutShare, RowLength
 
-ADAPTER, DATA = "Adapter", "Data"
-
-
-def parse_share(text: str | float) -> float:
-    """Parse a share, `5%` or `0.05`; 0 is none. Raises `UsageError` unless it is at least 0 and below 1."""
-    written = str(text).strip()
-    try:
-        value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise UsageError(f"expected a share like 5% or 0.05, got {text!r}", where="--held-out")
-    return value
+ADAPTER = "Adapter"
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,22 +59,8 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAMES",
         ),
     ] = "all"
-    length: Annotated[
-        int | None,
-        Option(
-            "tokens of a row; default: 1024, or what the model takes", group=DATA, metavar="TOKENS", minimum=8
-        ),
-    ] = None
+    length: RowLength = None
     packing: Annotated[
         bool, Option("several short sequences in one row, unseen by each other", group=DATA)
     ] = True
-    held_out: Annotated[
-        float,
-        Option(
-            "share of the data that is measured and not trained on; 0: none",
-            group=DATA,
-            metavar="SHARE",
-            parse=parse_share,
-            shown_default="5%",
-        ),
-    ] = 0.05
+    held_out: HeldOutShare = 0.05

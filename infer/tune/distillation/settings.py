@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ...options import Option
-from ..adapters.settings import DATA, parse_share
+from ..settings import DATA, HeldOutShare, RowLength
 from .student_shape import FORMS
 
 STUDENT = "Student"
@@ -66,19 +66,5 @@ class DistilSettings(msgspec.Struct, frozen=True, kw_only=True):
             minimum=0,
         ),
     ] = 0.1
-    length: Annotated[
-        int | None,
-        Option(
-            "tokens of a row; default: 1024, or what the model takes", group=DATA, metavar="TOKENS", minimum=8
-        ),
-    ] = None
-    held_out: Annotated[
-        float,
-        Option(
-            "share of the data that is measured and not trained on; 0: none",
-            group=DATA,
-            metavar="SHARE",
-            parse=parse_share,
-            shown_default="5%",
-        ),
-    ] = 0.05
+    length: RowLength = None
+    held_out: HeldOutShare = 0.05

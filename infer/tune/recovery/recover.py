@@ -17,7 +17,7 @@ from ..objective import TensorRows
 from ..objectives.output_objective import OutputObjective
 from ..settings import TrainSettings
 from ..training_loop import train
-from ..training_state import TrainResult
+from ..training_state import TrainResult, stop_phrase
 from .trainable_layers import TrainableLayers
 
 STAGE = "recover"
@@ -123,7 +123,7 @@ def _is_better(result: TrainResult) -> bool:
 
 def _findings(result: TrainResult, unit: str, better: bool) -> list[Finding]:
     first, best = result.first_held_out, result.best_held_out
-    how = f"stopped by {result.stopped} after {result.steps} steps, {result.terms} terms, {result.seconds:.0f} s"
+    how = f"stopped {stop_phrase(result.stopped, result.steps)}; {result.terms} terms, {result.seconds:.0f} s"
     found = [Finding(STAGE, "before", first, unit, "on rows that neither train nor judge")]
     if better:
         found.append(Finding(STAGE, "after", best, unit, f"at step {result.best_step}; {how}"))

@@ -8,7 +8,6 @@ order.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,8 +16,9 @@ from ...ops.groupwise_codes import SUPER
 from ..epilogue import finish
 from ..int8.int8_gemv import INTERPRETED
 from ..int8.w8a16_gemv import EXPONENT, FLIP, byte_value
-from ..launch import cdiv, launch, split_of, words
-from ..lut.lut_gemv import code_at, eight, power_above
+from ..launch import HALF, cdiv, launch, words
+from ..lut.lut_gemv import code_at, eight
+from ..split_columns import even_parts, power_above, result_or_sums, split_of
 from .groupwise_decode import BYTES, Operands
 
 MAX_ROWS = 8  # of x in one program
@@ -191,11 +191,8 @@ def _products(
     blocks = cdiv(num_out, block_out)
     programs = blocks * (num_rows if top_k else 1)
     parts = split or split_of(programs, cdiv(num_units, step), x.device, wanted=8)
-    each = cdiv(cdiv(num_units, parts), step) * step
-    parts = max(cdiv(num_units, each), 1)
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    each, parts = even_parts(num_units, parts, step)
+    out = result_or_sums(x, num_rows, num_out, parts)
     launch(
         _rows,
         (blocks, parts, cdiv(num_rows, block_rows)),
@@ -213,15 +210,15 @@ def _products(
         EXPONENT,
         TOP_K=top_k,
         WORDS=unit_words,
-        HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
+        HALF=HALF[x.dtype],
         **operands.form,
         MB=block_rows,
         BN=block_out,
         W=lane_units,
         EVEN=num_units % step == 0,
-        LAST=last,
+        LAST=parts == 1,
         BIAS=bias is not None,
         ASSEMBLY=not INTERPRETED,
         num_warps=1,
     )
-    return out if last else finish(out, None, None, bias, x.dtype)
+    return out if parts == 1 else finish(out, None, None, bias, x.dtype)

@@ -9,7 +9,6 @@ Weights are exact in the first and for float32; in the others they are rounded t
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,11 +17,11 @@ from torch.nn import functional as F
 from ...ops.linear_groupwise import rows_of
 from .. import kernel_thresholds
 from ..epilogue import finish
-from ..launch import cdiv, flat_rows, launch, same_device, split_of
+from ..launch import HALVES, cdiv, flat_rows, launch, same_device
+from ..split_columns import even_parts, gemm_rows, result_or_sums, split_of
 from . import groupwise_gemv
 from .groupwise_decode import BK, Operands, decode, decoded_tile
 
-HALVES = (torch.float16, torch.bfloat16)
 _BN = 64
 # More weights than this are decoded in pieces, so that the copy stays small.
 _BLOCK = 1 << 27
@@ -79,14 +78,11 @@ def _tiles(
 def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int | None = None) -> Tensor:
     """Multiply x [M, K] float16 or bfloat16: [M, N] in its dtype; weights are rounded to it, sums are float32."""
     num_rows, num_out = x.shape[0], operands.codes.shape[0]
-    block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
+    block = gemm_rows(num_rows)
     grid, steps = (cdiv(num_out, _BN), cdiv(num_rows, block)), cdiv(operands.columns, BK)
     parts = split or split_of(grid[0] * grid[1], steps // 4, x.device, wanted=3)
-    each = max(cdiv(steps, parts), 1)
-    parts = max(cdiv(steps, each), 1)
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    each, parts = even_parts(steps, parts)
+    out = result_or_sums(x, num_rows, num_out, parts)
     launch(
         _tiles,
         (*grid, parts),
@@ -102,12 +98,12 @@ def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int 
         BM=block,
         BN=_BN,
         BK=BK,
-        LAST=last,
+        LAST=parts == 1,
         BIAS=bias is not None,
         num_warps=4 if block < 64 else 8,
         num_stages=3,
     )
-    return out if last else finish(out, None, None, bias, x.dtype)
+    return out if parts == 1 else finish(out, None, None, bias, x.dtype)
 
 
 def decoded(x: Tensor, operands: Operands, bias: Tensor | None = None) -> Tensor:

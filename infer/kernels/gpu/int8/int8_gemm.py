@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..epilogue import finish
-from ..launch import cdiv, launch, split_of
+from ..launch import cdiv, launch
+from ..split_columns import even_parts, gemm_rows, split_of
 
 _BN = 64
 _BK = 128
@@ -62,13 +63,11 @@ def weight_only(
 
 def _launch(x: Tensor, codes: Tensor, sums: torch.dtype, block_columns: int, split: int | None) -> Tensor:
     (num_rows, num_columns), num_out = x.shape, codes.shape[0]
-    block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
-    if x.dtype == torch.float32:
-        block = min(block, 32)  # no tensor cores: registers
+    # float32: no tensor cores, so the tile's size is bounded by registers
+    block = gemm_rows(num_rows, 32 if x.dtype == torch.float32 else 128)
     grid = (cdiv(num_out, _BN), cdiv(num_rows, block))
     parts = split or split_of(grid[0] * grid[1], cdiv(num_columns, 4 * block_columns), x.device, wanted=3)
-    each = max(cdiv(cdiv(num_columns, parts), block_columns), 1) * block_columns
-    parts = max(cdiv(num_columns, each), 1)
+    each, parts = even_parts(num_columns, parts, block_columns)
     out = x.new_empty((parts, num_rows, num_out), dtype=sums)
     launch(
         _tiles,

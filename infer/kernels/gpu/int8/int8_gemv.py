@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import cdiv, launch, split_of, words
+from ..launch import cdiv, launch, words
+from ..split_columns import even_parts, power_above, split_of
 
 MAX_ROWS = 8  # of x in one program
 INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no assembly
@@ -73,14 +74,13 @@ def linear(q: Tensor, codes: Tensor, split: int | None = None) -> Tensor:
     K is a multiple of 4.
     """
     num_rows, num_out, num_words = q.shape[0], codes.shape[0], q.shape[1] // 4
-    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MAX_ROWS)
+    block_rows = min(power_above(num_rows), MAX_ROWS)
     block_out = 4
     lane_words = max(1, min(16 // block_rows // block_out * 2, 1 << cdiv(num_words, 32).bit_length() >> 1))
     step = 32 * lane_words
     blocks = cdiv(num_out, block_out)
     parts = split or split_of(blocks, cdiv(num_words, step), q.device, wanted=8)
-    each = cdiv(cdiv(num_words, parts), step) * step
-    parts = cdiv(num_words, each)
+    each, parts = even_parts(num_words, parts, step)
     out = q.new_empty((parts, num_rows, num_out), dtype=torch.int32)
     launch(
         _rows,

@@ -7,14 +7,14 @@ are those of `lut_gemv`.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..epilogue import finish, product
-from ..launch import cdiv, launch, split_of, words
+from ..launch import HALF, cdiv, launch, words
 from ..lut.lut_gemv import eight
+from ..split_columns import even_parts, power_above, result_or_sums, split_of
 from .int8_gemv import INTERPRETED
 
 MAX_ROWS = 2  # of x: above, the tensor cores' tiles need fewer instructions
@@ -110,7 +110,7 @@ def linear(
 ) -> Tensor:
     """Multiply x [M, K] float by codes int8 [N, K] and scale [N]: [M, N] in x's dtype. K is a multiple of 8."""
     (num_rows, num_columns), num_out = x.shape, codes.shape[0]
-    block_rows = 1 << max(min(num_rows, MAX_ROWS) - 1, 0).bit_length()
+    block_rows = power_above(min(num_rows, MAX_ROWS))
     block_out, num_units = 4, num_columns // _UNIT
     lane_units = max(
         1, min(_WEIGHTS // _UNIT // block_out // block_rows, 1 << cdiv(num_units, 32).bit_length() >> 1)
@@ -118,11 +118,8 @@ def linear(
     step = 32 * lane_units
     blocks = cdiv(num_out, block_out)
     parts = split or split_of(blocks, cdiv(num_units, step), x.device, wanted=8)
-    each = cdiv(cdiv(num_units, parts), step) * step
-    parts = max(cdiv(num_units, each), 1)
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    each, parts = even_parts(num_units, parts, step)
+    out = result_or_sums(x, num_rows, num_out, parts)
     launch(
         _rows,
         (blocks, parts, cdiv(num_rows, block_rows)),
@@ -136,14 +133,14 @@ def linear(
         num_units,
         each,
         EXPONENT,
-        HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
+        HALF=HALF[x.dtype],
         MB=block_rows,
         BN=block_out,
         W=lane_units,
         EVEN=num_units % step == 0,
-        LAST=last,
+        LAST=parts == 1,
         BIAS=bias is not None,
         ASSEMBLY=not INTERPRETED,
         num_warps=1,
     )
-    return out if last else finish(out, None, scale, bias, x.dtype)
+    return out if parts == 1 else finish(out, None, scale, bias, x.dtype)

@@ -1,11 +1,10 @@
-"""`linear_lut4_fragments` on a GPU: 4-bit weights that arrive in the registers where the tensor cores read them.
+"""Products of up to 64 rows by 4-bit weights that arrive in the registers where the tensor cores read them.
 
 A lane loads 16 bytes, through asynchronous copies: the codes of its own fragments of 16 rows and 64 columns. They are
 decoded in registers (`fragment_decode`) and multiplied; nothing of the weight passes through shared memory but the
 packed words. Up to 16 rows of x the group scales multiply sums, so that only entries of the table are rounded; above,
-they multiply the weight, which is rounded once more, and sums stay in the tensor cores. Many rows: the weight is
-decoded once, then the library multiplies. Columns are cut into
-parts where the rows of the weight are few; the last program of a tile adds their sums in order.
+they multiply the weight, which is rounded once more, and sums stay in the tensor cores. Columns are cut into parts
+where the rows of the weight are few; the last program of a tile adds their sums in order.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...ops.bitpack import GROUP, LEVELS
-from ...ops.linear_lut4_fragments import BLOCK, weight_of
-from .. import kernel_thresholds
+from ...ops.linear_lut4_fragments import BLOCK
 from ..epilogue import finish
 from ..int8.int8_gemv import INTERPRETED
-from ..launch import cdiv, flat_rows, launch, same_device, split_of, tickets
+from ..launch import cdiv, launch, tickets
+from ..split_columns import even_parts, split_of
 from .fragment_decode import decode, planes_of
 
-HALVES = (torch.float16, torch.bfloat16)
 MOST_ROWS = 64  # of x in one tile
 EXACT_ROWS = 16  # up to which scales multiply sums
 _LEVELS = tl.constexpr(LEVELS)
@@ -146,76 +143,6 @@ def _gemm(
         tl.store(out_ptr + tl.program_id(2) * plane + at, acc, mask=kept)
 
 
-@triton.jit
-def _decode(
-    codes_ptr: tl.tensor,
-    planes_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    minimum_ptr: tl.tensor,
-    row_scale_ptr: tl.tensor,
-    out_ptr: tl.tensor,  # [N, K]
-    num_out: tl.tensor,
-    padded: tl.tensor,
-    num_columns: tl.tensor,
-    groups: tl.tensor,
-    BN: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    FLOATS: tl.constexpr,
-    EACH: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-) -> None:
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    tile = tl.program_id(0) * (BN // 16) + tl.arange(0, BN // 16)
-    group = tl.program_id(1)
-    block = tile // 2
-    p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(out_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
-    word_ptr = codes_ptr + (tile.to(tl.int64) * groups + group)[:, None] * 128 + tl.arange(0, 128)[None]
-    word = tl.reshape(tl.load(word_ptr), [BN // 16, 32, 4])
-    weight = decode(
-        out_ptr, word, planes_ptr, block, p0, p1, p2, p3, p4, p5, p6, p7, word, word, UNIFORM, False, ASSEMBLY
-    )
-    if FLOATS:
-        scale = tl.load(scale_ptr + group // EACH * padded + n).to(tl.float32)
-    else:
-        four = tl.load(scale_ptr + group // 4 * padded + n)
-        scale = (four << (24 - group % 4 * 8) >> 24).to(tl.float32) * (tl.load(row_scale_ptr + n) / _LEVELS)
-    k = group * 64 + tl.arange(0, 64)
-    kept = (n < num_out)[:, None] & (k < num_columns)[None]
-    value = weight.to(tl.float32) * scale[:, None]
-    if MINIMUM:
-        value += tl.load(minimum_ptr + group // EACH * padded + n).to(tl.float32)[:, None]
-    at = out_ptr + n.to(tl.int64)[:, None] * num_columns + k[None]
-    tl.store(at, value.to(out_ptr.dtype.element_ty), mask=kept)
-
-
-def linear_lut4_fragments(
-    x: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    planes: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    uniform: bool,
-    minimum: Tensor | None = None,
-) -> Tensor:
-    """`infer::linear_lut4_fragments` on CUDA tensors: x [..., K] → [..., out_features] in x's dtype."""
-    same_device(x, codes, table, planes, scale, row_scale, bias, minimum)
-    rows = flat_rows(x)
-    if rows.dtype not in HALVES:
-        weight = weight_of(codes, table, scale, row_scale, x.shape[-1], uniform, minimum)[:out_features]
-        y = F.linear(rows, weight, None if bias is None else bias.float())
-    elif rows.shape[0] < max(kernel_thresholds.of("lut4", x.device).library, MOST_ROWS + 1):
-        y = linear(rows, codes, planes, scale, row_scale, bias, out_features, uniform, minimum=minimum)
-    else:
-        size = out_features, x.shape[-1]
-        weight = decoded(codes, planes, scale, row_scale, *size, uniform, rows.dtype, minimum)
-        y = F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
-    return y.to(x.dtype).reshape(*x.shape[:-1], out_features)
-
-
 def linear(
     x: Tensor,
     codes: Tensor,
@@ -237,8 +164,7 @@ def linear(
     height, together, warps = (BLOCK, 2, 8 if floats else 4) if many else (64, 4, 2)
     grid, steps = (cdiv(num_out, height), cdiv(num_rows, block)), groups // together
     parts = split or split_of(grid[0] * grid[1], steps, x.device, wanted=2 if many else 6)
-    each = max(cdiv(steps, parts), 1)
-    parts = max(cdiv(steps, each), 1)
+    each, parts = even_parts(steps, parts)
     counted = tickets(x, grid[0] * grid[1]) if parts > 1 else None
     way = 0 if parts == 1 else 1 if counted is None else 2
     sums = x.new_empty((parts, num_rows, num_out), dtype=torch.float32) if way else row_scale
@@ -284,40 +210,3 @@ def linear(
     if way != 1:
         return out
     return finish(sums, None, None if floats else row_scale[:num_out], bias, x.dtype, LEVELS)
-
-
-def decoded(
-    codes: Tensor,
-    planes: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    num_out: int,
-    num_columns: int,
-    uniform: bool,
-    dtype: torch.dtype,
-    minimum: Tensor | None = None,
-) -> Tensor:
-    """Return the weight [num_out, num_columns] in float16 or bfloat16; entries of the table are rounded to it first."""
-    out = codes.new_empty((num_out, num_columns), dtype=dtype)
-    launch(
-        _decode,
-        (cdiv(num_out, 64), cdiv(num_columns, GROUP)),
-        codes,
-        planes.view(torch.uint8) if INTERPRETED else planes,
-        scale.view(torch.int32) if scale.dtype == torch.int8 else scale,
-        scale if minimum is None else minimum,
-        row_scale,
-        out,
-        num_out,
-        scale.shape[1],
-        num_columns,
-        codes.shape[1],
-        BN=64,
-        UNIFORM=uniform,
-        FLOATS=scale.is_floating_point(),
-        EACH=num_columns // GROUP // scale.shape[0] if scale.is_floating_point() else 1,
-        MINIMUM=minimum is not None,
-        ASSEMBLY=not INTERPRETED,
-        num_warps=4,
-    )
-    return out

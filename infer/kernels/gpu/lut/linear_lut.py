@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...ops.bitpack import bits_of
 from .. import kernel_thresholds
-from ..launch import flat_rows, same_device
+from ..launch import HALVES, flat_rows, same_device
 from . import lut_gemm, lut_gemv
 from .lut_decode import decode
 
@@ -30,7 +30,7 @@ def linear_lut(
     same_device(x, codes, table, scale, row_scale, bias)
     rows, bits = flat_rows(x), bits_of(table)
     limit = kernel_thresholds.of(f"lut{bits}", x.device)
-    half = rows.dtype in lut_gemm.HALVES
+    half = rows.dtype in HALVES
     if rows.shape[0] < (limit.tiles if half else 2 * lut_gemv.MAX_ROWS + 1):
         y = lut_gemv.linear(rows, codes, table, scale, row_scale, bias)
     elif half and rows.shape[0] < limit.library:

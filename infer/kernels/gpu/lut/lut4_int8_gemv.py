@@ -21,7 +21,8 @@ from ...ops.linear_packed import rounded_table
 from ..epilogue import finish
 from ..int8.int8_gemv import INTERPRETED, dot4
 from ..int8.int8_quantize import quantize_groups
-from ..launch import cdiv, launch, split_of, words
+from ..launch import cdiv, launch, words
+from ..split_columns import even_parts, power_above, split_of
 
 MAX_ROWS = 8
 _WORDS = 16  # words of codes and sums of one lane
@@ -148,17 +149,17 @@ def linear(
     if scale.shape[1] * GROUP != x.shape[1]:
         raise ValueError(f"{scale.shape[1]} scales for {x.shape[1]} columns: only groups of {GROUP} here")
     q, step = quantize_groups(x, GROUP)
-    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MAX_ROWS)
+    block_rows = min(power_above(num_rows), MAX_ROWS)
     block_out = 2 if block_rows == MAX_ROWS else 4
     lane_words = max(1, min(_WORDS // block_rows // block_out, 1 << cdiv(num_words, 32).bit_length() >> 1))
-    each = 32 * lane_words
+    lanes = 32 * lane_words
     blocks = cdiv(num_out, block_out)
-    parts = split or split_of(blocks, cdiv(num_words, each), x.device, wanted=8)
-    each *= cdiv(cdiv(num_words, parts), each)
-    out = x.new_empty((max(cdiv(num_words, each), 1), num_rows, num_out), dtype=torch.float32)
+    parts = split or split_of(blocks, cdiv(num_words, lanes), x.device, wanted=8)
+    each, parts = even_parts(num_words, parts, lanes)
+    out = x.new_empty((parts, num_rows, num_out), dtype=torch.float32)
     launch(
         _rows,
-        (blocks, out.shape[0], cdiv(num_rows, block_rows)),
+        (blocks, parts, cdiv(num_rows, block_rows)),
         words(q),
         step,
         words(codes),
@@ -173,7 +174,7 @@ def linear(
         MB=block_rows,
         BN=block_out,
         W=lane_words,
-        EVEN=num_words % (32 * lane_words) == 0,
+        EVEN=num_words % lanes == 0,
         ASSEMBLY=not INTERPRETED,
         num_warps=1,
     )

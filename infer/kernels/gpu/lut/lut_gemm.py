@@ -8,17 +8,16 @@ fill half of its banks, so that `tl.gather` has no conflicts there.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
 from ..epilogue import finish
-from ..launch import cdiv, launch, split_of
+from ..launch import cdiv, launch
+from ..split_columns import even_parts, gemm_rows, result_or_sums, split_of
 from .lut_decode import LEVELS_, tile
 
-HALVES = (torch.float16, torch.bfloat16)
 _BN = 64
 
 
@@ -86,14 +85,11 @@ def linear(
     """Multiply x [M, K] float16 or bfloat16: [M, N] in its dtype; the table is rounded to it, sums are float32."""
     num_rows, num_out = x.shape[0], codes.shape[0]
     group, num_groups = group_of(codes, table, scale), scale.shape[1]
-    block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
+    block = gemm_rows(num_rows)
     grid = (cdiv(num_out, _BN), cdiv(num_rows, block))
     parts = split or split_of(grid[0] * grid[1], num_groups * group // (4 * GROUP), x.device, wanted=3)
-    each = max(cdiv(num_groups, parts), 1)
-    parts = max(cdiv(num_groups, each), 1)
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    each, parts = even_parts(num_groups, parts)
+    out = result_or_sums(x, num_rows, num_out, parts)
     launch(
         _tiles,
         (*grid, parts),
@@ -113,9 +109,9 @@ def linear(
         BM=block,
         BN=_BN,
         GROUP=group,
-        LAST=last,
+        LAST=parts == 1,
         BIAS=bias is not None,
         num_warps=4 if block < 64 else 8,
         num_stages=3,
     )
-    return out if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
+    return out if parts == 1 else finish(out, None, row_scale, bias, x.dtype, LEVELS)

@@ -15,14 +15,14 @@ are cut into parts (`split`) go through partial sums and a second kernel, never 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
 from ..epilogue import finish
-from ..launch import cdiv, launch, split_of, words
+from ..launch import HALF, cdiv, launch, words
+from ..split_columns import even_parts, power_above, result_or_sums, split_of
 
 MAX_ROWS = 8  # of x in one program
 _LEVELS = tl.constexpr(LEVELS)
@@ -203,11 +203,8 @@ def linear(
     step = 32 * lane_units
     blocks = cdiv(num_out, block_out)
     parts = split or split_of(blocks, cdiv(num_units, step), x.device, wanted=8)
-    each = cdiv(cdiv(num_units, parts), step) * step
-    parts = max(cdiv(num_units, each), 1) if each else 1
-    last = parts == 1
-    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
-    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
+    each, parts = even_parts(num_units, parts, step)
+    out = result_or_sums(x, num_rows, num_out, parts)
     launch(
         _rows,
         (blocks, parts, cdiv(num_rows, block_rows)),
@@ -225,20 +222,15 @@ def linear(
         each,
         BITS=bits,
         WORDS=unit_words,
-        HALF={torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[x.dtype],
+        HALF=HALF[x.dtype],
         TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
         MB=block_rows,
         BN=block_out,
         W=lane_units,
         EVEN=num_units % step == 0,
         GROUP=group_of(codes, table, scale),
-        LAST=last,
+        LAST=parts == 1,
         BIAS=bias is not None,
         num_warps=1,
     )
-    return out if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
-
-
-def power_above(number: int) -> int:
-    """Return the smallest power of two that is not below `number`, at least 1."""
-    return 1 << max(number - 1, 0).bit_length()
+    return out if parts == 1 else finish(out, None, row_scale, bias, x.dtype, LEVELS)
