@@ -107,7 +107,7 @@ def _run(
 
 def default_output(source: str) -> Path:
     """Return the output in the current folder: `model.pt` → `model.infer`, `timm:resnet18` → `resnet18.infer`."""
-    from ..load.identification.identify import is_library_name
+    from ..load.identification.source_names import is_library_name
 
     if is_library_name(source):
         return Path(f"{source.partition(':')[2]}.infer")

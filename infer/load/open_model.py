@@ -10,14 +10,8 @@ from ..plan import Plan
 from ..spec import DECODER_IDS, Finding
 from .diffusers_models import load_diffusers_part
 from .gguf import open_gguf
-from .identification.identify import (
-    STATE_DICTS,
-    Identified,
-    identify,
-    is_library_name,
-    is_user_module,
-    whole_source,
-)
+from .identification.identify import STATE_DICTS, Identified, identify
+from .identification.source_names import is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder

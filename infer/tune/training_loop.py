@@ -14,14 +14,12 @@ from ..library_errors import as_resource_error
 from ..reporter import Reporter
 from ..spec import Finding
 from . import checkpoints
-from .gradient_accumulation import ObjectiveModule, accumulate, average, mean_measure
-from .memory.activation_checkpointing import checkpoint_blocks
 from .memory.memory_plan import MemoryPlan
 from .objective import Objective, Rows, rows_of_step
-from .optimizers import build_optimizers, trainable
+from .prepared_model import PreparedModel
 from .schedules import factor
 from .settings import TrainSettings
-from .training_environment import Interrupt, identity, missing, new_accelerator, step_seed
+from .training_environment import Interrupt, identity, missing
 from .training_state import CurvePoint, DivergedError, TrainResult, TrainState, stop_phrase
 
 STAGE = "train"
@@ -84,20 +82,9 @@ class TrainingRun:
         self.plan = plan
         self.rows, self.settings, self.folder, self.reporter = rows, settings, folder, reporter
         self.held_out = held_out if held_out is not None and len(held_out) else None
-        self.accelerator = new_accelerator(settings)
-        self.parameters = trainable(objective.model)
-        if not self.parameters:
-            raise UsageError("the model has no parameter to train")
-        if settings.activation_checkpointing:
-            checkpoint_blocks(objective.model)
-        self.plain_optimizers, findings = build_optimizers(
-            objective.model, settings, self.accelerator.device.type
-        )
-        reporter.found(findings)
-        prepared = self.accelerator.prepare(ObjectiveModule(objective), *self.plain_optimizers)
-        self.module, self.optimizers = prepared[0], prepared[1:]
-        self.parameters = trainable(objective.model)  # sharding made others
-        self.state = TrainState(identity=identity(settings, rows, self.parameters))
+        self.model = PreparedModel(objective, settings)
+        reporter.found(self.model.findings)
+        self.state = TrainState(identity=identity(settings, rows, self.model.parameters))
         self.total = settings.total_steps(len(rows))
 
     def until_stopped(self, interrupt: Interrupt) -> TrainResult:
@@ -112,13 +99,13 @@ class TrainingRun:
         while (stopped := self.state.stopped(self.settings, self.total, self._seconds())) is None:
             self._step()
             self._compare_with_plan()
-            if self._agreed(interrupt.asked):
+            if self.model.agreed(interrupt.asked):
                 self._save()
                 raise KeyboardInterrupt(
                     f"interrupted after step {self.state.step}; nothing was published. The checkpoint stays in "
                     f"{self.folder}, and the same command goes on from it"
                 )
-            if self._agreed(time.perf_counter() - saved >= self.settings.checkpoint_every):
+            if self.model.agreed(time.perf_counter() - saved >= self.settings.checkpoint_every):
                 self._save()
                 saved = time.perf_counter()
         return self._finish(stopped)
@@ -129,13 +116,14 @@ class TrainingRun:
         share = state.share(settings, self.total, self._seconds())
         rate = settings.learning_rate * factor(settings.schedule, share, settings.warmup)
         numbers = rows_of_step(self.rows, state.rows, settings.batch, settings.seed)
-        self.module.train()
-        torch.manual_seed(step_seed(settings.seed, state.step, self.accelerator.process_index))
-        loss, terms = accumulate(self.accelerator, self.module, self.rows, numbers, settings.micro_batch)
+        loss, terms = self.model.accumulate(self.rows, numbers, state.step)
         state.step += 1
         if not math.isfinite(loss):
             raise self._failed(f"the loss is {loss}")
-        norm = self._update(rate, terms)
+        norm = self.model.clip(terms)
+        if not math.isfinite(norm) and self.model.accelerator.scaler is None:
+            raise self._failed(f"the norm of the gradient is {norm}")
+        self.model.update(rate)
         state.rows, state.terms = state.rows + len(numbers), state.terms + terms
         state.seconds = time.perf_counter() - self._start
         held_out = self._measure() if state.step % settings.measure_every == 0 else None
@@ -147,45 +135,19 @@ class TrainingRun:
     def _compare_with_plan(self) -> None:
         """Report the peak after the first step of this process beside the planned one."""
         if self.plan is not None:
-            self.reporter.found([self.plan.compared(self._peak_memory())])
+            self.reporter.found([self.plan.compared(self.model.peak_memory())])
             self.plan = None
-
-    def _peak_memory(self) -> int:
-        cuda = self.accelerator.device.type == "cuda"
-        return torch.cuda.max_memory_allocated() if cuda else memory.peak_rss()
-
-    def _update(self, rate: float, terms: int) -> float:
-        """Average and clip the gradient, and step the optimizers; return the gradient's norm before clipping."""
-        parameters = list(self.parameters.values())
-        average(self.accelerator, parameters, terms)
-        norm = float(
-            checkpoints.whole(self.accelerator.clip_grad_norm_(parameters, self.settings.clip or math.inf))
-        )
-        if not math.isfinite(norm) and self.accelerator.scaler is None:
-            raise self._failed(f"the norm of the gradient is {norm}")
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
-        return norm
 
     def _measure(self) -> float | None:
         """Measure on held-out data and keep the parameters of the best step."""
         if self.held_out is None:
             return None
-        self.module.eval()
-        size = self.settings.micro_batch or self.settings.batch
-        value = mean_measure(self.accelerator, self.module, self.held_out, size)
-        if hasattr(
-            self.module, "reshard"
-        ):  # FSDP leaves parameters whole after a forward pass without backward
-            self.module.reshard()
+        value = self.model.measure(self.held_out)
         if not math.isfinite(value):
             raise self._failed(f"the held-out measure is {value}")
         if self.state.compare(value):
-            tensors = {name: checkpoints.whole(each) for name, each in self.parameters.items()}
-            if self.accelerator.is_main_process:
+            tensors = self.model.whole_parameters()
+            if self.model.is_main:
                 checkpoints.save_best(self.folder, self.state.step, tensors)
         return value
 
@@ -205,32 +167,26 @@ class TrainingRun:
 
     def _seconds(self) -> float:
         """Return the seconds so far, of the first process where only they decide."""
-        return self.state.seconds if self.settings.time is None else self._agreed(self.state.seconds)
-
-    def _agreed(self, value: float) -> float:
-        """Return the value of the first process: clocks and signals differ between processes."""
-        from accelerate.utils import broadcast_object_list
-
-        return value if self.accelerator.num_processes == 1 else broadcast_object_list([value])[0]
+        return self.state.seconds if self.settings.time is None else self.model.agreed(self.state.seconds)
 
     def _save(self) -> None:
-        if (scaler := self.accelerator.scaler) is not None:
+        if (scaler := self.model.accelerator.scaler) is not None:
             self.state.scaler = scaler.state_dict()
-        tensors = checkpoints.run_tensors(self.parameters, self.plain_optimizers)
-        if self.accelerator.is_main_process:
+        tensors = self.model.run_tensors()
+        if self.model.is_main:
             checkpoints.save_checkpoint(self.folder, self.state, tensors)
-        self.accelerator.wait_for_everyone()
+        self.model.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
-        if self.settings.fresh and self.accelerator.is_main_process:
+        if self.settings.fresh and self.model.is_main:
             checkpoints.remove_checkpoints(self.folder)
-        self.accelerator.wait_for_everyone()
+        self.model.accelerator.wait_for_everyone()
         if (found := checkpoints.load_checkpoint(self.folder, self.state.identity)) is None:
             return
         self.state, tensors = found
-        checkpoints.restore(self.parameters, self.plain_optimizers, tensors)
-        if self.state.scaler and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(self.state.scaler)
+        self.model.restore(tensors)
+        if self.state.scaler and self.model.accelerator.scaler is not None:
+            self.model.accelerator.scaler.load_state_dict(self.state.scaler)
         self.reporter.found([Finding(STAGE, "resumed at step", self.state.step, why=f"from {self.folder}")])
 
     def _finish(self, stopped: str) -> TrainResult:
@@ -240,12 +196,12 @@ class TrainingRun:
             self._measure()
         self._save()
         if state.best_step not in (None, state.step):
-            checkpoints.restore_best(self.folder, state.best_step, self.parameters)
+            checkpoints.restore_best(self.folder, state.best_step, self.model.parameters)
         return self._result(stopped)
 
     def finish_at_best(self, stopped: str) -> TrainResult:
         """Put the best parameters back without a last measure."""
-        checkpoints.restore_best(self.folder, self.state.best_step or 0, self.parameters)
+        checkpoints.restore_best(self.folder, self.state.best_step or 0, self.model.parameters)
         return self._result(stopped)
 
     def _result(self, stopped: str) -> TrainResult:
@@ -260,8 +216,8 @@ class TrainingRun:
             best_held_out=state.best_held_out,
             best_step=state.best_step,
             stopped=stopped,
-            peak_memory=self._peak_memory(),
+            peak_memory=self.model.peak_memory(),
         )
-        self.accelerator.free_memory()
+        self.model.accelerator.free_memory()
         self.reporter.found([Finding(STAGE, "stopped", stop_phrase(stopped, state.step))])
         return result

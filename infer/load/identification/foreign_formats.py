@@ -17,6 +17,10 @@ ForeignKind = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
 ORIGINAL = "Give the original model (PyTorch, safetensors or ONNX)"
 UNPACK = "Unpack it first"
 DATA = "Did you mean --data?"
+RIGHT_FILE = "Is it the right file?"
+NETWORKS = "infer takes neural networks: PyTorch or ONNX"
+TF2ONNX = "Convert the model to ONNX with tf2onnx"
+MXNET = "Export the model to ONNX from MXNet"
 OPENVINO: ForeignKind = (
     "an OpenVINO model (IR XML)",
     "Give the original model it was converted from (PyTorch, safetensors or ONNX)",
@@ -59,10 +63,10 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x93NUMPY", "one NumPy array (.npy), which is data, not a model", DATA),
     (0, b"PAR1", "a Parquet file, which is data, not a model", DATA),
     (0, b"ARROW1", "an Arrow file, which is data, not a model", DATA),
-    (0, b"SQLite format 3", "an SQLite database", "Is it the right file?"),
+    (0, b"SQLite format 3", "an SQLite database", RIGHT_FILE),
     (0, b"\x89PNG", "a picture (PNG)", DATA),
     (0, b"\xff\xd8\xff", "a picture (JPEG)", DATA),
-    (0, b"%PDF", "a PDF document", "Is it the right file?"),
+    (0, b"%PDF", "a PDF document", RIGHT_FILE),
     (0, b"\x89HDF", "an HDF5 file (Keras)", "Save the model from PyTorch, or export it to ONNX"),
     *(
         (0, magic, "a GGML file, of llama.cpp before GGUF", "Give the Hugging Face folder it was made from")
@@ -73,14 +77,9 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     (4, b"ET12", "an ExecuTorch program (.pte)", "Give the PyTorch model it was exported from"),
     (0, b"ftrt", *TENSORRT),
     (0, b"ptrt", *TENSORRT),
-    (0, b"\x12\x01\0\0\0\0\0\0", "MXNet parameters (.params)", "Export the model to ONNX from MXNet"),
-    (
-        0,
-        b"{L\0\0\0\0\0\0\0\x07learner",
-        "an XGBoost model (UBJSON)",
-        "infer takes neural networks: PyTorch or ONNX",
-    ),
-    (0, b"CBM1", "a CatBoost model", "infer takes neural networks: PyTorch or ONNX"),
+    (0, b"\x12\x01\0\0\0\0\0\0", "MXNet parameters (.params)", MXNET),
+    (0, b"{L\0\0\0\0\0\0\0\x07learner", "an XGBoost model (UBJSON)", NETWORKS),
+    (0, b"CBM1", "a CatBoost model", NETWORKS),
     (0, b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
     (0, b"MZ", "a Windows program or library", "Give the model it was compiled from"),
     *(
@@ -96,11 +95,8 @@ SUFFIXES: dict[str, ForeignKind] = {
     ".pdmodel": ("a Paddle model (.pdmodel)", "Convert it to ONNX with paddle2onnx"),
     ".pdiparams": ("Paddle parameters (.pdiparams)", "Convert the model to ONNX with paddle2onnx"),
     ".msgpack": FLAX,
-    ".ckpt": ("a checkpoint of TensorFlow, by its suffix", "Convert the model to ONNX with tf2onnx"),
-    ".index": (
-        "the index of a TensorFlow checkpoint, by its suffix",
-        "Convert the model to ONNX with tf2onnx",
-    ),
+    ".ckpt": ("a checkpoint of TensorFlow, by its suffix", TF2ONNX),
+    ".index": ("the index of a TensorFlow checkpoint, by its suffix", TF2ONNX),
     ".dlc": ("a Qualcomm SNPE model, by its suffix", ORIGINAL),
     ".rknn": ("a Rockchip RKNN model", ORIGINAL),
     ".tflite": ("a damaged TensorFlow Lite model: it lacks its TFL3 mark", ORIGINAL),
@@ -109,12 +105,8 @@ SUFFIXES: dict[str, ForeignKind] = {
 # Text: a pattern at its beginning, after XML declaration and comments; name, hint.
 TEXTS: tuple[tuple[str, str, str], ...] = (
     (r"<net\b[^>]*\bversion=", *OPENVINO),
-    (r"<PMML", "a PMML model (XML)", "infer takes neural networks: PyTorch or ONNX"),
-    (
-        r"(<!DOCTYPE svg[^>]*>\s*)?<svg",
-        "a picture (SVG)",
-        "Is it the right file?",
-    ),
+    (r"<PMML", "a PMML model (XML)", NETWORKS),
+    (r"(<!DOCTYPE svg[^>]*>\s*)?<svg", "a picture (SVG)", RIGHT_FILE),
     (
         r"<(!doctype html|html)",
         "a web page (HTML)",
@@ -131,20 +123,16 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "the configuration of a model (JSON)",
         "Give the folder it lies in",
     ),
-    (r"\{\s*\"nodes\"\s*:", "an MXNet symbol (JSON)", "Export the model to ONNX from MXNet"),
-    (r"\{\s*\"learner\"", "an XGBoost model (JSON)", "infer takes neural networks: PyTorch or ONNX"),
+    (r"\{\s*\"nodes\"\s*:", "an MXNet symbol (JSON)", MXNET),
+    (r"\{\s*\"learner\"", "an XGBoost model (JSON)", NETWORKS),
     (
         r"\{.{0,4000}\"(modelTopology|weightsManifest)\"",
         "a TensorFlow.js model (JSON)",
         "Give the model it was converted from",
     ),
-    (r"[{\[]\s*(\"|\{|\[|\}|\]|-?\d)", "a JSON file", "Is it the right file?"),
-    (
-        r"model_checkpoint_path\s*:",
-        "the state of a TensorFlow checkpoint",
-        "Convert the model to ONNX with tf2onnx",
-    ),
-    (r"tree\s+version=", "a LightGBM model", "infer takes neural networks: PyTorch or ONNX"),
+    (r"[{\[]\s*(\"|\{|\[|\}|\]|-?\d)", "a JSON file", RIGHT_FILE),
+    (r"model_checkpoint_path\s*:", "the state of a TensorFlow checkpoint", TF2ONNX),
+    (r"tree\s+version=", "a LightGBM model", NETWORKS),
     (r"7767517\s", "an ncnn model (.param)", ORIGINAL),
     (
         r"(\s*#[^\n]*\n)*\s*(name\s*:\s*\"|layer\s*\{|input\s*:\s*\")",
@@ -157,8 +145,8 @@ ZIPS: tuple[tuple[str, str, str], ...] = (
     ("MAR-INF/MANIFEST.json", "a TorchServe archive (.mar)", "Unpack it and give the model file in it"),
     ("model.weights.h5", "a Keras model (.keras)", "Export it to ONNX, or save the model from PyTorch"),
     ("model.params", "a Qualcomm SNPE model (.dlc)", ORIGINAL),
-    ("word/document.xml", "a text document (.docx)", "Is it the right file?"),
-    ("META-INF/MANIFEST.MF", "a Java archive (.jar)", "Is it the right file?"),
+    ("word/document.xml", "a text document (.docx)", RIGHT_FILE),
+    ("META-INF/MANIFEST.MF", "a Java archive (.jar)", RIGHT_FILE),
 )
 # What a folder holds, name, hint.
 FOLDERS: tuple[tuple[str, str, str], ...] = (
@@ -172,7 +160,7 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("*_optim_states.pt", "a DeepSpeed checkpoint", "Make one file of it with the zero_to_fp32.py that lies beside it"),
     ("_CHECKPOINT_METADATA", *ORBAX),
     ("manifest.ocdbt", *ORBAX),
-    ("*.data-00000-of-*", "a TensorFlow checkpoint", "Convert the model to ONNX with tf2onnx"),
+    ("*.data-00000-of-*", "a TensorFlow checkpoint", TF2ONNX),
     ("*.engine", "a folder with a TensorRT engine", "Give the model it was built from"),
     ("*.pdmodel", "a Paddle model", "Convert it to ONNX with paddle2onnx"),
     ("MLmodel", "an MLflow model", "Give the model file in its data folder"),
@@ -192,7 +180,7 @@ def foreign_text(text: str) -> ForeignKind | None:
     """Recognise a text file of a known kind by its beginning."""
     flags, begin = re.IGNORECASE | re.DOTALL, _without_prolog(text)
     found = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
-    return found or (("an XML file", "Is it the right file?") if text.startswith("<?xml") else None)
+    return found or (("an XML file", RIGHT_FILE) if text.startswith("<?xml") else None)
 
 
 def _without_prolog(text: str) -> str:

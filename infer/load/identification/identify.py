@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import io
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,17 +27,12 @@ from .foreign_formats import (
     foreign_zip,
 )
 from .identify_protobuf import looks_like_onnx
+from .source_names import folder_hint, is_library_name, is_user_module, missing_hint
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-SUFFIXES = frozenset(
-    (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
-    + (".json", ".infer", ".py")
-)
-LIBRARY_NAME = re.compile(r"(timm|torchvision):([\w.\-]*)")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
@@ -67,7 +61,7 @@ def identify(path: Path) -> Identified:
             raise SourceError(
                 "a link to a file that is not there", where=str(path), hint="Download the file itself"
             )
-        raise SourceError("there is no such file or folder", where=str(path), hint=_missing_hint(str(path)))
+        raise SourceError("there is no such file or folder", where=str(path), hint=missing_hint(str(path)))
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -80,26 +74,6 @@ def identify(path: Path) -> Identified:
             "it may not be read by this user", where=str(path), hint="Check its permissions"
         ) from error
     return _file(path, head)
-
-
-def _missing_hint(name: str) -> str:
-    """Return the hint for a path that is absent: for a name such as `org/model` how to download it."""
-    if HUB_NAME.fullmatch(name) and Path(name).suffix.lower() not in SUFFIXES:
-        return (
-            f"Check the path, or download the model first: hf download {name} --local-dir {Path(name).name}"
-        )
-    return "Check the path"
-
-
-def is_user_module(text: str) -> bool:
-    """Return true for `FILE.py:NAME`."""
-    file, _, name = text.rpartition(":")
-    return file.endswith(".py") and name.isidentifier()
-
-
-def is_library_name(text: str) -> bool:
-    """Return true for `timm:NAME` and `torchvision:NAME`."""
-    return LIBRARY_NAME.fullmatch(text) is not None
 
 
 def _folder(path: Path) -> Identified:
@@ -176,23 +150,6 @@ def _wrong(path: Path, found: ForeignKind, hint: str = "") -> SourceError:
     return SourceError(f"expected a model, got {says}", where=str(path), hint=hint or usual)
 
 
-def model_folder(path: Path) -> Path | None:
-    """Return the folder of a file that is a part of a Hugging Face model; None for a file on its own."""
-    folder = path.parent
-    return folder if path.suffix != ".py" and (folder / "config.json").is_file() else None
-
-
-def _folder_beside(path: Path) -> str:
-    folder = model_folder(path)
-    return f"Give the folder it lies in: {folder}" if folder else ""
-
-
-def whole_source(path: Path) -> Path:
-    """Return the folder of a model for the index of its shards, which means all of them; else the path itself."""
-    is_index = path.name.endswith((".safetensors.index.json", ".bin.index.json")) and path.is_file()
-    return (model_folder(path) or path) if is_index else path
-
-
 def _zip(path: Path) -> Identified:
     names = zip_names(path)
     if foreign := foreign_zip(names):
@@ -260,7 +217,7 @@ def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
             f"{path.name} is a Python file", hint=f"Name the function that builds the model: {path}:build"
         )
     if foreign := foreign_text(text):
-        return _wrong(path, foreign, hint=_folder_beside(path))
+        return _wrong(path, foreign, hint=folder_hint(path))
     line = text.splitlines()[0][:40] if text else ""
     return SourceError(
         f"expected a model, got text that begins {line!r}", where=str(path), hint="Is it the right file?"

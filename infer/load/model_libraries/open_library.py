@@ -16,7 +16,8 @@ from ...spec import Finding
 from ..checkpoint.checkpoint_names import fit_names
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import preprocessing_finding
-from ..identification.identify import LIBRARY_NAME, STATE_DICTS, identify
+from ..identification.identify import STATE_DICTS, identify
+from ..identification.source_names import LIBRARY_NAME
 from ..loaded_model import LoadedModel
 from ..sources.state_dict_source import describe, open_checkpoint
 from ..weight_loading.meta_model import build_on_meta

@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
 from ..checkpoint.checkpoint_names import fit_names, missing_batch_counters
-from ..identification.identify import model_folder
+from ..identification.source_names import model_folder
 from ..loaded_model import LoadedModel
 from ..weight_loading.meta_model import assign, build_on_meta
 from ..weights import DictReader, FiniteReader, WeightReader, num_bytes

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import NotUsableError, UsageError
 from ...load import LoadedModel, fill, load
-from ...load.identification.identify import is_user_module
+from ...load.identification.source_names import is_user_module
 from ...load.sources.user_module import UserModule
 from ...plan import Plan
 from .settings import DistilSettings

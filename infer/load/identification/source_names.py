@@ -1,0 +1,50 @@
+"""Names of sources: `FILE.py:FACTORY`, `timm:NAME`, names of the hub, and the model folder that a file is part of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SUFFIXES = frozenset(
+    (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
+    + (".json", ".infer", ".py")
+)
+LIBRARY_NAME = re.compile(r"(timm|torchvision):([\w.\-]*)")
+
+
+def missing_hint(name: str) -> str:
+    """Return the hint for a path that is absent: for a name such as `org/model` how to download it."""
+    if HUB_NAME.fullmatch(name) and Path(name).suffix.lower() not in SUFFIXES:
+        return (
+            f"Check the path, or download the model first: hf download {name} --local-dir {Path(name).name}"
+        )
+    return "Check the path"
+
+
+def is_user_module(text: str) -> bool:
+    """Return true for `FILE.py:NAME`."""
+    file, _, name = text.rpartition(":")
+    return file.endswith(".py") and name.isidentifier()
+
+
+def is_library_name(text: str) -> bool:
+    """Return true for `timm:NAME` and `torchvision:NAME`."""
+    return LIBRARY_NAME.fullmatch(text) is not None
+
+
+def model_folder(path: Path) -> Path | None:
+    """Return the folder of a file that is a part of a Hugging Face model; None for a file on its own."""
+    folder = path.parent
+    return folder if path.suffix != ".py" and (folder / "config.json").is_file() else None
+
+
+def folder_hint(path: Path) -> str:
+    folder = model_folder(path)
+    return f"Give the folder it lies in: {folder}" if folder else ""
+
+
+def whole_source(path: Path) -> Path:
+    """Return the folder of a model for the index of its shards, which means all of them; else the path itself."""
+    is_index = path.name.endswith((".safetensors.index.json", ".bin.index.json")) and path.is_file()
+    return (model_folder(path) or path) if is_index else path
