@@ -21,7 +21,8 @@ from infer.llm.text.generation_config import GenerationConfig
 from infer.predict import Options, Predictor, isolated_open
 from infer.predict.text_generation import TextGeneration
 from infer.serve.api.openai import openai_request
-from infer.serve.api.openai.openai_types import OPTION_NAMES, ChatRequest, CompletionRequest
+from infer.serve.api.openai.chat_types import ChatRequest
+from infer.serve.api.openai.openai_types import OPTION_NAMES, CompletionRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 # One value for each option that is not its default, in Python; a new option needs one too.

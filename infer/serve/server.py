@@ -17,23 +17,19 @@ from typing import Any
 
 import uvicorn
 
-from ..errors import UsageError
 from ..options import from_values
 from .fast_path.coalescer import Coalescer
 from .http import http_protocol
-from .http.access_control import AllowedHosts, allowed_hosts, read_key_file
+from .http.access_control import AllowedHosts, allowed_hosts
 from .http.app import build
-from .http.listener import fit_connections, listen, port_errors
-from .http.listener import tls_context as tls_context
+from .http.listener import listen, port_errors
 from .limits import LOOPBACK
-from .model_admin import ModelAdmin, check_all
 from .model_repository import ModelRepository
-from .observability.request_log import attach
+from .open_service import api_keys, open_service, tls_of
 from .options import ServeOptions
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
-from .startup import print_line, slow_start_reports
-from .startup import startup_line as startup_line
+from .startup import print_line, slow_start_reports, startup_line
 from .workers import model_loading
 from .workers.process import process_age
 
@@ -63,12 +59,12 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
     """
     began = process_age()
     keys = api_keys(options)
-    tls = _tls(options)
+    tls = tls_of(options)
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         host, started = options.host, stack.enter_context(slow_start_reports())
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
         repository = ModelRepository(options.artifacts)
-        service, opened = _open(options, repository, keys, stack)
+        service, opened = open_service(options, repository, keys, stack)
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.record_load_seconds(predictor.name, predictor.version, phase, seconds)
@@ -82,54 +78,6 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
 
         return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes)
     return 0
-
-
-def api_keys(options: ServeOptions) -> list[str] | None:
-    """Return the API keys of the options and of the key file; None for none."""
-    named = list(options.api_key)
-    return [*named, *(read_key_file(options.api_key_file) if options.api_key_file else [])] or None
-
-
-def _tls(options: ServeOptions) -> ssl.SSLContext | None:
-    if options.ssl_certfile is not None:
-        return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
-    if options.ssl_keyfile is not None:
-        raise UsageError("--ssl-keyfile needs a certificate", hint="Give --ssl-certfile too")
-    return None
-
-
-def _open(
-    options: ServeOptions, repository: ModelRepository, keys: list[str] | None, stack: contextlib.ExitStack
-) -> tuple[Service, list[model_loading.Opened]]:
-    """Open the latest version of every model. `stack` closes them."""
-    chosen, replicas = repository.latest(), options.replicas
-    if options.lora and len(chosen) != 1:
-        raise UsageError(f"expected one model with --lora, got {len(chosen)}", where="--lora")
-    bounds, warning = fit_connections(
-        options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
-    )
-    if warning is not None:
-        log.warning("%s", warning)
-    caches = check_all(chosen, replicas, options.memory, options.kv_memory)
-    opener = model_loading.ModelLoader(
-        options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
-    )
-    opened = opener.open(chosen, stack)
-    predictors = [predictor for predictor, _ in opened]
-    service = Service(predictors, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
-    attach(service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
-    if options.allow_reload:
-        service.admin = ModelAdmin(
-            service,
-            repository,
-            opener.begin,
-            replicas=replicas,
-            memory=options.memory,
-            kv_memory=options.kv_memory,
-            caches=caches,
-        )
-        stack.callback(service.admin.close)
-    return service, opened
 
 
 def serve(

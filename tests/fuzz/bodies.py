@@ -24,7 +24,8 @@ from infer.serve.api.kserve import kserve_request
 from infer.serve.api.kserve.kserve_response import HEADER_LENGTH
 from infer.serve.api.kserve.kserve_tensors import texts_from_binary
 from infer.serve.api.kserve.kserve_types import InferRequest
-from infer.serve.api.openai.openai_types import ChatRequest, CompletionRequest
+from infer.serve.api.openai.chat_types import ChatRequest
+from infer.serve.api.openai.openai_types import CompletionRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
 from infer.serve.http.body import BodyMemory, BodyReservation, read_body

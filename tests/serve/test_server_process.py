@@ -21,8 +21,8 @@ from infer.errors import BusyError, UsageError
 from infer.serve import server as serving
 from infer.serve.http.listener import listen
 from infer.serve.limits import ServeLimits
-from infer.serve.server import startup_line
 from infer.serve.service import Service
+from infer.serve.startup import startup_line
 from tests.support.fake_predictors import double, embedder
 from tests.support.overload_clients import GONE, until_refused
 

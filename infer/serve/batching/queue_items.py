@@ -1,17 +1,15 @@
-"""Items of a batch queue, the batches that they run in, and the results that their owners wait for."""
+"""Items of a batch queue, the batches that they run in, and their owners, which wait for the results."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from ...errors import InferError, ResourceError
-from .collate import Arrays
+from ...errors import InferError
+from .collate import BATCH, Arrays, Collator
+from .infer_result import InferResult, PendingResult, WorkerTransfer, concatenate_results
 
 LOWEST_PRIORITY = 255
 Urgency = tuple[float, float]  # priority, deadline; the least goes first
@@ -87,15 +85,6 @@ class NextBatch:
     wait: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTransfer:
-    """Time between server and worker process, in seconds: `there` for the inputs, `back` for the outputs."""
-
-    pid: int
-    there: float
-    back: float
-
-
 @dataclass(slots=True)
 class BatchResult:
     """Outputs or error of each item of a batch, and its times in seconds.
@@ -125,60 +114,6 @@ class BatchResult:
             return None
         back = now - self.began - self.compute
         return WorkerTransfer(self.worker, max(self.began - self.started, 0.0), max(back, 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class InferResult:
-    """Named outputs of one request, and its times.
-
-    `batch_size`: rows of the batch it ran in; `transfer`: None if the model ran in this process, or in several batches.
-    """
-
-    outputs: Arrays
-    queue_seconds: float
-    compute_seconds: float
-    batch_size: int
-    transfer: WorkerTransfer | None = None
-
-    def timings(self) -> dict[str, Any]:
-        """Return the times for logs and traces, by names that end in their unit."""
-        times: dict[str, Any] = {
-            "queue_ms": round(1000 * self.queue_seconds, 3),
-            "compute_ms": round(1000 * self.compute_seconds, 3),
-            "batch": self.batch_size,
-        }
-        if (transfer := self.transfer) is not None:
-            there, back = round(1000 * transfer.there, 3), round(1000 * transfer.back, 3)
-            times |= {"worker": transfer.pid, "there_ms": there, "back_ms": back}
-        return times
-
-
-class PendingResult(ABC):
-    """Receiver of one result or error. `settled`: it has one, or was cancelled."""
-
-    __slots__ = ("settled",)
-
-    def __init__(self) -> None:
-        self.settled = False
-
-    @abstractmethod
-    def resolve(self, outcome: InferResult | Exception) -> None:
-        """Take the outcome; called once, on the event loop."""
-
-    def fail(self, error: Exception) -> None:
-        """Resolve with an error, unless it is settled."""
-        if self.settled:
-            return
-        self.settled = True
-        self.resolve(
-            ResourceError("out of memory for this request") if isinstance(error, MemoryError) else error
-        )
-
-    def finish(self, index: int, answer: InferResult) -> None:
-        """Take the result of item number `index`; resolve when it is the last one."""
-        if not self.settled:
-            self.settled = True
-            self.resolve(answer)
 
 
 class ItemOwner(PendingResult):
@@ -223,13 +158,32 @@ class AwaitedResult(ItemOwner):
             self.future.set_result(outcome)
 
 
-def concatenate_results(parts: list[InferResult]) -> InferResult:
-    """Return the result of a request that ran in several items: their rows, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    return InferResult(
-        {name: np.concatenate([part.outputs[name] for part in parts]) for name in parts[0].outputs},
-        max(part.queue_seconds for part in parts),
-        sum(part.compute_seconds for part in parts),
-        max(part.batch_size for part in parts),
-    )
+def queue_items(
+    collator: Collator, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str
+) -> list[QueueItem]:
+    """Return the items of a request: one, or as many as its rows need batches."""
+    whole, items = collator.measure(arrays), []
+    parts = collator.split(arrays, whole.rows)
+    for index, part in enumerate(parts):
+        sizes, count, size, work = whole.sizes, whole.rows, whole.size_bytes, whole.row_work
+        if len(parts) > 1:
+            count = len(next(iter(part.values())))
+            sizes = {**sizes, BATCH: count}
+            size, work = sum(array.nbytes for array in part.values()), collator.row_work(part)
+        items.append(
+            QueueItem(
+                inputs=part,
+                sizes=sizes,
+                key=whole.key,
+                rows=count,
+                elements=whole.elements,
+                size_bytes=size,
+                deadline=deadline,
+                priority=priority,
+                owner=owner,
+                index=index,
+                tenant=tenant,
+                row_work=work,
+            )
+        )
+    return items

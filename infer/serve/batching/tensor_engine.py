@@ -16,12 +16,13 @@ from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
 from ..workers.restart_policy import Quarantine, digest_of
 from .batch_queue import BatchQueue
-from .collate import BATCH, Arrays, Collator
+from .collate import Arrays, Collator
 from .executor import LocalExecutor, count_batch
 from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
-from .queue_items import AwaitedResult, BatchResult, InferResult, ItemOwner, QueueItem
+from .infer_result import InferResult
+from .queue_items import AwaitedResult, BatchResult, ItemOwner, QueueItem, queue_items
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 
@@ -170,30 +171,7 @@ class TensorEngine:
     def submit(self, owner: ItemOwner, arrays: Arrays, *, timeout: float, priority: int, tenant: str) -> None:
         """Queue one request, whose outcome `owner` gets; `infer` says what is raised. On the event loop."""
         deadline = self.clock() + timeout
-        whole = self.collator.measure(arrays)
-        parts = self.collator.split(arrays, whole.rows)
-        for index, part in enumerate(parts):
-            sizes, count, size, work = whole.sizes, whole.rows, whole.size_bytes, whole.row_work
-            if len(parts) > 1:
-                count = len(next(iter(part.values())))
-                sizes = {**sizes, BATCH: count}
-                size, work = sum(array.nbytes for array in part.values()), self.collator.row_work(part)
-            owner.items.append(
-                QueueItem(
-                    inputs=part,
-                    sizes=sizes,
-                    key=whole.key,
-                    rows=count,
-                    elements=whole.elements,
-                    size_bytes=size,
-                    deadline=deadline,
-                    priority=priority,
-                    owner=owner,
-                    index=index,
-                    tenant=tenant,
-                    row_work=work,
-                )
-            )
+        owner.items += queue_items(self.collator, owner, arrays, deadline, priority, tenant)
         if len(self.quarantine):
             for item in owner.items:
                 self.quarantine.refuse(digest_of(item.inputs))

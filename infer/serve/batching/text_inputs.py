@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
 from .collate import Arrays, length_bucket
-from .queue_items import InferResult, concatenate_results
+from .infer_result import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
 INLINE_CHARACTERS = 2000  # below this, tokenizing is faster than waking a thread

@@ -9,7 +9,7 @@ from typing import Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..batching.queue_items import InferResult, PendingResult
+from ..batching.infer_result import InferResult, PendingResult
 from ..http.body import BodyMemory
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext

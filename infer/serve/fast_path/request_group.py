@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from ...errors import InferError
 from ..api.kserve.kserve_response import encode_response, encode_responses
 from ..batching.collate import BATCH
-from ..batching.queue_items import InferResult, ItemOwner, QueueItem
+from ..batching.infer_result import InferResult
+from ..batching.queue_items import ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response, header_lines

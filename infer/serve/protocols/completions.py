@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InputError
-from ..api.openai import openai_request, openai_response
+from ..api.openai import openai_prompts, openai_request, openai_response
 from ..api.openai.chat_response import ChatResponse, Tools
+from ..api.openai.chat_types import ChatChunk, ChatCompletion, ChatRequest
 from ..api.openai.completion_response import CompletionResponse
 from ..api.openai.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai.openai_types import ChatChunk, ChatCompletion, ChatRequest, Completion, CompletionRequest
+from ..api.openai.openai_types import Completion, CompletionRequest
 from ..http.request_context import RequestContext, assign_tenant, tenant_of
 from ..http.routing import Route
 from ..service import Service
@@ -51,7 +52,7 @@ async def completions(context: RequestContext) -> Any:
     timeout = openai_request.timeout(context, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
     special = request.add_special_tokens is not False
-    prompts = await openai_request.encode_prompts(context, model, request.prompt, special)
+    prompts = await openai_prompts.encode_prompts(context, model, request.prompt, special)
     grammar = openai_request.grammar(request)
     answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
     await openai_request.compile_grammar(context, model, grammar, "response_format")
@@ -88,7 +89,7 @@ async def chat(context: RequestContext) -> Any:
     grammar = tools.constraint(openai_request.grammar(request))
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
-    prompt = await openai_request.chat_prompt(context, model, request.messages, shown, options)
+    prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
     reply = ChatResponse(model, request, prompt, tools, grammar, context.adapter)
     await openai_request.compile_grammar(
         context, model, grammar, "tools" if tools.grammar else "response_format"

@@ -8,9 +8,10 @@ import msgspec
 
 from ...errors import InputError, NotFoundError
 from ...llm.text.chat_template import special_tokens
-from ..api.openai import openai_request
+from ..api.openai import openai_prompts, openai_request
+from ..api.openai.chat_types import Message, Tool
 from ..api.openai.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai.openai_types import Message, Token, Tool
+from ..api.openai.openai_types import Token
 from ..http.request_context import RequestContext
 from ..http.routing import Route
 from ..llm.llm_engine import LLMEngine
@@ -91,7 +92,7 @@ async def tokenize(context: RequestContext) -> Tokens:
         options = dict(request.chat_template_kwargs or {})
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
-        row = await openai_request.chat_prompt(context, model, request.messages, request.tools, options)
+        row = await openai_prompts.chat_prompt(context, model, request.messages, request.tools, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
         (row,) = await model.tokenizers.encode([text], special, "prompt")
@@ -103,7 +104,7 @@ async def detokenize(context: RequestContext) -> Prompt:
     request, _ = openai_request.read_request(context, DetokenizeRequest)
     model = _model(context, request.model)
     if request.tokens:
-        openai_request.check_ids(model, request.tokens, "tokens")
+        openai_prompts.check_ids(model, request.tokens, "tokens")
     return Prompt(await model.tokenizers.decode(request.tokens, False))
 
 

@@ -14,7 +14,8 @@ import msgspec
 import openai
 import pytest
 
-from infer.serve.api.openai.openai_types import ChatChunk, Completion
+from infer.serve.api.openai.chat_types import ChatChunk
+from infer.serve.api.openai.openai_types import Completion
 from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, live
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from infer.errors import InferError, OverloadedError
+from infer.serve.batching.infer_result import PendingResult
 from infer.serve.batching.latency_model import LatencyModel, ThroughputModel, WaitErrorModel
-from infer.serve.batching.queue_items import PendingResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits

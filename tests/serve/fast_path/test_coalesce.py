@@ -13,7 +13,7 @@ import pytest
 from infer.serve.api.kserve.kserve_response import encode_response, encode_responses
 from infer.serve.api.kserve.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
-from infer.serve.batching.queue_items import InferResult
+from infer.serve.batching.infer_result import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.body_cache import BodyCache
 from infer.serve.fast_path.request_group import slice_request

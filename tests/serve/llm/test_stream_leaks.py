@@ -20,7 +20,8 @@ from infer.llm.engine.cache.block_manager import BlockManager
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
-from infer.serve.batching.queue_items import InferResult, PendingResult, QueueItem
+from infer.serve.batching.infer_result import InferResult, PendingResult
+from infer.serve.batching.queue_items import QueueItem
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.llm.llm_engine import LLMEngine
 from infer.serve.llm.token_stream import TokenStream

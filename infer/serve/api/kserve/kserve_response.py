@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import InferError
 from ....spec import TensorSpec
-from ...batching.queue_items import InferResult
+from ...batching.infer_result import InferResult
 from ...batching.tensor_engine import TensorEngine
 from ...http.routing import BINARY, JSON, NonfiniteError, Response
 from .kserve_tensors import count_nonfinite, datatype, to_binary, to_json

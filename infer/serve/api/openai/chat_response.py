@@ -13,9 +13,7 @@ from ....llm.text import tools
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
 from . import openai_logprobs, openai_request, openai_response
-from .openai_logprobs import ChatLogprobs
-from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode
-from .openai_types import (
+from .chat_types import (
     ChatChoice,
     ChatCompletion,
     ChatRequest,
@@ -26,6 +24,8 @@ from .openai_types import (
     ToolCall,
     ToolCallDelta,
 )
+from .openai_logprobs import ChatLogprobs
+from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 NOTHING = b'"delta":{}'
