@@ -93,7 +93,7 @@ class Comparison:
             targets = next_token_targets(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
             if (
-                self._task in ("embedding", "image-embedding")
+                self._task in ("embedding", "image-embedding", "audio-embedding")
                 and expected.dim() == 2
                 and expected.is_floating_point()
             ):

@@ -22,7 +22,10 @@ TOP1_TASKS = (
     "image-segmentation",
     "object-detection",
     "audio-classification",
+    "audio-frame-classification",
     "automatic-speech-recognition",
+    "video-classification",
+    "time-series-classification",
 )
 
 

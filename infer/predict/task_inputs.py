@@ -53,9 +53,10 @@ class TaskInputs(TextInputs):
         - question-answering, of a pair (question, context): the span of the context; fill-mask: tokens of each mask.
         - multiple-choice, of {"question": …, "choices": […]} or (question, choice, choice, …): choices with scores.
         - image-classification, audio-classification: labels; object-detection: boxes in pixels; image-segmentation:
-          classes with their share of the area; automatic-speech-recognition: the text.
+          classes with their share of the area; depth-estimation: smallest, largest and mean depth;
+          automatic-speech-recognition: the text.
         - text-generation from sound (Whisper): the text, its language and its segments with times.
-        - embedding, image-embedding: the vector.
+        - embedding, image-embedding, audio-embedding: the vector.
         - zero-shot-image-classification, of {"image": …, "candidate_labels": […]}: the labels with scores; a
           "hypothesis_template" is the text around a label.
 
@@ -114,6 +115,8 @@ class TaskInputs(TextInputs):
             return None if self.preprocessor is not None else "its folder had no preprocessing that infer has"
         if self.task not in (*TEXT_TASKS, ZERO_SHOT):
             return f"its task is {self.task}"
+        if any(spec.name == "bbox" for spec in self.inputs):
+            return "each token needs its box on the page (bbox), which a text does not have"
         return None if (self.path / "tokenizer.json").exists() else "it holds no tokenizer.json"
 
     def _of_texts(self, rows: list[Any]) -> list[Any]:

@@ -110,6 +110,22 @@ def class_map(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return found
 
 
+def depth_map(depth: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return depth [H, W] at an image's size (height, width), bilinear, float32."""
+    (low_y, high_y, y), (low_x, high_x, x) = (
+        _neighbours(have, want) for have, want in zip(depth.shape, size, strict=True)
+    )
+    rows = depth[low_y] * (1 - y)[:, None] + depth[high_y] * y[:, None]
+    found: np.ndarray = (rows[:, low_x] * (1 - x) + rows[:, high_x] * x).astype(np.float32)
+    return found
+
+
+def depth_range(depth: np.ndarray) -> Answer:
+    """Return the smallest, largest and mean depth of an image, as the model counts it, from depth [H, W]."""
+    values = depth.astype(np.float64)
+    return {"min": float(values.min()), "max": float(values.max()), "mean": float(values.mean())}
+
+
 def _neighbours(have: int, want: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the two source positions of each target position, and the weight of the second, float32."""
     place = np.maximum(

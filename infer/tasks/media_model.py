@@ -22,10 +22,16 @@ from .whisper import WhisperTokens
 
 ZERO_SHOT = "zero-shot-image-classification"  # of texts that come with the image
 IMAGE_TASKS = (
-    *("image-classification", "image-segmentation", "object-detection", "image-embedding"),
+    *(
+        "image-classification",
+        "image-segmentation",
+        "object-detection",
+        "depth-estimation",
+        "image-embedding",
+    ),
     ZERO_SHOT,
 )
-SOUND_TASKS = ("audio-classification", "automatic-speech-recognition")
+SOUND_TASKS = ("audio-classification", "automatic-speech-recognition", "audio-embedding")
 Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor
 
 
@@ -154,7 +160,9 @@ class MediaModel:
             "object-detection": lambda: answers.boxes(
                 outputs["logits"], outputs["pred_boxes"], (opened.height, opened.width), self.labels
             ),
+            "depth-estimation": lambda: answers.depth_range(outputs["predicted_depth"]),
             "image-embedding": lambda: answers.unit_vector(outputs["embedding"]),
+            "audio-embedding": lambda: answers.unit_vector(outputs["embedding"]),
             "automatic-speech-recognition": lambda: self._text(outputs["logits"]),
         }
         return ways[self.task]()

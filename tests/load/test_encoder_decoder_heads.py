@@ -114,11 +114,11 @@ def test_a_model_of_a_spectrogram_gives_the_outputs_of_transformers(
         ),
         (
             {
-                "architectures": ["LayoutLMForTokenClassification"],
+                "architectures": ["LayoutLMModel"],
                 "model_type": "layoutlm",
                 "hidden_size": 32,
             },
-            "LayoutLMForTokenClassification takes input_ids, bbox",
+            "LayoutLMModel takes input_ids, bbox",
         ),
         (
             {

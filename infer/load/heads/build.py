@@ -16,9 +16,21 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
-from .table import DUAL_TOWERS, Head
+from .table import DUAL_TOWERS, MASK_SEGMENTERS, Head
 
-OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
+OTHER_MODALITIES = (
+    *(
+        "pixel_values",
+        "pixel_values_videos",
+        "input_features",
+        "input_values",
+        "bbox",
+        "image",
+        "past_values",
+    ),
+    *("past_time_features", "freq", "task_inputs", "text_inputs", "prompt_pixel_values"),
+)
+PAGES = ({"bbox"}, {"bbox", "pixel_values"})  # of a text whose tokens stand on a page
 
 
 def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tuple[Head, type]:
@@ -79,13 +91,16 @@ def _reads(found: Any, head: Head) -> bool:
         several = head.auto == "AutoModelForSeq2SeqLM" and takes  # a source of text and of another kind
         return head.reads in parameters and not several
     if head.reads == "input_ids":
-        return takes == [] and "input_ids" in parameters
-    return head.reads in takes and "input_ids" not in parameters
+        is_page = set(takes) in PAGES and head.outputs != ("embedding",)
+        return (not takes or is_page) and "input_ids" in parameters
+    return takes == [head.reads] and "input_ids" not in parameters
 
 
 def _gives(found: Any, head: Head) -> bool:
     """Return true when the class gives the hidden states that the embedding is made of, or does not say."""
     fields = output_fields(found)
+    if head.ending in MASK_SEGMENTERS:
+        return not fields or {"class_queries_logits", "masks_queries_logits"} <= set(fields)
     is_embedder = head.ending == "Model" and head.outputs == ("embedding",)
     return not is_embedder or not fields or bool({"last_hidden_state", "pooler_output"} & set(fields))
 

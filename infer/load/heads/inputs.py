@@ -14,7 +14,17 @@ from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
 from ..sentence_transformers.sentence_transformers import SentenceFolder
-from .table import DUAL_TOWERS, FEATURES, PADDED_TEXT, PIXELS, SOUND, Head
+from .sound_wrappers import (
+    AudioEncoder,
+    AudioHead,
+    FeaturesEncoder,
+    FeaturesHead,
+    MaskedAudioEncoder,
+    MaskedAudioHead,
+    MaskedFeaturesEncoder,
+    MaskedFeaturesHead,
+)
+from .table import DUAL_TOWERS, FEATURES, MASK_SEGMENTERS, PADDED_TEXT, PIXELS, SERIES, SOUND, Head
 from .text import (
     Decoder,
     Encoder,
@@ -24,18 +34,18 @@ from .text import (
     position_limit,
 )
 from .wrappers import (
-    AudioHead,
+    BoxTextHead,
     ChoiceHead,
     DualTowers,
-    FeaturesHead,
     ImageEncoder,
     ImageHead,
-    MaskedAudioHead,
-    MaskedFeaturesHead,
     MaskedImageHead,
+    MaskSegmenter,
     PaddedTextEncoder,
+    PageHead,
     PairChoiceHead,
     PairTextHead,
+    SeriesHead,
     SourceClassifier,
     SourceHead,
     TextHead,
@@ -45,6 +55,7 @@ SECONDS = (0.1, 30)  # of sound in one input
 RATE = 16000
 SMALLEST_FRAMES, LARGEST_FRAMES = 16, 3000  # of a spectrogram, up to 100 a second
 MOST_TEXTS = 1024  # that an image is compared with
+MASK_SIZE = (384, 384)  # of the masks of which transformers makes Mask2Former's classes of pixels
 SMALLEST_IMAGE, LARGEST_IMAGE = 64, 1333
 
 
@@ -57,15 +68,15 @@ def wrap(
     if head.reads == PIXELS:
         if head.task == "image-embedding":
             return ImageEncoder(model).eval()
+        if head.ending in MASK_SEGMENTERS:
+            is_rescaled = head.ending.startswith("Mask2Former")
+            return MaskSegmenter(model, MASK_SIZE if is_rescaled else None).eval()
         masked = _gives_mask(preprocessor) and _takes(model, "pixel_mask")
         return (MaskedImageHead if masked else ImageHead)(model, head.outputs).eval()
-    if head.reads == SOUND:
-        masked = getattr(model.config, "feat_extract_norm", "") == "layer" and _takes(model, "attention_mask")
-        return (MaskedAudioHead if masked else AudioHead)(model, head.outputs).eval()
-    if head.reads == FEATURES and head.task != "text-generation":
-        return (MaskedFeaturesHead if _takes(model, "attention_mask") else FeaturesHead)(
-            model, head.outputs
-        ).eval()
+    if head.reads == SERIES:
+        return SeriesHead(model, head.outputs).eval()
+    if head.reads in (SOUND, FEATURES) and head.task != "text-generation":
+        return _sound(model, head).eval()
     if head.task == "text-generation":
         if not getattr(model.config, "is_encoder_decoder", False):
             return Decoder(model).eval()
@@ -81,6 +92,8 @@ def wrap(
         return kind(model, head.outputs).eval()
     if head.task == "multiple-choice":
         return (PairChoiceHead if has_token_types(model) else ChoiceHead)(model, head.outputs).eval()
+    if _takes(model, "bbox"):
+        return (PageHead if _takes(model, PIXELS) else BoxTextHead)(model, head.outputs).eval()
     if head.task != "embedding":
         return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
@@ -89,25 +102,44 @@ def wrap(
     return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
 
 
+def _sound(model: nn.Module, head: Head) -> nn.Module:
+    """Return a model of sound, with a mask of its padding where it is made for one."""
+    masked = _takes(model, "attention_mask") and head.ending != "ForXVector"  # which reads lengths out of it
+    if head.reads == SOUND:
+        masked = masked and getattr(model.config, "feat_extract_norm", "") == "layer"
+    if head.task == "audio-embedding":
+        encoders = (AudioEncoder, MaskedAudioEncoder, FeaturesEncoder, MaskedFeaturesEncoder)
+        return encoders[2 * (head.reads == FEATURES) + masked](model)
+    heads = (AudioHead, MaskedAudioHead, FeaturesHead, MaskedFeaturesHead)
+    return heads[2 * (head.reads == FEATURES) + masked](model, head.outputs)
+
+
 def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[TensorSpec, ...]:
     """Return the specs of the wrapper's inputs."""
     config: Any = wrapped.model.config
     images, texts = ("images", "texts") if isinstance(wrapped, DualTowers) else ("batch", "batch")
     config = config.vision_config if isinstance(wrapped, DualTowers) else config
     specs = []
+    pictures = (int(config.num_frames),) if _is_video(wrapped) else ()  # of a video
     for name in inspect.signature(wrapped.forward).parameters:
         if name in (PIXELS, "pixel_mask"):
             size = _image_size(config, preprocessor)
-            channels = (num_channels(config),) if name == PIXELS else ()
+            channels = (*pictures, num_channels(config)) if name == PIXELS else ()
             dtype = "float32" if name == PIXELS else "int64"
             specs.append(TensorSpec(name, dtype, (images, *channels, *size)))
-        elif isinstance(wrapped, AudioHead | MaskedAudioHead):
+        elif name == SERIES:
+            shape = (int(config.context_length), int(config.num_input_channels))
+            specs.append(TensorSpec(name, "float32", ("batch", *shape)))
+        elif name == "bbox":
+            specs.append(TensorSpec(name, "int64", (texts, "seq", 4)))
+        elif isinstance(wrapped, AudioHead | MaskedAudioHead | AudioEncoder | MaskedAudioEncoder):
             dtype = "float32" if name == SOUND else "int64"
             specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
-        elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead):
-            shape = _features_shape(config, any_time=isinstance(wrapped, MaskedFeaturesHead))
-            dtype, shape = ("float32", shape) if name == FEATURES else ("int64", shape[:1])
-            specs.append(TensorSpec(name, dtype, ("batch", *shape)))
+        elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead | FeaturesEncoder | MaskedFeaturesEncoder):
+            any_time = isinstance(wrapped, MaskedFeaturesHead | MaskedFeaturesEncoder)
+            sizes = _features_shape(config, any_time=any_time)
+            dtype, sizes = ("float32", sizes) if name == FEATURES else ("int64", sizes[:1])
+            specs.append(TensorSpec(name, dtype, ("batch", *sizes)))
         elif name == FEATURES:
             frames = 2 * int(config.max_source_positions)
             specs.append(TensorSpec(name, "float32", ("batch", int(config.num_mel_bins), frames)))
@@ -148,7 +180,7 @@ def size_bounds(
 def _image_size(config: Any, preprocessor: Preprocessor | None) -> tuple[int | str, int | str]:
     if isinstance(preprocessor, ImagePreprocessor | TransformersProcessor):
         return preprocessor.output_size or ("height", "width")
-    size = getattr(config, "image_size", None)
+    size = getattr(config, "image_size", None) or getattr(config, "input_size", None)
     if isinstance(size, int):
         return size, size
     if isinstance(size, list | tuple) and len(size) == 2:
@@ -164,11 +196,17 @@ def _sound_size(config: Any) -> tuple[int | str, ...]:
 
 
 def _features_shape(config: Any, *, any_time: bool) -> tuple[int | str, ...]:
-    """Return the sizes of a spectrogram: frames and bands of any time, or Whisper's bands and frames of a fixed one."""
+    """Return the sizes of a spectrogram: frames and bands of any time, or those of a fixed one.
+
+    The latter are Whisper's bands and frames, or CLAP's one channel, frames and bands.
+    """
     of_encoder = getattr(config, "encoder_config", config)
     bands = getattr(config, "feature_projection_input_dim", None) or getattr(of_encoder, "num_mel_bins", None)
     if any_time:
         return "frames", int(bands or 80)
+    if getattr(config, "spec_size", None):  # CLAP folds a spectrogram of this many frames to a square
+        frames = int(config.spec_size) ** 2 // int(bands or 64)
+        return 1, frames, int(bands or 64)
     return int(bands or 80), 2 * int(config.max_source_positions)
 
 
@@ -176,6 +214,10 @@ def _gives_mask(preprocessor: Preprocessor | None) -> bool:
     if isinstance(preprocessor, TransformersProcessor):
         return "pixel_mask" in preprocessor.tensors
     return isinstance(preprocessor, ImagePreprocessor) and preprocessor.pads
+
+
+def _is_video(wrapped: Any) -> bool:
+    return type(wrapped.model).__name__.endswith("ForVideoClassification")
 
 
 def _takes(model: nn.Module, name: str) -> bool:

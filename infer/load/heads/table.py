@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SourceError
+from ...errors import NotUsableError, SourceError
 from ..model_patches.vlm_language_model import has_tower
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ class Head:
     reads: str = "input_ids"
 
 
-PIXELS, SOUND, FEATURES = "pixel_values", "input_values", "input_features"
+PIXELS, SOUND, FEATURES, SERIES = "pixel_values", "input_values", "input_features", "past_values"
+MASK_SEGMENTERS = (
+    "Mask2FormerForUniversalSegmentation",
+    "MaskFormerForInstanceSegmentation",
+)  # masks with classes
 BOXES = ("logits", "pred_boxes")
 SPANS = ("start_logits", "end_logits")
 HEADS = (
@@ -59,6 +63,37 @@ HEADS = (
     ),
     Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=FEATURES),
     Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=FEATURES),
+    Head(
+        "ForDepthEstimation", "depth-estimation", "AutoModelForDepthEstimation", ("predicted_depth",), PIXELS
+    ),
+    Head("ForVideoClassification", "video-classification", "AutoModelForVideoClassification", reads=PIXELS),
+    # Masks with classes, of which the class of each pixel is made.
+    *(
+        Head(ending, "image-segmentation", "AutoModelForUniversalSegmentation", reads=PIXELS)
+        for ending in MASK_SEGMENTERS
+    ),
+    Head(
+        "ForImageSuperResolution", "image-to-image", "AutoModelForImageToImage", ("reconstruction",), PIXELS
+    ),
+    Head("ForXVector", "audio-embedding", "AutoModelForAudioXVector", ("embedding",), SOUND),
+    Head("ForXVector", "audio-embedding", "AutoModelForAudioXVector", ("embedding",), FEATURES),
+    Head("AudioModelWithProjection", "audio-embedding", "AutoModel", ("embedding",), FEATURES),
+    Head(
+        "ForAudioFrameClassification",
+        "audio-frame-classification",
+        "AutoModelForAudioFrameClassification",
+        reads=SOUND,
+    ),
+    Head("ForPrediction", "time-series-forecasting", "AutoModel", ("prediction_outputs",), SERIES),
+    Head(
+        "ForTimeSeriesClassification",
+        "time-series-classification",
+        "AutoModel",
+        ("prediction_outputs",),
+        SERIES,
+    ),
+    Head("ForClassification", "time-series-classification", "AutoModel", ("prediction_logits",), SERIES),
+    Head("ForRegression", "time-series-regression", "AutoModel", ("regression_outputs",), SERIES),
     # Dense passage retrieval: the pooled output is the embedding.
     Head("DPRQuestionEncoder", "embedding", "AutoModel", ("embedding",)),
     Head("DPRContextEncoder", "embedding", "AutoModel", ("embedding",)),
@@ -78,6 +113,8 @@ SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("em
 EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
     Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
+    Head("Model", "audio-embedding", "AutoModel", ("embedding",), SOUND),
+    Head("Model", "audio-embedding", "AutoModel", ("embedding",), FEATURES),
 )
 # CLIP and its kin as a whole: every image is compared with every text.
 DUAL_TOWERS = Head(
@@ -100,12 +137,21 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
-    """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones."""
+    """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones.
+
+    Raises `NotUsableError` for a head that torch.export gets wrong.
+    """
     name = architecture(config)
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:
         return _encoder_decoder(name, folder)
+    if name == "WavLMForXVector":
+        raise NotUsableError(
+            f"{name} can't be captured: torch.export ties the frames of its sounds to the size of the batch",
+            where=str(folder / "config.json"),
+            hint="Its base model (WavLMModel) opens, as does Wav2Vec2ForXVector",
+        )
     if has_tower(config, name):
         return tuple(head for head in HEADS if head.task == "text-generation")[:1]
     found = tuple(head for head in HEADS if name.endswith(head.ending))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .text import without_cache
 
@@ -76,6 +77,23 @@ class SourceClassifier(SourceHead):
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
         found: Tensor = model.classification_head(hidden[rows, end.where(end >= 0, last)])
         return found
+
+
+class BoxTextHead(Headed):
+    """A text model that knows where on its page each token stands (LayoutLM)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor) -> Any:
+        """Compute the outputs from int64 [batch, seq] twice, and corners 0..1000 as int64 [batch, seq, 4]."""
+        return self._named(input_ids=input_ids, attention_mask=attention_mask, bbox=bbox)
+
+
+class PageHead(Headed):
+    """A text model that knows where on its page each token stands, and sees the page (LayoutLMv3)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor, pixel_values: Tensor) -> Any:
+        """Compute the outputs from the inputs of `BoxTextHead` and the page, float [batch, C, H, W]."""
+        named = {"attention_mask": attention_mask, "bbox": bbox, "pixel_values": pixel_values}
+        return self._named(input_ids=input_ids, **named)
 
 
 class OneChoice(Headed):
@@ -172,33 +190,30 @@ class ImageEncoder(nn.Module):
         return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
 
-class AudioHead(Headed):
-    """A model of sound with a head, such as a classifier or CTC."""
+class MaskSegmenter(nn.Module):
+    """A model that gives masks with classes (MaskFormer, Mask2Former), as logits of the class of each pixel.
 
-    def forward(self, input_values: Tensor) -> Any:
-        """Compute the outputs from float [batch, samples]."""
-        return self._named(input_values=input_values)
+    They are what transformers' `post_process_semantic_segmentation` makes of them: of each class, the masks of all
+    queries by their probability of it. `size`: (height, width) to which that interpolates masks before, None for not.
+    """
 
+    def __init__(self, model: nn.Module, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.model, self.size = model, size
 
-class MaskedAudioHead(Headed):
-    """A model of sound that tells real samples from padding by their mask."""
-
-    def forward(self, input_values: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from float [batch, samples] and int64 [batch, samples], 1 on real samples."""
-        return self._named(input_values=input_values, attention_mask=attention_mask)
-
-
-class FeaturesHead(Headed):
-    """A model of a spectrogram of a fixed time with a head, as Whisper's encoder has."""
-
-    def forward(self, input_features: Tensor) -> Any:
-        """Compute the outputs from float [batch, bands, frames]."""
-        return self._named(input_features=input_features)
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Compute float [batch, labels, H', W'] from float [batch, C, H, W]."""
+        found = self.model(pixel_values=pixel_values)
+        masks = found.masks_queries_logits
+        if self.size is not None:
+            masks = F.interpolate(masks, size=self.size, mode="bilinear", align_corners=False)
+        classes = found.class_queries_logits.softmax(-1)[..., :-1]
+        return torch.einsum("bqc,bqhw->bchw", classes, masks.sigmoid())
 
 
-class MaskedFeaturesHead(Headed):
-    """A model of a spectrogram of any time that tells frames of sound from padding by their mask."""
+class SeriesHead(Headed):
+    """A model of a time series of fixed length, such as a forecast."""
 
-    def forward(self, input_features: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from float [batch, frames, bands] and int64 [batch, frames], 1 on frames of sound."""
-        return self._named(input_features=input_features, attention_mask=attention_mask)
+    def forward(self, past_values: Tensor) -> Any:
+        """Compute the outputs from float [batch, time, channels]."""
+        return self._named(past_values=past_values)

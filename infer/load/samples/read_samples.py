@@ -20,6 +20,7 @@ from .sample_files import Samples, digest_of_files, example_option, list_files, 
 from .text_samples import tokenize
 
 RANDOM_ROWS = 8
+PAGE_SIZE = 1000  # of the corners of tokens on a page
 TOKENS = ("input_ids", DECODER_IDS)
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 
@@ -121,7 +122,7 @@ def random_inputs(
     *,
     rows: int = RANDOM_ROWS,
 ) -> Samples:
-    """Draw normal floats, ones for masks, tokens of the whole vocabulary, and 0 or 1 for other integers.
+    """Draw normal floats, ones for masks, tokens of the vocabulary, boxes on a page, and 0 or 1 for other integers.
 
     The batch is `rows`; another symbolic size is 8, or twice its smallest if larger. The padding token is not drawn:
     some models number the positions of the other tokens only.
@@ -139,6 +140,9 @@ def random_inputs(
             samples[spec.name] = torch.randn(shape, generator=generator).to(spec.torch_dtype)
         elif spec.dtype == "bool" or "mask" in spec.name:
             samples[spec.name] = torch.ones(shape, dtype=spec.torch_dtype)
+        elif spec.name == "bbox":  # left, top, right, bottom on a page of 1000 x 1000
+            corners = torch.randint(0, PAGE_SIZE + 1, (*shape[:-1], 2, 2), generator=generator)
+            samples[spec.name] = corners.sort(-2).values.flatten(-2).to(spec.torch_dtype)
         else:
             tokens = vocabulary if vocabulary and spec.name in TOKENS else None
             drawn = torch.randint(0, tokens or 2, shape, generator=generator)

@@ -19,6 +19,7 @@ from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preproce
 from ..loaded_model import LoadedModel
 from ..model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
+from ..model_patches.longformer_attention import use_masked_attention
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
@@ -70,6 +71,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
+        made = use_masked_attention(made)
         return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -217,5 +219,8 @@ def _preprocessing(
     """Read the preprocessing of images or sound; text has its tokenizer."""
     if head.reads not in (heads.PIXELS, heads.SOUND, heads.FEATURES):
         return None, []
+    if head.task == "video-classification":
+        why = "infer decodes no video files"
+        return None, [preprocessing_finding(None, why)]
     found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
     return found, [preprocessing_finding(found, why)]

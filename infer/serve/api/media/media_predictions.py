@@ -28,7 +28,9 @@ TASKS = (
     "audio-classification",
     "object-detection",
     "image-segmentation",
+    "depth-estimation",
     "image-embedding",
+    "audio-embedding",
     ZERO_SHOT,
 )
 Prediction = list[LabelScore] | list[float]
@@ -59,11 +61,11 @@ async def predict_files(
         return await _candidates(context, engine, files, where, parameters)
     model, outputs, sizes = await run_files(context, engine, files, where)
     for place, size in zip(where, sizes, strict=True):
-        if model.task == "image-segmentation" and size[0] * size[1] > MAX_MASK_PIXELS:
+        if model.task in ("image-segmentation", "depth-estimation") and size[0] * size[1] > MAX_MASK_PIXELS:
             raise InputError(
-                f"expected an image of at most {MAX_MASK_PIXELS} pixels to segment, got {size[1]} x {size[0]}",
+                f"expected an image of at most {MAX_MASK_PIXELS} pixels, got {size[1]} x {size[0]}",
                 where=place,
-                hint="Send it smaller; masks have the size of the image",
+                hint="Send it smaller; masks and depth maps have the size of the image",
             )
     return await media_request.in_thread(context, _predictions, model, outputs, sizes, parameters)
 
@@ -134,7 +136,7 @@ def _predictions(
 def _prediction(
     model: MediaModel, outputs: Mapping[str, np.ndarray], size: tuple[int, int], parameters: PredictParameters
 ) -> Prediction:
-    if model.task == "image-embedding":
+    if model.task in ("image-embedding", "audio-embedding"):
         return [float(value) for value in outputs["embedding"]]
     if model.task == "object-detection":
         threshold = answers.THRESHOLD if parameters.threshold is None else parameters.threshold
@@ -144,6 +146,8 @@ def _prediction(
         ]
     if model.task == "image-segmentation":
         return _masks(answers.class_map(outputs["logits"], size), model)
+    if model.task == "depth-estimation":
+        return [_depth(answers.depth_map(outputs["predicted_depth"], size))]
     logits = outputs["logits"]
     named = ACTIVATIONS.get(parameters.function_to_apply or "", "") or activation_of(model.meta, len(logits))
     top = answers.label_scores(logits, model.labels, named, parameters.top_k)
@@ -152,15 +156,27 @@ def _prediction(
 
 def _masks(classes: np.ndarray, model: MediaModel) -> list[LabelScore]:
     """Return a PNG mask of each class of an image, 255 on its pixels, the largest class first."""
-    from PIL import Image
-
     counts, found = np.bincount(classes.reshape(-1)), list[LabelScore]()
     for kind in (int(i) for i in np.argsort(-counts, kind="stable") if counts[i]):
-        file = io.BytesIO()
-        Image.fromarray((classes == kind).astype(np.uint8) * 255).save(file, "png")
-        mask = base64.b64encode(file.getvalue()).decode()
+        mask = _png((classes == kind).astype(np.uint8) * 255)
         found.append(LabelScore(None, answers.name_of(model.labels, kind), mask=mask))
     return found
+
+
+def _depth(depth: np.ndarray) -> LabelScore:
+    """Return a depth map as a PNG, 0 at the smallest value and 255 at the largest."""
+    low, high = float(depth.min()), float(depth.max())
+    pixels = (depth - low) / max(high - low, 1e-30) * 255
+    return LabelScore(None, "depth", mask=_png(pixels.astype(np.uint8)))
+
+
+def _png(pixels: np.ndarray) -> str:
+    """Return uint8 [height, width] as a PNG in base64."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def files_of(inputs: Any, where: str) -> tuple[list[bytes], list[str], bool]:

@@ -186,7 +186,10 @@ class Box(msgspec.Struct):
 
 
 class LabelScore(msgspec.Struct, omit_defaults=True):
-    """A label with its score. `box`: of an object; `mask`: of a segmented class, a PNG as base64; its score is null."""
+    """A label with its score. `box`: of an object.
+
+    `mask`: of a segmented class, or a depth map, a PNG as base64; its score is null.
+    """
 
     score: float | None
     label: str
