@@ -70,6 +70,13 @@ class Model:
             raise RuntimeError(f"llama.cpp can't open {path}")
         self.vocab = self.library.llama_vocab_n_tokens(self.library.llama_model_get_vocab(self.pointer))
 
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, with the tokens that the file begins and ends texts with."""
+        data, vocab = text.encode(), self.library.llama_model_get_vocab(self.pointer)
+        found = (ctypes.c_int32 * (len(data) + 8))()
+        count = self.library.llama_tokenize(vocab, data, len(data), found, len(found), True, True)
+        return list(found[:count])
+
     def close(self) -> None:
         """Free the model, after its contexts."""
         self.library.llama_model_free(self.pointer)

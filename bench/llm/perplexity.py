@@ -126,12 +126,12 @@ def engine_perplexity(folder: Path, rows: Tensor) -> float:
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
-def llama_perplexity(path: Path, tokens: np.ndarray) -> float:
+def llama_perplexity(path: Path, tokens: np.ndarray, threads: int = THREADS) -> float:
     """Measure perplexity by llama.cpp, tokens int64 [rows, length]; runs in a process of its own."""
     rows = torch.from_numpy(tokens)
     model = llama_cpp_model.Model(path)
     length = rows.shape[1]
-    context = llama_cpp_model.Context(model, length=length, threads=THREADS)
+    context = llama_cpp_model.Context(model, length=length, threads=threads)
 
     def logits(row: Tensor) -> Tensor:
         context.forget()

@@ -28,6 +28,8 @@ def output_tensors(
 ) -> dict[str, OutputTensor]:
     """Return the tensors of the file; matrices in `kind` where their rows are whole blocks, else in F16."""
     inner = {name: stem for stem, name in architecture.tensors.items() if "{}" not in name}
+    if "block_sparse_moe.gate" in inner:
+        inner["mlp.gate"] = inner["block_sparse_moe.gate"]  # its name since transformers 5
     tied = bool(config.get("tie_word_embeddings"))
     found: dict[str, OutputTensor] = {}
     for name in reader.names():

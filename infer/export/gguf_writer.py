@@ -122,9 +122,10 @@ def _string(text: str) -> bytes:
 
 
 def _typed(value: Any) -> bytes:
-    kind = _kind(value[0]) if isinstance(value, list) else _kind(value)
     if not isinstance(value, list):
-        return struct.pack("<I", kind) + _value(kind, value)
+        return struct.pack("<I", _kind(value)) + _value(_kind(value), value)
+    kind = _kind(value[0])
+    kind = INT32 if kind == UINT32 else kind  # llama.cpp opens types of tokens as int32 only
     return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(_value(kind, one) for one in value)
 
 

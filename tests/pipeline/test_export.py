@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -18,9 +16,8 @@ from infer.export.gguf_writer import TYPES, encode
 from infer.load import load
 from infer.load.gguf import open_gguf
 from infer.plan import Plan
-from tests.support import tiny_decoders
+from tests.support.decoder_folders import ARCHITECTURES, PYDOC, checkpoint, sentencepiece
 
-PYDOC = Path(__file__).resolve().parents[2] / "models/pydoc_lm"
 QUANT = gguf.GGMLQuantizationType
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
@@ -34,31 +31,9 @@ def test_blocks_are_bit_equal_to_those_of_the_formats_package(kind: str) -> None
     assert encode(torch.from_numpy(rows), kind).numpy().tobytes() == expected.tobytes()
 
 
-def checkpoint(tmp_path: Path, kind: str, **changes: Any) -> Path:
-    """Write a tiny model with the tokenizer of pydoc_lm."""
-    rows = json.loads((PYDOC / "config.json").read_text())["vocab_size"]
-    sizes = tiny_decoders.SIZES.get(kind, tiny_decoders.GROUPED)
-    model = tiny_decoders.build(kind, sizes={**sizes, "vocab_size": rows, **changes})
-    model.save_pretrained(tmp_path / "m")
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(PYDOC / name, tmp_path / "m" / name)
-    return tmp_path / "m"
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False},
-    "qwen3": {},
-    "gemma2": {"query_pre_attn_scalar": 32},
-    "qwen3_moe": {
-        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
-        "intermediate_size": 64,
-    },
-}
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "qwen3_moe", "mixtral"])
 def test_a_gguf_file_holds_the_weights_and_tokens_of_its_source(case: str, tmp_path: Path) -> None:
-    source = checkpoint(tmp_path, case, **CASES[case])
+    source = checkpoint(tmp_path, case, **ARCHITECTURES[case])
     path = tmp_path / "m.gguf"
     found = export_model(str(source), "gguf", path, kind="F32")
     assert found[0].value == path.stat().st_size / 1e6
@@ -70,45 +45,8 @@ def test_a_gguf_file_holds_the_weights_and_tokens_of_its_source(case: str, tmp_p
         torch.testing.assert_close(again.read(name), original.read(name).float(), rtol=0, atol=1e-6)
     metadata = gguf.GGUFReader(path)
     assert str(metadata.get_field("tokenizer.chat_template").contents())  # type: ignore[union-attr]
-
-
-def sentencepiece(folder: Path, rows: int, prefix: bool) -> None:
-    """Replace the tokenizer of a folder by SentencePiece's BPE of few pieces, as transformers converts it."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, processors
-
-    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz'.,"]
-    merged = ["he", "▁t", "▁the", "in", "th", "ing", "er", "▁▁"]
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *letters]
-    words += [f"<unused{index}>" for index in range(rows - len(words))]
-    merges = [
-        ("h", "e"),
-        ("▁", "t"),
-        ("▁t", "he"),
-        ("i", "n"),
-        ("t", "h"),
-        ("in", "g"),
-        ("e", "r"),
-        ("▁", "▁"),
-    ]
-    model = models.BPE(
-        vocab={word: index for index, word in enumerate(words)},
-        merges=merges,
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    made = Tokenizer(model)
-    first = [normalizers.Prepend("▁")] if prefix else []
-    made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    made.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    types = metadata.get_field("tokenizer.ggml.token_type").types  # type: ignore[union-attr]
+    assert types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32]  # llama.cpp opens no others
 
 
 @pytest.mark.parametrize("prefix", [True, False], ids=["a space before", "as it is"])
