@@ -128,6 +128,12 @@ def segmenter(name: str = "parts") -> Fake:
     return _image_model(name, "image-segmentation", {"logits": (3, 4, 4)}, run)
 
 
+def depth_estimator(name: str = "deep") -> Fake:
+    """Estimate depth as the red channel, at half the size of the input."""
+    run = lambda inputs: {"predicted_depth": inputs["pixel_values"][:, 0, ::2, ::2]}  # noqa: E731
+    return _image_model(name, "depth-estimation", {"predicted_depth": (4, 4)}, run)
+
+
 def image_embedder(name: str = "look") -> Fake:
     run = lambda inputs: {"embedding": inputs["pixel_values"].mean((2, 3))}  # noqa: E731
     return _image_model(name, "image-embedding", {"embedding": (3,)}, run)

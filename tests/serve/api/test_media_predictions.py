@@ -25,7 +25,7 @@ RED, GREEN = (250, 10, 10), (10, 250, 10)
 def server() -> Iterator[Live]:
     models = [
         fake_media.colors(), fake_media.detector(), fake_media.segmenter(), fake_media.image_embedder(),
-        fake_media.listener(), classifier("moods", ["good", "bad"]),
+        fake_media.listener(), fake_media.depth_estimator(), classifier("moods", ["good", "bad"]),
     ]  # fmt: skip
     with live(*models, limits=ServeLimits(max_image_pixels=1 << 20, max_audio_seconds=3)) as server:
         yield server
@@ -109,6 +109,16 @@ def test_objects_have_boxes_in_pixels(client: httpx.Client) -> None:
     assert [one["label"] for one in found] == ["red", "green"]
     assert found[0]["box"] == {"xmin": 0, "ymin": 0, "xmax": 20, "ymax": 20}
     assert ask(client, "finder", b64(two_halves()), parameters={"threshold": 1}) == []
+
+
+def test_depth_is_a_map_of_the_size_of_the_image(client: httpx.Client) -> None:
+    (found,) = ask(client, "deep", b64(two_halves((40, 20))))
+    assert (found["label"], found["score"]) == ("depth", None)
+    with Image.open(io.BytesIO(base64.b64decode(found["mask"]))) as image:
+        depth = np.asarray(image)
+    assert depth.shape == (20, 40)
+    assert (depth[:, 0] == 255).all()
+    assert (depth[:, -1] == 0).all()
 
 
 def test_classes_have_masks_of_the_size_of_the_image(client: httpx.Client) -> None:
