@@ -85,7 +85,7 @@ def test_a_form_and_the_file_itself_are_read(client: httpx.Client) -> None:
 
 def test_the_inference_client_of_hugging_face_reads_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with live(fake_media.colors()) as server:
         client = hub.InferenceClient(model=f"{server.url}/predict", timeout=30)
         assert client.image_classification(png(GREEN))[0].label == "green"
