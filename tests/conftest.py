@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+# Torch's cache of fake tensors takes longer to fill than it spares where a model has one layer: a fifth of an export.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+
 import pytest
 import torch
 

@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -53,7 +53,8 @@ def capture(
     examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph of a failed export
+            # torch prints the graph of a failed export
+            with contextlib.redirect_stderr(io.StringIO()), _without_stack_traces():
                 program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
@@ -62,10 +63,32 @@ def capture(
             raise
         except Exception as error:
             raise _refusal(error, inputs, examples) from error
+    _drop_stack_traces(program)
     program._example_inputs = _zeros(program)  # zeros of the same shapes: no sample data is stored
     given = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
     return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
+
+
+@contextlib.contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Keep torch from formatting a Python stack for every operator, where this version can be told so."""
+    before = getattr(fx.config, "do_not_emit_stack_traces", None)
+    if before is not None:
+        fx.config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        if before is not None:
+            fx.config.do_not_emit_stack_traces = before
+
+
+def _drop_stack_traces(program: ExportedProgram) -> None:
+    """Remove the source lines of every operator: an artifact tells nobody the paths of whoever made it."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
 
 
 def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy: str = "") -> None:

@@ -21,7 +21,6 @@ from infer.reporter import Reporter
 from infer.spec import Finding, TensorSpec
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
-WHY_NOT = cpu.why_not()
 
 
 def module(name: str) -> ModuleType:
@@ -43,8 +42,8 @@ def correlated(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture
 def every_isa():
-    if WHY_NOT:
-        pytest.skip(WHY_NOT)
+    if reason := cpu.why_not():
+        pytest.skip(reason)
     before = cpu.isa()
     yield cpu.isas()
     cpu.use_isa(before)

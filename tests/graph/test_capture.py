@@ -161,3 +161,17 @@ def test_outputs_that_are_no_tensors_are_left_away(other: object, tmp_path: Path
     storage.save(made, tmp_path)
     for graph in (made, storage.load(tmp_path)):
         assert list(graph.run({"x": torch.ones(3, 8)})) == ["y"]
+
+
+def test_a_stored_program_holds_no_paths_of_its_maker(tmp_path: Path) -> None:
+    graph = capture.capture(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        (TensorSpec.parse("input=float32[batch,4]"),),
+        {"input": torch.randn(3, 4)},
+    )
+    assert not any("stack_trace" in node.meta for node in graph.program.graph.nodes)
+    storage.save(graph, tmp_path)
+    stored = (tmp_path / storage.PROGRAM).read_bytes()
+    assert b"aten.linear" in stored
+    assert b"stack_trace" not in stored
+    assert b"site-packages" not in stored

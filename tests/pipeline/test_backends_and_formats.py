@@ -12,6 +12,7 @@ import torch
 from infer import Plan, Predictor, plugins
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
 from infer.graph import storage
+from infer.graph.program import Graph
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatReferences
 from infer.pipeline.run_trial import run_trial
@@ -46,7 +47,7 @@ def recipe(name: str) -> ModuleType:
 
 
 class Original:
-    """digits loaded and captured once, with its float forms, for every cell of the table."""
+    """digits loaded and captured once, with its float forms, and quantized once to each format, for every cell."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -54,6 +55,13 @@ class Original:
         self.plan, self.model = run.plan, stages.capture_original(run.plan, loaded, Reporter())
         self.graph = self.model.graph
         self.floats = FloatReferences(self.graph, work)
+        self._quantized: dict[str, Graph] = {}
+
+    def quantized(self, plan: Plan) -> Graph:
+        """Quantize to the plan's format, once for all backends, as where a plan leaves the backend open."""
+        if plan.quant not in self._quantized:
+            self._quantized[plan.quant] = stages.compress_model(plan, self.model).graph
+        return self._quantized[plan.quant]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +81,7 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     if reason := plugins.why_not("backends", backend):
         pytest.skip(f"{backend}: {reason}")
     plan = original.plan.with_(quant=quant, backend=backend, batches=())
-    small = stages.compress_model(plan, original.model).graph
+    small = original.quantized(plan)
     if reason := plugins.get("backends", backend).refuses(small, plan):
         assert len(reason) > 20
         pytest.skip(f"refused: {reason}")
