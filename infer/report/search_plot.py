@@ -17,6 +17,7 @@ from .search_record import Measured, SearchRecord, TrialRecord
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 74, 16, 46, 48  # margins
 SMALLEST, LARGEST = 5.0, 18.0  # radius of a dot
+ROOM = LARGEST + 5  # of a dot with its ring, between the first value and an axis
 SERIES = 6  # colors; more backends share them
 
 CSS = """
@@ -88,8 +89,8 @@ def plot(record: SearchRecord) -> str:
         return ""
     points = [point for t in shown if (point := _point(t, record)) is not None]
     bounds = _budgets(record)
-    x = Axis.over([p[0] for p in points] + [v for v, _ in bounds[0]], LEFT, WIDTH - RIGHT)
-    y = Axis.over([p[1] for p in points] + [v for v, _ in bounds[1]], HEIGHT - BOTTOM, TOP)
+    x = Axis.over([p[0] for p in points] + [v for v, _ in bounds[0]], LEFT + ROOM, WIDTH - RIGHT)
+    y = Axis.over([p[1] for p in points] + [v for v, _ in bounds[1]], HEIGHT - BOTTOM - ROOM, TOP)
     names = sorted({t.candidate.backend for t in shown})
     largest = max(((t.measured or Measured()).memory or 0) for t in shown) or 1
     dots = "".join(
