@@ -9,7 +9,7 @@ import sys
 
 from infer import cli
 from infer.budget_search.expectations import Knowledge
-from infer.budget_search.messages import ToBeat
+from infer.budget_search.trial_process.messages import ToBeat
 from infer.report.search_record import Candidate
 
 BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow")

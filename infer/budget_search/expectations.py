@@ -13,8 +13,8 @@ from ..plan import Plan
 from ..report.rendering import formatting
 from ..report.search_record import Candidate, Measured, TrialRecord
 from .feasibility import Limit, cost, eligible, typical
-from .messages import LowerBounds, ToBeat
 from .space import BACKENDS, eager_twin
+from .trial_process.messages import LowerBounds, ToBeat
 
 # The most that a format or dtype gains over float32 on one backend: twice the bytes it saves, or twice the products of
 # its units (4 times those of float32 with VNNI, 16 times with AMX), for float forms that reach half of their peak.

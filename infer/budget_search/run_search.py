@@ -26,7 +26,7 @@ from . import space
 from .final_artifact import publish_best
 from .progress import StateFile
 from .trial_loop import Search
-from .worker_process import TrialLimits
+from .trial_process.worker_process import TrialLimits
 
 MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
 
@@ -135,7 +135,7 @@ def check_budgets(budgets: Budgets, plan: Plan) -> Budgets:
             "a search for speed times its trials, and --batch names no size", hint="Give --batch 1,8"
         )
     if budgets.metric is not None:
-        from .user_metric import load
+        from .trial_process.user_metric import load
 
         load(budgets.metric)
     return budgets

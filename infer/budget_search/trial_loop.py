@@ -18,9 +18,9 @@ from ..reporter import Reporter
 from . import expectations, feasibility, journal, space
 from .feasibility import said, trial_finding
 from .final_artifact import mark, search_command
-from .messages import Done, Failed, LowerBounds, Request, Setup, Survey
 from .progress import SearchReporter, State
-from .worker_process import TrialLimits, WorkerProcess
+from .trial_process.messages import Done, Failed, LowerBounds, Request, Setup, Survey
+from .trial_process.worker_process import TrialLimits, WorkerProcess
 
 SHORTEST = 1.0  # seconds: with less time left no trial is begun
 

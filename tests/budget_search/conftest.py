@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from infer import plugins
-from infer.budget_search import run_search, session
-from infer.budget_search.messages import Failed, Request, Result, Setup, Survey
-from infer.budget_search.session import Session, SourceFailure
+from infer.budget_search import run_search
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.worker_process import TrialLimits
+from infer.budget_search.trial_process import session
+from infer.budget_search.trial_process.messages import Failed, Request, Result, Setup, Survey
+from infer.budget_search.trial_process.session import Session, SourceFailure
+from infer.budget_search.trial_process.worker_process import TrialLimits
 from infer.plan import Plan
 from infer.report.measurements.memory import Memory
 from infer.reporter import Reporter

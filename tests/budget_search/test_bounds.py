@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from infer import Budgets, Plan
-from infer.budget_search import lower_bounds, space
+from infer.budget_search import space
 from infer.budget_search.expectations import GAIN, LOST, MOST_GAIN, Knowledge
 from infer.budget_search.feasibility import limits_of
 from infer.budget_search.journal import Journal
-from infer.budget_search.messages import Done, LowerBounds, Request, Setup, Survey, ToBeat
-from infer.budget_search.session import Session
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.worker_process import TrialLimits
+from infer.budget_search.trial_process import lower_bounds
+from infer.budget_search.trial_process.messages import Done, LowerBounds, Request, Setup, Survey, ToBeat
+from infer.budget_search.trial_process.session import Session
+from infer.budget_search.trial_process.worker_process import TrialLimits
 from infer.report.search_record import Candidate, Measured, TrialRecord
 from infer.reporter import Reporter
 

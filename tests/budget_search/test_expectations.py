@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from infer import device
-from infer.budget_search import trial_result
 from infer.budget_search.expectations import Knowledge
 from infer.budget_search.feasibility import limits_of
+from infer.budget_search.trial_process import trial_result
 from infer.budgets import Budgets
 from infer.latency import Paired, summarize
 from infer.plan import Plan

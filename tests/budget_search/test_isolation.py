@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infer.budget_search.messages import Done, Request, Setup
-from infer.budget_search.worker_process import TrialLimits, WorkerProcess
+from infer.budget_search.trial_process.messages import Done, Request, Setup
+from infer.budget_search.trial_process.worker_process import TrialLimits, WorkerProcess
 from infer.plan import Plan
 from infer.report.search_record import Candidate
 from tests.support.planted_backends import descendants_of, is_running, wait_until

@@ -10,7 +10,7 @@ import pytest
 import infer
 from infer import Budgets, Plan
 from infer.artifact import store
-from infer.pipeline import publish
+from infer.budget_search.trial_process import session
 from infer.report.measurements.memory import Memory
 from infer.report.search_tables import rows
 from tests.support.tiny_decoders import build
@@ -21,7 +21,8 @@ MEMORY = 100_000_000  # of a fresh process, as if it had been measured
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_language_model_is_searched_with_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "memory", SimpleNamespace(probe=lambda *given, **named: Memory(peak=MEMORY)))
+    measured = SimpleNamespace(probe=lambda *_, **__: Memory(peak=MEMORY))
+    monkeypatch.setattr(session, "ForkingProbe", lambda: measured)
     build("llama").save_pretrained(tmp_path / "llama")
     plan = Plan(source=str(tmp_path / "llama"), data="random", batches=(1, 2), device="cpu", max_length=64)
     budgets = Budgets(

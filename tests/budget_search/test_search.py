@@ -15,10 +15,10 @@ from infer import Budgets, Plan, Predictor, cli
 from infer import device as hardware
 from infer.artifact import store
 from infer.budget_search import run_search, trial_loop
-from infer.budget_search.messages import Done, LowerBounds, Request, Setup, Survey
 from infer.budget_search.run_search import SearchResult
-from infer.budget_search.timing_lock import TimingLock
-from infer.budget_search.worker_process import StopWatch, TrialLimits
+from infer.budget_search.trial_process.messages import Done, LowerBounds, Request, Setup, Survey
+from infer.budget_search.trial_process.timing_lock import TimingLock
+from infer.budget_search.trial_process.worker_process import StopWatch, TrialLimits
 from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from .. import fidelity
-from ..errors import InferError, ResourceError
-from ..latency import WORKLOAD, Paired
-from ..pipeline.trial import Trial
-from ..pipeline.trial_timing import LOST
-from ..report import document
-from ..report.search_record import Measured, Outcome
+from ... import fidelity
+from ...errors import InferError, ResourceError
+from ...latency import WORKLOAD, Paired
+from ...pipeline.trial import Trial
+from ...pipeline.trial_timing import LOST
+from ...report import document
+from ...report.search_record import Measured, Outcome
 from .messages import ToBeat
 
 

@@ -75,7 +75,7 @@ class WorkerProcess:
         child_reads, self._to = os.pipe()
         self._from, child_writes = os.pipe()
         child_watches, self._life = os.pipe()  # nothing is written: it closes when the search is gone
-        command = [sys.executable, "-m", "infer.budget_search.subreaper"]
+        command = [sys.executable, "-m", "infer.budget_search.trial_process.subreaper"]
         command += [str(child_reads), str(child_writes), str(child_watches)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(

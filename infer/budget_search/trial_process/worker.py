@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from ..errors import InferError
-from ..reporter import Reporter
+from ...errors import InferError
+from ...reporter import Reporter
 from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Survey, Waiting
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""A worker and a process above it: `python -m infer.budget_search.subreaper READ WRITE LIFE`, the numbers of pipes.
+"""A worker and a process above it: `python -m infer.budget_search.trial_process.subreaper READ WRITE LIFE`.
+
+READ, WRITE and LIFE are the numbers of pipes.
 
 The one above ends everything that the worker started, whatever ends the worker or the search.
 A compiler that a worker runs is no child of the search, may lead a session of its own, and would outlive a SIGKILL.

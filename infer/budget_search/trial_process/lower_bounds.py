@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
-from .. import device as hardware
-from .. import plugins
-from ..errors import InferError
-from ..pipeline.float_graph import Original
-from ..plan import Plan
-from ..report.measurements import roofline
+from ... import device as hardware
+from ... import plugins
+from ...errors import InferError
+from ...pipeline.float_graph import Original
+from ...plan import Plan
+from ...report.measurements import roofline
 from .messages import LowerBounds
 
 FORMATS = "infer.compress.formats"

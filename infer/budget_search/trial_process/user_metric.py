@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, unknown
-from ..load.sources.user_module import import_file, user_code_errors
-from ..predict import Predictor
+from ...errors import UsageError, unknown
+from ...load.sources.user_module import import_file, user_code_errors
+from ...predict import Predictor
 
 WHERE = "--metric"
 

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from .. import compress, plugins
-from ..artifact import store
-from ..compress import assign
-from ..errors import InferError, NotUsableError, SourceError, UsageError
-from ..library_errors import as_resource_error
-from ..pipeline import stages
-from ..pipeline.float_graph import Original
-from ..pipeline.float_reference import FloatReferences
-from ..pipeline.llm_mode import refuse_backend
-from ..pipeline.publish import publish
-from ..pipeline.resolve_plan import Resolved, resolve, resolve_cache
-from ..pipeline.trial import Trial
-from ..plan import Plan
-from ..report.measurements import roofline
-from ..report.measurements.forked_memory import ForkingProbe
-from ..report.rendering import formatting
-from ..reporter import Reporter
-from ..spec import Finding
+from ... import compress, plugins
+from ...artifact import store
+from ...compress import assign
+from ...errors import InferError, NotUsableError, SourceError, UsageError
+from ...library_errors import as_resource_error
+from ...pipeline import stages
+from ...pipeline.float_graph import Original
+from ...pipeline.float_reference import FloatReferences
+from ...pipeline.llm_mode import refuse_backend
+from ...pipeline.publish import publish
+from ...pipeline.resolve_plan import Resolved, resolve, resolve_cache
+from ...pipeline.trial import Trial
+from ...plan import Plan
+from ...report.measurements import roofline
+from ...report.measurements.forked_memory import ForkingProbe
+from ...report.rendering import formatting
+from ...reporter import Reporter
+from ...spec import Finding
 from . import trial_result
 from .lower_bounds import lower_bounds
 from .messages import Done, LowerBounds, Request, Setup, Survey

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from .. import errors
-from ..errors import InferError
-from ..plan import Plan
-from ..report.search_record import Candidate, Measured, Outcome
+from ... import errors
+from ...errors import InferError
+from ...plan import Plan
+from ...report.search_record import Candidate, Measured, Outcome
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
