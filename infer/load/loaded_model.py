@@ -32,6 +32,9 @@ class LoadedModel:
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # real inputs kept for calibration, or none
+    training: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     onnx: Path | None = None
     weight_bytes: int | None = None  # as the source stores them, where it has them on disk

@@ -18,7 +18,7 @@ STAGE = "recover"
 
 
 def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter) -> None:
-    """Train what is small of the quantized `module`, in place, on the rows that calibrate.
+    """Train what is small of the quantized `module`, in place, on rows that don't judge.
 
     Raises `NotUsableError` for weights that are streamed from disk, and what `recover` raises.
     """
@@ -33,7 +33,7 @@ def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet,
         found = recover(
             module,
             known.model,
-            known.calibration,
+            known.training or known.calibration,
             known.outputs,
             known.task,
             RecoveryBudget(seconds, terms),

@@ -130,6 +130,7 @@ def make_assignment(plan: Plan, original: Original, reporter: Reporter | None = 
         loaded.calibration,
         steps=decoder is not None and original.mode.shape is not None and steps,
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
+        training=loaded.training,
     )
     return assign.Assignment(plan, real, reporter or Reporter())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor, nn
 from infer import compress
 from infer.compress.assign import CalibrationSet
 from infer.errors import NotUsableError, UsageError
+from infer.load import load
 from infer.options.values import recovery_budget
 from infer.pipeline.recover_quality import recover_quality
 from infer.pipeline.resolve_plan import check_plan
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.spec import TensorSpec
+from tests.support import tiny_chats
 
 pytest.importorskip("accelerate")
 PLAN = Plan(source="m.pt", quant="cluster:3", recover="240")
@@ -54,6 +58,21 @@ def test_the_stage_teaches_on_calibration_rows_and_helps_on_those_that_judge() -
     assert float(said["after"]) < float(said["before"])  # type: ignore[arg-type]
     assert said["learning curve"]
     assert error(small, original, known.samples["x"]) < before
+
+
+def test_all_text_that_does_not_judge_teaches(tmp_path: Path) -> None:
+    folder = tiny_chats.source(tmp_path / "llama")
+    text = random.Random(0).choices("abcdefgh ", k=128 * 200)
+    (tmp_path / "text.txt").write_text("".join(text))
+    plan = Plan(source=str(folder), data=str(tmp_path / "text.txt"), quant="nf4", max_length=64)
+    without, found = load(plan), load(plan.with_(recover="1min"))
+    judging = {tuple(row.tolist()) for row in found.samples["input_ids"]}
+    teaching = {tuple(row.tolist()) for row in found.training["input_ids"]}
+    assert not without.training
+    assert torch.equal(found.samples["input_ids"], without.samples["input_ids"])
+    assert torch.equal(found.calibration["input_ids"], without.calibration["input_ids"])
+    assert not judging & teaching
+    assert len(judging) + len(teaching) == len("".join(text)) // found.samples["input_ids"].shape[1]
 
 
 def test_weights_on_disk_can_not_teach() -> None:

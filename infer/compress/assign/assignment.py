@@ -40,6 +40,7 @@ class CalibrationSet:
     calibration: Mapping[str, Tensor]
     steps: bool = False  # a language model that runs as a step over a KV cache
     head: nn.Module | None = None  # what computes its logits
+    training: Mapping[str, Tensor] = field(default_factory=dict)  # more rows for recovery, if any
 
     def batches(self) -> list[dict[str, Tensor]]:
         """Return the calibration rows in batches; raise `UsageError` when there are none."""

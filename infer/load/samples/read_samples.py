@@ -17,9 +17,10 @@ from ..sources.user_module import UserModule, call_for_tensors, import_file, imp
 from ..weights import raw_bytes
 from . import sample_split
 from .sample_files import Samples, digest_of_files, example_option, list_files, read_files
-from .text_samples import tokenize
+from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
 RANDOM_ROWS = 8
+MOST_TRAINING_ROWS = 4096  # of text
 PAGE_SIZE = 1000  # of the corners of tokens on a page
 TOKENS = ("input_ids", DECODER_IDS)
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
@@ -28,15 +29,20 @@ RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
 
-    When the model is quantized, calibration rows are split off: no row both calibrates and judges.
+    When the model is quantized, calibration rows are split off: no row both calibrates and judges. With
+    `plan.recover` more text is read, and all of it that doesn't judge is for training.
     """
+    most = _training_rows(plan, loaded)
     if plan.data is not None:
-        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
+        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed, most=most)
         rows = len(next(iter(samples.values())))
         why = RANDOM_NOTE if plan.data == "random" else loaded.samples_from
         loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
     else:
-        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, user_module)
+        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, user_module, most)
+    every = samples
+    if most is not None:
+        samples = sample_split.spread_rows(every, MAX_ROWS)
     loaded.samples, source = samples, loaded.samples_from
     more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
     if more and user_module:
@@ -46,12 +52,23 @@ def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | No
         loaded.samples, loaded.calibration = sample_split.split(
             samples, loaded.inputs, together=_together(loaded)
         )
+        if most is not None:
+            loaded.training = sample_split.exclude_rows(every, loaded.samples)
     digest = digest_of(loaded.calibration)
     loaded.findings += sample_split.describe_split(loaded.samples, loaded.calibration, source, digest)
 
 
-def _shipped_or_asked(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> tuple[Samples, str]:
-    shipped = _shipped(loaded, plan, user_module)
+def _training_rows(plan: Plan, loaded: LoadedModel) -> int | None:
+    """Return how many rows of text to read for `--recover`; None where as many as judge and calibrate will do."""
+    if not plan.recover or _together(loaded) > 1:
+        return None
+    return MOST_TRAINING_ROWS if any(spec.name in TEXT_INPUTS for spec in loaded.inputs) else None
+
+
+def _shipped_or_asked(
+    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, most: int | None
+) -> tuple[Samples, str]:
+    shipped = _shipped(loaded, plan, user_module, most)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
@@ -171,14 +188,16 @@ def _whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
-def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) -> tuple[Samples, str] | None:
+def _shipped(
+    loaded: LoadedModel, plan: Plan, user_module: UserModule | None, most: int | None
+) -> tuple[Samples, str] | None:
     if user_module is not None:
         found = user_module.tensors("example_inputs")
         return None if found is None else (found, f"{user_module.path}:example_inputs")
     folder = Path(plan.source)
     for name in ("samples.npz", "samples.txt"):
         if loaded.kind == "huggingface" and (folder / name).is_file():
-            samples, _ = read_files([folder / name], loaded, name)
+            samples, _ = read_files([folder / name], loaded, name, most)
             return samples, str(folder / name)
     return None
 

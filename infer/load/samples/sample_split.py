@@ -31,6 +31,15 @@ def split(
     return sides[0], exclude_rows(sides[1], sides[0])
 
 
+def spread_rows(samples: Mapping[str, Tensor], most: int) -> Samples:
+    """Return at most so many rows, spread evenly."""
+    count = min(map(len, samples.values()))
+    if count <= most:
+        return dict(samples)
+    index = torch.tensor([i * count // most for i in range(most)])
+    return {name: value.index_select(0, index) for name, value in samples.items()}
+
+
 def exclude_rows(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
     """Return the rows of `samples` that are not in `others`; an empty mapping when none is left."""
     taken = set(_rows(others))

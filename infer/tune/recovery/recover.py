@@ -111,7 +111,9 @@ def _settings(
         batch=batch,
         micro_batch=min(batch, fit),
         learning_rate=RATE,
-        measure_every=max((steps or len(training) // batch) // MEASURES, 1),
+        measure_every=max(
+            steps // MEASURES if steps else min(len(training) // batch // MEASURES, MEASURES), 1
+        ),
         seed=seed,
     )
 
