@@ -50,6 +50,13 @@ class Named:
         self.seconds = dict(zip((1, 8), seconds, strict=True))
 
 
+class Call(float):
+    """A call that does nothing and is known by its seconds."""
+
+    def __call__(self) -> None:
+        return None
+
+
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call takes what its runner says."""
@@ -60,7 +67,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
         return Paired(ratio, ratio, ratio, verdict, 11, summarize([ours]), summarize([theirs]))
 
     monkeypatch.setattr(
-        trial_timing, "call_of", lambda runner, graph, batch, served=False: runner.seconds[batch]
+        trial_timing, "call_of", lambda runner, graph, batch, served=False: Call(runner.seconds[batch])
     )
 
     def measure(seconds: float, **_: object) -> SimpleNamespace:
