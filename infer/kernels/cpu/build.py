@@ -74,10 +74,8 @@ def _alone(folder: Path) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while time.monotonic() < deadline:
-            with suppress(BlockingIOError):
-                fcntl.flock(
-                    handle, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # freed when the process ends, however it ends
+            with suppress(BlockingIOError):  # the lock is freed when its process ends, however it does
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             time.sleep(LOCK_POLL_SECONDS)
         yield
