@@ -41,17 +41,22 @@ class OutputObjective:
         self.unit = OUTPUT_UNIT
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        total, terms = self.measure(batch)
+        total, terms = self._divergences(batch)
+        own, theirs = self._own.taken(), self._theirs.taken()
         if self._hidden:
             mask = batch.get("attention_mask")
-            error = hidden_error(
-                self._own.taken(), self._theirs.taken(), None if mask is None else mask.bool()
-            )
+            error = hidden_error(own, theirs, None if mask is None else mask.bool())
             total = total + self._hidden * terms * error
         return total, terms
 
     def measure(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the sum of the divergences over the rows of all outputs, without hidden states, and their number."""
+        found = self._divergences(batch)
+        self._own.taken()  # else they would stay in memory until the next step
+        self._theirs.taken()
+        return found
+
+    def _divergences(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             expected = self._named(self._teacher, batch)
         got = self._named(self.model, batch)
