@@ -29,11 +29,8 @@ from .linear_fusion import LinearRewriter
 
 # Arguments without a default, and the defaults of the others.
 ATTENTION_REQUIRED, ATTENTION_DEFAULTS = 15, (None, 0)
-ATTENTION, SINKS, DTYPE = (
-    "infer.attend_paged.default",
-    8,
-    11,
-)  # places of sinks and cache dtype among the arguments
+ATTENTION = "infer.attend_paged.default"
+SINKS, DTYPE = 8, 11  # places of sinks and cache dtype among its arguments
 
 
 def usable(program: ExportedProgram) -> bool:

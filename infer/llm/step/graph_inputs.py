@@ -1,7 +1,7 @@
 """Inputs of steps under CUDA graphs: buckets of steps, their buffers at fixed addresses, and padding.
 
 Decode steps have buckets of their own. Any other step (prompts, prompts beside decoding sequences, drafts) has one of
-more tokens than sequences; its padding tokens are of the padding sequences, one each, and of nobody beyond these.
+more tokens than sequences. Each padding sequence has one padding token; those left over belong to no sequence.
 """
 
 from __future__ import annotations

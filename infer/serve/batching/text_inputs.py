@@ -13,11 +13,10 @@ import numpy as np
 from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
+from ..llm.tokenizer_pool import INLINE_CHARACTERS
 from .collate import Arrays, length_bucket
 from .infer_result import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
-
-INLINE_CHARACTERS = 2000  # below this, tokenizing is faster than waking a thread
 
 
 def takes_text(engine: TensorEngine) -> bool:

@@ -17,7 +17,8 @@ from ...errors import InferError
 from ...llm.text.embedding_prompts import with_prompt
 from ..api.kserve.kserve_response import RequestedOutputs, encode_response
 from ..api.kserve.kserve_types import InferRequest
-from ..batching.queue_items import InferResult, ItemOwner
+from ..batching.infer_result import InferResult
+from ..batching.queue_items import ItemOwner
 from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
 from ..batching.text_inputs import count_tokens
 from ..fork_server.messages import TokenRows

@@ -238,8 +238,8 @@ async def _send(
         await send_stream(response, headers, receive, send, connection)
         return
     headers.append((b"content-length", b"%d" % len(response.body)))
-    joined = connection is not None and len(response.body) <= MAX_JOINED_BYTES
-    with connection.one_write() if joined and connection is not None else contextlib.nullcontext():
+    joined = connection if len(response.body) <= MAX_JOINED_BYTES else None
+    with joined.one_write() if joined is not None else contextlib.nullcontext():
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         unread = response.status in (413, 415) and not context.body
         await send({"type": "http.response.body", "body": response.body, "more_body": unread})
