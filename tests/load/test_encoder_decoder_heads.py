@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from infer.errors import SourceError
 from infer.load import fill, load
 from infer.pipeline.float_graph import float_graph
 from infer.plan import Plan
+from tests.support.random_heads import save_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 END = 2
@@ -36,17 +38,7 @@ SOUND: dict[str, Any] = {
 }  # fmt: skip
 
 
-def saved(config: str, head: str, sizes: dict[str, Any], folder: Path) -> Any:
-    """Save a random model of transformers to `folder` and return it."""
-    import transformers
-
-    torch.manual_seed(0)
-    model = getattr(transformers, head)(transformers.AutoConfig.for_model(config, **sizes)).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    return model
+saved = partial(save_head, std=0.3)
 
 
 @pytest.mark.parametrize(

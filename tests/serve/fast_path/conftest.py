@@ -19,3 +19,17 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     monkeypatch.setattr(GroupedRequest, "fall_back", counted)
     return bodies
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Record the bodies that the fast path took."""
+    bodies: list[bytes] = []
+    begin = GroupedRequest.__init__
+
+    def counted(self, connection, known, body, *rest):  # type: ignore[no-untyped-def]
+        bodies.append(body)
+        begin(self, connection, known, body, *rest)
+
+    monkeypatch.setattr(GroupedRequest, "__init__", counted)
+    return bodies

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from infer.serve.fast_path import body_cache
-from infer.serve.fast_path.grouped_request import GroupedRequest
 from tests.support.fake_predictors import Live, double, echo, live
 from tests.support.raw_http import ask, send
 
@@ -19,20 +18,6 @@ from tests.support.raw_http import ask, send
 def server() -> Iterator[Live]:
     with live(double(), echo("bool")) as server:
         yield server
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Bodies that the fast path took."""
-    bodies: list[bytes] = []
-    begin = GroupedRequest.__init__
-
-    def counted(self, connection, known, body, *rest):  # type: ignore[no-untyped-def]
-        bodies.append(body)
-        begin(self, connection, known, body, *rest)
-
-    monkeypatch.setattr(GroupedRequest, "__init__", counted)
-    return bodies
 
 
 def templates(server: Live) -> dict[Any, Any]:

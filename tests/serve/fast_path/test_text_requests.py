@@ -13,7 +13,6 @@ import pytest
 
 from infer.errors import ArtifactError
 from infer.serve.batching import tensor_engine
-from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.fork_server.messages import TokenRows
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.tokenizer_batches import TokenizerBatches
@@ -53,20 +52,6 @@ class FakeTexts:
 
     def _pad(self, rows: list[list[int]], types: Any = None) -> dict[str, Any]:
         return self._predictor.tokenize(["".join(chr(number - 2) for number in row[1:]) for row in rows])
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Bodies that the fast path took."""
-    bodies: list[bytes] = []
-    begin = GroupedRequest.__init__
-
-    def counted(self, connection, known, body, *rest):  # type: ignore[no-untyped-def]
-        bodies.append(body)
-        begin(self, connection, known, body, *rest)
-
-    monkeypatch.setattr(GroupedRequest, "__init__", counted)
-    return bodies
 
 
 @pytest.fixture
