@@ -54,40 +54,32 @@ fma.rn.bf16x2 $1, s, one, q;
 }"""
 # Four float8 e4m3 in a word → four numbers of 16 bits, exact, on every architecture: exponent and fraction under the
 # sign, times the power of two between the biases (2**8, 2**120). No NaN: a cache has it in its steps.
-FLOAT8_TO_F16 = """{
+_FLOAT8_PTX = """{
 .reg .b32 p, q, s, m, zero;
-mov.b32 m, 0x5c005c00;
+mov.b32 m, FACTOR;
 mov.b32 zero, 0x80008000;
 prmt.b32 p, $2, 0, 0x1404;
 prmt.b32 q, $2, 0, 0x3424;
 and.b32 s, p, 0x80008000;
 and.b32 p, p, 0x7f007f00;
-shr.u32 p, p, 1;
+shr.u32 p, p, SHIFT;
 or.b32 p, p, s;
-fma.rn.f16x2 $0, p, m, zero;
+fma.rn.TYPE $0, p, m, zero;
 and.b32 s, q, 0x80008000;
 and.b32 q, q, 0x7f007f00;
-shr.u32 q, q, 1;
+shr.u32 q, q, SHIFT;
 or.b32 q, q, s;
-fma.rn.f16x2 $1, q, m, zero;
+fma.rn.TYPE $1, q, m, zero;
 }"""
-FLOAT8_TO_BF16 = """{
-.reg .b32 p, q, s, m, zero;
-mov.b32 m, 0x7b807b80;
-mov.b32 zero, 0x80008000;
-prmt.b32 p, $2, 0, 0x1404;
-prmt.b32 q, $2, 0, 0x3424;
-and.b32 s, p, 0x80008000;
-and.b32 p, p, 0x7f007f00;
-shr.u32 p, p, 4;
-or.b32 p, p, s;
-fma.rn.bf16x2 $0, p, m, zero;
-and.b32 s, q, 0x80008000;
-and.b32 q, q, 0x7f007f00;
-shr.u32 q, q, 4;
-or.b32 q, q, s;
-fma.rn.bf16x2 $1, q, m, zero;
-}"""
+
+
+def _float8_to(kind: str, shift: int, factor: str) -> str:
+    """Return the instructions for pairs of `kind`, whose exponent lies `shift` bits below float8's under the sign."""
+    return _FLOAT8_PTX.replace("TYPE", kind).replace("SHIFT", str(shift)).replace("FACTOR", factor)
+
+
+FLOAT8_TO_F16 = _float8_to("f16x2", 1, "0x5c005c00")
+FLOAT8_TO_BF16 = _float8_to("bf16x2", 4, "0x7b807b80")
 _BYTES_TO_F16, _BYTES_TO_BF16 = tl.constexpr(BYTES_TO_F16), tl.constexpr(BYTES_TO_BF16)
 _FLOAT8_TO_F16, _FLOAT8_TO_BF16 = tl.constexpr(FLOAT8_TO_F16), tl.constexpr(FLOAT8_TO_BF16)
 _SCALE = tl.constexpr(2.0**120)  # between the exponents of float8 e4m3 and of float32
