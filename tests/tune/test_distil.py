@@ -25,7 +25,7 @@ from infer.tune.distillation.settings import DistilSettings
 from infer.tune.distillation.student_model import student_of
 from infer.tune.distillation.student_shape import StudentShape
 from infer.tune.learning_curve import TrainingReport
-from infer.tune.objectives.layer_outputs import hidden_error
+from infer.tune.objectives.layer_outputs import LayerOutputs, hidden_error
 from infer.tune.objectives.output_objective import OutputObjective
 from infer.tune.settings import TrainSettings
 from tests.support.tiny_chats import chats, source
@@ -223,6 +223,15 @@ def test_the_divergence_of_outputs_is_that_of_torch() -> None:
     expected = nn.functional.kl_div((own / 2).log_softmax(-1), (wanted / 2).softmax(-1), reduction="sum")
     assert int(terms) == 3
     torch.testing.assert_close(loss, expected * 4)
+
+
+def test_a_measure_keeps_no_hidden_states() -> None:
+    own, wanted = nn.Linear(4, 3), nn.Linear(4, 3)
+    layers = LayerOutputs([own]), LayerOutputs([wanted])
+    found = OutputObjective(own, wanted, ["logits"], "classification", hidden=1.0, layers=([own], [wanted]))
+    found.measure({"input": torch.randn(2, 4)})
+    assert [len(each.taken()) for each in layers] == [1, 1], "both layers ran"
+    assert found._own.taken() == found._theirs.taken() == []
 
 
 def test_equal_outputs_have_no_loss_and_padding_does_not_count() -> None:
