@@ -59,8 +59,7 @@ def guarded(shape: tuple[int, int], rows: int, clock: layer_timing.LayerTimer) -
             "kept": not timed.loses,
         }
         if row["kept"]:
-            with candidates.single(weight, model.linear, format) as small:
-                row["again"] = clock.measure(small, model.linear, torch.randn(x)).ratio
+            row["again"] = clock.measured(candidates, weight, format, x).ratio
         found.append(row)
     return found
 
@@ -102,6 +101,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         clock = layer_timing.LayerTimer(plan, folder=Path(work))
         table = [row for shape in shapes for rows in sizes for row in guarded(shape, rows, clock)]
+        clock.close()
     for row in table:
         again = f"again {row['again']:.2f}" if "again" in row else "stays float"
         shape = "x".join(map(str, row["shape"]))

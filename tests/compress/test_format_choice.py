@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.compress import assign, resolve_pins
-from infer.compress.assign import layer_calls, layer_timing, sensitivity
+from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
 from infer.compress.assign.budget import for_drop
 from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
@@ -336,10 +336,44 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
     assert min(timed.seconds, timed.float_seconds) > 0
     assert timed.low <= timed.ratio <= timed.high
     clock.save()
+    clock.close()
     again = layer_timing.LayerTimer(plan, folder=tmp_path)
     assert again.timed(made.candidates, weight, "int8", (3, 64)) == timed
     assert again.num_measured == 0
     assert layer_timing.LayerTimer(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
+
+
+def test_a_layer_is_lowered_once_for_all_rows_and_float_once_for_all_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = []
+    capture = lowered_layers.capture.capture
+    monkeypatch.setattr(
+        lowered_layers.capture,
+        "capture",
+        lambda module, *given, **options: captured.append(module.layer) or capture(module, *given, **options),
+    )
+    made = assignment()
+    clock = layer_timing.LayerTimer(made.plan.with_(backend="eager", device="cpu"), folder=tmp_path)
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    for format in ("int8", "nf4"):
+        for rows in (3, 1, 70):
+            assert clock.timed(made.candidates, weight, format, (rows, 64)).seconds > 0
+    clock.close()
+    assert clock.num_measured == 6
+    assert [layer is made.model.first for layer in captured] == [False, True, False]
+
+
+def test_layers_not_asked_for_lately_are_closed(tmp_path: Path) -> None:
+    plan = assignment().plan.with_(backend="eager", device="cpu")
+    lowered = lowered_layers.LoweredLayers(plan, "eager")
+    first = lowered.runner("0", nn.Linear(8, 8), torch.randn(2, 8))
+    for name in range(1, lowered_layers.KEPT + 1):
+        lowered.runner(str(name), nn.Linear(8, 8), torch.randn(2, 8))
+    assert lowered.runner(str(name), nn.Linear(8, 8), torch.randn(2, 8)) is not first
+    with pytest.raises(AttributeError):
+        first.run({"x": torch.randn(2, 8)})
+    lowered.close()
 
 
 def test_a_changed_kernel_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,8 @@ the packed native one where there is one. What was measured is kept in the user'
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -18,12 +16,11 @@ from torch import Tensor, nn
 
 from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
-from ...graph import capture, storage
 from ...kernels import cpu
 from ...plan import Plan
-from ...spec import DTYPE_NAMES, TensorSpec
 from .. import Candidates, Weight
 from ..layer_kinds import is_linear
+from .lowered_layers import LoweredLayers
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS = 0.4  # of timing for one shape, format and number of rows
@@ -70,7 +67,8 @@ class LayerTimer:
     def __init__(self, plan: Plan, time: TimeFunction | None = None, folder: Path | None = None) -> None:
         self.plan = plan
         self.backend = _backend(plan)
-        self.measure = time or self._paired
+        self._time = time
+        self._lowered = LoweredLayers(plan, self.backend)
         self.path = (folder or paths.cache("dispatch")) / f"{self._key()}.json"
         self._known: dict[str, LayerTime] = {}
         if self.path.is_file():
@@ -97,15 +95,20 @@ class LayerTimer:
 
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Return the time of one format of one Linear on one input shape, cached or measured now."""
-        layer = next(site.layer for site in weight.sites if is_linear(site.layer))
-        stored = "" if isinstance(layer, nn.Linear) else f" {type(layer).__name__}"
-        key = f"{format} {list(weight.tensor.shape)}{stored} on {list(x)}"
+        key = f"{format} {_layer_name(weight)} on {list(x)}"
         self.used.add(key)
         if key not in self._known:
-            with candidates.single(weight, layer, format) as small:
-                self._known[key] = self.measure(small, layer, torch.randn(x))
+            self._known[key] = self.measured(candidates, weight, format, x)
             self.num_measured += 1
         return self._known[key]
+
+    def measured(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
+        """Measure the time of one format of one Linear on random inputs of shape `x`."""
+        layer = _linear(weight)
+        with candidates.single(weight, layer, format) as small:
+            if self._time is not None:
+                return self._time(small, layer, torch.randn(x))
+            return self._paired(small, layer, torch.randn(x), _layer_name(weight), format)
 
     def save(self) -> None:
         """Write the cache file atomically (rename), since another process may read it."""
@@ -114,41 +117,29 @@ class LayerTimer:
             beside.write_bytes(msgspec.json.format(msgspec.json.encode(self._known), indent=1))
             beside.replace(self.path)
 
-    def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor) -> LayerTime:
-        with tempfile.TemporaryDirectory() as work:
-            ours, theirs = (
-                self._runner(module, x, Path(work) / name)
-                for module, name in ((small, "small"), (layer, "float"))
-            )
-            given = {"x": x}
-            pair = latency.paired(
-                lambda: ours.run(given),
-                lambda: theirs.run(given),
-                device=self.plan.device,
-                max_seconds=SECONDS,
-            )
-            ours.close()
-            theirs.close()
+    def close(self) -> None:
+        """Close the layers that are still open; times already taken stay."""
+        self._lowered.close()
+
+    def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor, name: str, format: str) -> LayerTime:
+        runners = [
+            self._lowered.runner(f"{stored} {name}", module, x)
+            for stored, module in ((format, small), ("float", layer))
+        ]
+        ours, theirs = (lambda runner=runner: runner.run({"x": x}) for runner in runners)
+        pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS)
         return LayerTime(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
 
-    def _runner(self, layer: nn.Module, x: Tensor, folder: Path) -> Any:
-        """Lower and open the layer alone, as the backend would run it within a model."""
-        folder.mkdir()
-        specs = (TensorSpec("x", DTYPE_NAMES[x.dtype], tuple(x.shape)),)
-        graph = capture.capture(_SingleLayer(layer).eval(), specs, {"x": x})
-        storage.save(graph, folder)
-        backend = plugins.get("backends", self.backend)
-        backend.lower(graph, self.plan.with_(backend=self.backend), folder)
-        return backend.open(folder, self.plan.device)
+
+def _linear(weight: Weight) -> nn.Module:
+    return next(site.layer for site in weight.sites if is_linear(site.layer))
 
 
-class _SingleLayer(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+def _layer_name(weight: Weight) -> str:
+    """Return the sizes of a weight's Linear, with its type where that is another: `[64, 32] Conv1D`."""
+    layer = _linear(weight)
+    stored = "" if isinstance(layer, nn.Linear) else f" {type(layer).__name__}"
+    return f"{list(weight.tensor.shape)}{stored}"
 
 
 def _backend(plan: Plan) -> str:

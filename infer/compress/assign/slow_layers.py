@@ -73,9 +73,12 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     timings = WeightTimings(
         assignment, layer_timing.LayerTimer(plan, assignment.time), _layer_calls(assignment, free)
     )
-    whole = not assignment.budgeted and is_weight_only(plan)
-    slowness, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
     clock = timings.clock
+    whole = not assignment.budgeted and is_weight_only(plan)
+    try:
+        slowness, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
+    finally:
+        clock.close()
     clock.save()
     use = f", {WORKLOAD}" if assignment.calibration_set.steps else ""
     why = f"{clock.summary()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
