@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.shared.results import result_path
-from bench.shared.timing import READ_BYTES, Side, interleaved, reader
+from bench.shared.rivals import Rivals
+from bench.shared.timing import READ_BYTES, Side, reader
 from infer import device as hardware
 from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, native
 from infer.kernels import cpu as library
@@ -140,6 +142,14 @@ def torch_side(work: Work, form: str, query: Tensor, keys: list[Tensor], values:
     return Side(f"torch {form}", run, output, work.layers)
 
 
+def torch_sides(work: Work, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> list[Side]:
+    """Return all forms of torch in this process, over copies of key and value for each layer."""
+    keys, values = ([torch.from_numpy(x).clone() for _ in range(work.layers)] for x in (key, value))
+    decode, prefill = ["packed float32", "packed bfloat16", "gqa float32"], ["causal float32", "gqa float32"]
+    forms = decode if work.kind == "decode" else prefill
+    return [torch_side(work, form, torch.from_numpy(query), keys, values) for form in forms]
+
+
 def exact(work: Work, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     group = work.heads[0] // work.heads[1]
     heads = query.reshape(work.batch, work.new, work.heads[0], work.dim).transpose(1, 2)
@@ -156,28 +166,21 @@ def measure(work: Work, rounds: int) -> dict[str, Any]:
     key, value = torch.randn(shape), torch.randn(shape)
     keys, values = [key.clone() for _ in range(work.layers)], [value.clone() for _ in range(work.layers)]
     expected = exact(work, query, key, value)
-    sides = [ours(work, dtype, query, keys, values) for dtype in CLOSE]
-    errors = {}
+    sides, errors = [ours(work, dtype, query, keys, values) for dtype in CLOSE], {}
     for side, (dtype, bound) in zip(sides, CLOSE.items(), strict=True):
         errors[dtype] = float((side.output() - expected).norm() / expected.norm())
         if not errors[dtype] < bound:
             raise SystemExit(f"{work.name}: {side.name} is wrong by {errors[dtype]:.2g}: nothing is timed")
-    forms = ["packed float32", "packed bfloat16", "gqa float32"]
-    rivals = [
-        torch_side(work, f, query, keys, values)
-        for f in (forms if work.kind == "decode" else ["causal float32", "gqa float32"])
-    ]
-    seconds = interleaved([*sides, *rivals, *([reader()] if work.kind == "decode" else [])], rounds)
+    with Rivals() as rivals:
+        rivals.start("torch", torch_sides, work, query.numpy(), key.numpy(), value.numpy())
+        others = [*sides, *([reader()] if work.kind == "decode" else [])]
+        seconds = rivals.interleaved(others, rounds)
     reading = seconds.pop("reading memory", None)
-    best = min(value for name, value in seconds.items() if name.startswith("torch"))
-    row: dict[str, Any] = {
-        "work": work.name,
-        "kind": work.kind,
-        "context": work.context,
-        "errors": errors,
-        "seconds": seconds,
-    }
-    row["times torch"] = {name: best / value for name, value in seconds.items() if name.startswith("ours")}
+    best = min((value for name, value in seconds.items() if name.startswith("torch")), default=None)
+    row: dict[str, Any] = {"work": work.name, "kind": work.kind, "context": work.context}
+    row |= {"errors": errors, "seconds": seconds, "crashed": rivals.crashed}
+    if best is not None:
+        row["times torch"] = {n: best / value for n, value in seconds.items() if n.startswith("ours")}
     if reading:
         row["GB/s read"] = READ_BYTES / reading / 1e9
         row["GB/s"] = {
@@ -191,19 +194,21 @@ def measure(work: Work, rounds: int) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     micro = {name: f"{value * 1e6:.0f}" for name, value in row["seconds"].items()}
     rivals = " / ".join(value for name, value in micro.items() if name.startswith("torch"))
-    times, rate = row["times torch"], row.get("GB/s", {})
+    rivals, rate = rivals or row["crashed"]["torch"], row.get("GB/s", {})
+    times = [f"{times:.2f}x" for times in row.get("times torch", {}).values()] or ["", ""]
     cells = [row["work"], micro["ours float16"], micro["ours int8"], rivals]
-    cells += [f"{times['ours float16']:.2f}x", f"{times['ours int8']:.2f}x"]
-    cells += [f"{rate['float16']:.1f} / {rate['int8']:.1f} of {row['GB/s read']:.1f}" if rate else ""]
+    cells += [*times, f"{rate['float16']:.1f} / {rate['int8']:.1f} of {row['GB/s read']:.1f}" if rate else ""]
     return "| " + " | ".join(cells) + " |"
 
 
 def missed(rows: list[dict[str, Any]]) -> list[str]:
-    return [
+    """Return a sentence for each row below its bar, and for each whose rival crashed."""
+    sentences = [f"{row['work']}: torch {row['crashed']['torch']}" for row in rows if row.get("crashed")]
+    return sentences + [
         f"{row['work']}: {row['times torch']['ours float16']:.2f}x, the bar is {BARS[row['kind']]}x"
         for row in rows
         if (row["kind"] == "prefill" or row["context"] >= 2048)
-        and row["times torch"]["ours float16"] < BARS[row["kind"]]
+        and row.get("times torch", {}).get("ours float16", math.inf) < BARS[row["kind"]]
     ]
 
 

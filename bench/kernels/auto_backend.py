@@ -35,12 +35,13 @@ from torch import Tensor, nn
 from bench.kernels.auto_backend_models import MODELS, SOURCES, Model
 from bench.shared.repository import child_environment
 from bench.shared.results import machine_header, result_path
-from bench.shared.timing import Side, turns
+from bench.shared.rivals import Rivals
+from bench.shared.timing import Side
 from infer import Predictor, latency
 
 QUANTS, BATCHES = ("none", "int8"), (1, 8)
 FACTORIES = Path(__file__).with_name("auto_backend_models.py")
-INFER = "infer"
+INFER, EAGER, COMPILED = "infer", "torch eager", "torch.compile"
 
 
 @dataclass
@@ -69,10 +70,15 @@ class TableCell:
     tried: list[dict[str, Any]] = field(
         default_factory=list
     )  # name, outcome, seconds and why of each backend
+    crashed: dict[str, str] = field(default_factory=dict)  # a rival and batch size → how its process ended
 
     @property
     def misses(self) -> bool:
-        return self.exit_code not in (0, 4) or any(row.verdict == "slower" for row in self.rows)
+        return (
+            self.exit_code not in (0, 4)
+            or bool(self.crashed)
+            or any(row.verdict == "slower" for row in self.rows)
+        )
 
 
 def optimize(name: str, quant: str, folder: Path) -> tuple[Path, TableCell]:
@@ -109,16 +115,22 @@ def _report(artifact: Path) -> dict[str, Any]:
     return json.loads((artifact / "report.json").read_text())  # type: ignore[no-any-return]
 
 
-def measure(cell: TableCell, artifact: Path, model: Model, rounds: int) -> None:
-    """Fill the rows of a published cell."""
-    module = model.build()
+def measure(cell: TableCell, artifact: Path, rounds: int) -> None:
+    """Fill the rows of a published cell; each rival is in a process of its own, and one that crashes is named."""
+    model = MODELS[cell.model]
     with Predictor.load(artifact) as predictor, torch.inference_mode():
         for batch in BATCHES:
-            rows = model.rows()[:batch]
-            sides = [_infer(predictor, model.input_name, rows), *_rivals(module, rows)]
-            ours, theirs = sides[0].output(), sides[1].output()
-            cell.error = max(cell.error or 0.0, float((ours - theirs).norm() / theirs.norm()))
-            cell.rows.append(compare(batch, turns(sides, rounds)))
+            ours = _infer(predictor, model.input_name, model.rows()[:batch])
+            with Rivals() as rivals:
+                for rival in (EAGER, COMPILED):
+                    rivals.start(rival, rival_sides, cell.model, rival, batch)
+                if (exact := rivals.outputs().get(EAGER)) is not None:
+                    found = float((ours.output() - exact).norm() / exact.norm())
+                    cell.error = max(cell.error or 0.0, found)
+                times = rivals.turns([ours], rounds)
+            cell.crashed |= {f"{rival}, batch {batch}": how for rival, how in rivals.crashed.items()}
+            if len(times) > 1:
+                cell.rows.append(compare(batch, times))
 
 
 def _infer(predictor: Predictor, name: str, rows: Tensor) -> Side:
@@ -128,12 +140,17 @@ def _infer(predictor: Predictor, name: str, rows: Tensor) -> Side:
     return Side(INFER, run, run)
 
 
-def _rivals(module: nn.Module, rows: Tensor) -> list[Side]:
-    torch.compiler.reset()
-    compiled = torch.compile(module, dynamic=False)
-    eager, fast = lambda: module(rows), lambda: compiled(rows)
-    fast()
-    return [Side("torch eager", eager, eager), Side("torch.compile", fast, fast)]
+def rival_sides(name: str, rival: str, batch: int) -> list[Side]:
+    """Return a rival's side in this process: the float module of MODELS, compiled for this batch size or not."""
+    module, rows = MODELS[name].build(), MODELS[name].rows()[:batch]
+    call = torch.compile(module, dynamic=False) if rival == COMPILED else module
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return call(rows)
+
+    run()
+    return [Side(rival, run, run)]
 
 
 def compare(batch: int, times: dict[str, list[float]]) -> Row:
@@ -152,6 +169,8 @@ def markdown(cells: Sequence[TableCell]) -> str:
     for cell in cells:
         if cell.exit_code:
             lines.append(f"| {cell.model} | {cell.quant} | exit {cell.exit_code} |  | {cell.said} |  |  |")
+        for rival, how in cell.crashed.items():
+            lines.append(f"| {cell.model} | {cell.quant} | {cell.backend} | | {rival} {how} |  |  |")
         for row in cell.rows:
             each = ", ".join(f"{1e3 * seconds:.2f}" for seconds in row.seconds.values())
             ratio = f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
@@ -216,7 +235,7 @@ def main() -> int:
         for name, quant in wanted:
             artifact, cell = optimize(name, quant, folder)
             if cell.exit_code == 0 and name in MODELS:
-                measure(cell, artifact, MODELS[name], arguments.rounds)
+                measure(cell, artifact, arguments.rounds)
             cells = {**kept(path), (name, quant): cell}
             print(markdown([cell]).splitlines()[2:], cell.said, f"{cell.wall:.0f} s", flush=True)
             write(path, [cells[key] for key in every if key in cells])

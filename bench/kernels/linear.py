@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from bench.kernels import linear_ggml, linear_infer, linear_ort, linear_torch
 from bench.kernels.linear_infer import Ours, relative
 from bench.shared import timing
 from bench.shared.bars import Bar
+from bench.shared.rivals import Rivals
 from bench.shared.timing import Side
 from infer.device import measured_speed
 
@@ -63,7 +65,10 @@ _MISSING: dict[str, Callable[[], str | None]] = {
 
 
 def measure(case: Case) -> list[Bar]:
-    """Build the engines, compare their products with the float product, and only then time them in turns."""
+    """Build the engines, compare their products with the float product, and only then time them in turns.
+
+    Every rival is in a process of its own; one that crashes has the row `crashed: signal 11`.
+    """
     weight, x = _weight(case.rows, case.columns), torch.randn(case.batch, case.columns)
     ours = (linear_infer.lut4 if case.kind == "lut4" else linear_infer.int8)(weight, x, _copies(case))
     exact, twin = x.double() @ weight.double().t(), ours.twin()
@@ -71,18 +76,23 @@ def measure(case: Case) -> list[Bar]:
     off = relative(ours.side.output(), twin)
     if off > linear_infer.EXACT:
         problem = f"ours is {off:.1e} off its slow twin"
-    absent = {rival: _MISSING[rival]() for rival in case.needs if rival in _MISSING}
-    sides = {rival: _sides(case, rival, weight, x) for rival in case.needs if not absent.get(rival)}
     bars = [Bar(work=case.name, rival=rival, need=need) for rival, need in case.needs.items()]
     if problem:
         return [_with(bar, why=problem) for bar in bars]
+    absent = {rival: _MISSING[rival]() for rival in case.needs if rival in _MISSING}
     errors = {"ours": relative(ours.side.output(), exact)}
-    for side in (side for group in sides.values() for side in group if side.name != MEMORY):
-        absent |= {side.name: _problem(case, side.name, side.output(), exact)}
-        errors[side.name] = relative(side.output(), exact)
-    seconds = timing.interleaved([ours.side, *(side for group in sides.values() for side in group)])
-    details = {"seconds": seconds, "relative_error": errors, "off_twin": off}
-    return [_judged(bar, ours, sides, absent, seconds, details) for bar in bars]
+    with Rivals() as rivals:
+        for rival in case.needs:
+            if rival != MEMORY and not absent.get(rival):
+                rivals.start(rival, rival_sides, case, rival, weight.numpy(), x.numpy())
+        for name, product in rivals.outputs().items():
+            absent |= {name: _problem(case, name, product, exact)}
+            errors[name] = relative(product, exact)
+        names = {rival: [side.name for side in rivals.sides(rival)] for rival in case.needs}
+        seconds = rivals.interleaved([ours.side, *([timing.reader()] if MEMORY in case.needs else [])])
+        absent |= rivals.crashed
+    details = {"seconds": seconds, "relative_error": errors, "off_twin": off, "crashed": rivals.crashed}
+    return [_judged(bar, ours, names, absent, seconds, details) for bar in bars]
 
 
 @functools.lru_cache(maxsize=1)
@@ -94,12 +104,12 @@ def _weight(rows: int, columns: int) -> Tensor:
 def _judged(
     bar: Bar,
     ours: Ours,
-    sides: dict[str, list[Side]],
-    absent: dict[str, str | None],
+    names: Mapping[str, list[str]],
+    absent: Mapping[str, str | None],
     seconds: dict[str, float],
     details: dict[str, object],
 ) -> Bar:
-    problems = [absent.get(bar.rival), *(absent.get(side.name) for side in sides.get(bar.rival, []))]
+    problems = [absent.get(bar.rival), *(absent.get(name) for name in names[bar.rival])]
     if why := next(filter(None, problems), None):
         return _with(bar, why=why, details=details)
     own = seconds["ours"]
@@ -108,7 +118,7 @@ def _judged(
         least = ours.num_bytes / bandwidth
         changes = {"got": least / own, "unit": "of its bandwidth", "ours": own, "theirs": least}
         return _with(bar, **changes, details=details)
-    best = min(seconds[side.name] for side in sides[bar.rival])
+    best = min(seconds[name] for name in names[bar.rival])
     return _with(bar, got=best / own, ours=own, theirs=best, details=details)
 
 
@@ -125,10 +135,9 @@ def _problem(case: Case, name: str, y: Tensor, exact: Tensor) -> str | None:
     return f"{name} is wrong: relative error {error:.3g}"
 
 
-def _sides(case: Case, rival: str, weight: Tensor, x: Tensor) -> list[Side]:
-    copies = _copies(case)
-    if rival == MEMORY:
-        return [timing.reader()]
+def rival_sides(case: Case, rival: str, weights: np.ndarray, given: np.ndarray) -> list[Side]:
+    """Return a rival's sides in this process: weights float32 [N, K], given float32 [M, K]."""
+    weight, x, copies = torch.from_numpy(weights), torch.from_numpy(given), _copies(case)
     if rival == GGML:
         return linear_ggml.sides(weight, x, copies)
     if rival == ORT:

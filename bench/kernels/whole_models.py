@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
+from torch import Tensor
 
 from bench.kernels import whole_models_rivals
 from bench.kernels.linear_infer import relative
-from bench.kernels.whole_models_rivals import Call
-from bench.kernels.whole_models_sources import BERT, MINILM, Source, resnet
-from bench.shared import timing
+from bench.kernels.whole_models_rivals import Call, Inputs
+from bench.kernels.whole_models_sources import BERT, MINILM, Source, named, resnet
+from bench.shared import child_process
 from bench.shared.bars import Bar
+from bench.shared.child_process import EngineCrashed
 from bench.shared.repository import ROOT
+from bench.shared.rivals import Rivals
 from bench.shared.timing import Side
 from infer import Predictor
 from infer import device as hardware
@@ -61,32 +65,30 @@ def prepare(case: BenchmarkCase) -> dict[str, Path | str]:
     """Return for each engine the file to open, or the reason why it is absent."""
     source, made = case.source, {}
     for rival, engine in ((ORT, "ORT"), (OPENVINO, "OpenVINO")):
-        reason = whole_models_rivals.missing(engine)
-        made[rival] = reason or _kept(f"{source.name}-{engine}", _versions(), _maker(source, engine))
+        made[rival] = whole_models_rivals.missing(engine) or _made_apart(source, engine)
     made["ours"] = _kept(f"{source.name}-ours", _sources_digest(), lambda folder: _ours(source, folder))
     return made
 
 
 def measure(case: BenchmarkCase) -> list[Bar]:
-    """Compare each engine with float on the inputs that are then timed; an engine that is wrong is not timed."""
+    """Compare each engine with float on the inputs that are then timed, every rival in a process of its own."""
     made = prepare(case)
     inputs = case.source.inputs(case.rows, case.length)
-    float_model = case.source.module("sdpa")
+    given = {name: value.numpy() for name, value in inputs.items()}
     with torch.no_grad():
-        exact = float_model(**inputs)
-    calls: dict[str, Call] = {FLOAT: lambda given: float_model(**given)}
-    openers: dict[str, Callable[[Path], Call]] = {
-        "ours": lambda path: _open_ours(case.source, path),
-        ORT: whole_models_rivals.open_ort,
-        OPENVINO: whole_models_rivals.open_openvino,
-    }
+        exact = case.source.module("sdpa")(**inputs)
     absent = {name: found for name, found in made.items() if isinstance(found, str)}
-    calls |= {name: openers[name](found) for name, found in made.items() if isinstance(found, Path)}
-    with torch.no_grad():
-        errors = {name: relative(call(inputs), exact) for name, call in calls.items()}
-        sides = [Side(name, lambda call=call: call(inputs), lambda: exact) for name, call in calls.items()]
-        seconds = timing.interleaved(sides)
-    details = {"seconds": seconds, "relative_error": errors}
+    call = _open_ours(case.source, Path(made["ours"]))
+    ours = Side("ours", lambda: call(inputs), lambda: call(inputs))
+    with Rivals() as rivals:
+        for name in (FLOAT, ORT, OPENVINO):
+            if name not in absent:
+                rivals.start(name, rival_sides, case.source.name, name, made.get(name), given)
+        products = {"ours": ours.output(), **rivals.outputs()}
+        errors = {name: relative(product, exact) for name, product in products.items()}
+        seconds = rivals.interleaved([ours])
+    absent |= rivals.crashed
+    details = {"seconds": seconds, "relative_error": errors, "crashed": rivals.crashed}
     bars = []
     for rival, need in case.faster.items():
         bar = Bar(work=case.name, rival=rival, need=need, why=absent.get(rival, ""), details=details)
@@ -96,28 +98,61 @@ def measure(case: BenchmarkCase) -> list[Bar]:
         bars.append(bar)
     if case.error is not None:
         bar = Bar(work=case.name, rival=ORT, need=case.error, unit="of its error", below=True)
-        if ORT in errors:
+        if ORT in errors and ORT not in absent:
             ours, theirs = errors["ours"], errors[ORT]
             bar = msgspec.structs.replace(bar, got=ours / theirs, ours=ours, theirs=theirs)
         bars.append(msgspec.structs.replace(bar, why=absent.get(ORT, ""), details=details))
     return bars
 
 
-def _maker(source: Source, engine: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / "float.onnx"
-        inputs = source.inputs(2, 64 if source.heads else 0)
-        axes = {0: BATCH, 1: TOKENS} if source.heads else {0: BATCH}
-        sizes = {**dict.fromkeys(inputs, axes), "output": {0: BATCH}}
-        whole_models_rivals.make_onnx(source.module("eager"), inputs, sizes, path)
-        if engine == "OpenVINO":
-            batches = source.calibration()
-            return whole_models_rivals.make_openvino(path, batches, is_transformer=bool(source.heads))
-        if source.heads:
-            return whole_models_rivals.make_ort_dynamic(path, source.heads, source.width)
-        return whole_models_rivals.make_ort_static(path, source.calibration())
+def rival_sides(source: str, rival: str, path: Path | None, given: dict[str, np.ndarray]) -> list[Side]:
+    """Return a rival's side in this process: the file at `path`, or the float module of the source of that name."""
+    inputs = {name: torch.from_numpy(value) for name, value in given.items()}
+    call = _open_float(named(source)) if path is None else _OPENERS[rival](path)
+    return [Side(rival, lambda: call(inputs), lambda: call(inputs))]
 
-    return make
+
+def _open_float(source: Source) -> Call:
+    module = source.module("sdpa")
+
+    def call(inputs: Inputs) -> Tensor:
+        with torch.no_grad():
+            return module(**inputs)
+
+    return call
+
+
+_OPENERS: dict[str, Callable[[Path], Call]] = {
+    ORT: whole_models_rivals.open_ort,
+    OPENVINO: whole_models_rivals.open_openvino,
+}
+
+
+def _made_apart(source: Source, engine: str) -> Path | str:
+    """Return the file of a rival, made the first time in a process of its own, or how that process crashed."""
+    try:
+        return _kept(
+            f"{source.name}-{engine}",
+            _versions(),
+            lambda folder: child_process.apart(make_rival, source.name, engine, folder),
+        )
+    except EngineCrashed as error:
+        return str(error)
+
+
+def make_rival(source_name: str, engine: str, folder: Path) -> Path:
+    """Export the float model of a source into `folder` and quantize it by the rival's own means."""
+    source, path = named(source_name), folder / "float.onnx"
+    inputs = source.inputs(2, 64 if source.heads else 0)
+    axes = {0: BATCH, 1: TOKENS} if source.heads else {0: BATCH}
+    sizes = {**dict.fromkeys(inputs, axes), "output": {0: BATCH}}
+    whole_models_rivals.make_onnx(source.module("eager"), inputs, sizes, path)
+    if engine == "OpenVINO":
+        batches = source.calibration()
+        return whole_models_rivals.make_openvino(path, batches, is_transformer=bool(source.heads))
+    if source.heads:
+        return whole_models_rivals.make_ort_dynamic(path, source.heads, source.width)
+    return whole_models_rivals.make_ort_static(path, source.calibration())
 
 
 def _ours(source: Source, folder: Path) -> Path:

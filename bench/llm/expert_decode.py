@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.shared import child_process
+from bench.shared.child_process import EngineCrashed
 from bench.shared.results import machine_header, result_path
 from infer.kernels import cpu
 from infer.kernels.ops import bitpack
@@ -68,6 +70,16 @@ class Measured:
     read_gigabytes_per_second: float
     share: float
     relative_error: float
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """One shape, format and number of sequences whose process ended: `crashed: signal 11`."""
+
+    shape: str
+    format: str
+    sequences: int
+    crashed: str
 
 
 class Matrix:
@@ -156,12 +168,40 @@ def measure(name: str, format: str, sequences: int, seconds: float) -> Measured:
     )
 
 
+def measure_apart(name: str, format: str, sequences: int, seconds: float) -> Measured | Crashed:
+    """Measure in a process of its own with as many threads as here; both sides of the turns are in it."""
+    given = torch.get_num_threads(), name, format, sequences, seconds
+    try:
+        return child_process.apart(_measure_with, *given)
+    except EngineCrashed as error:
+        return Crashed(name, format, sequences, str(error))
+
+
+def _measure_with(threads: int, name: str, format: str, sequences: int, seconds: float) -> Measured:
+    torch.set_num_threads(threads)
+    return measure(name, format, sequences, seconds)
+
+
 def _time(call: Callable[[], object]) -> float:
     """Return the seconds of a call; with one thread those that it had a core."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     begin = clock()
     call()
     return clock() - begin
+
+
+def said(row: Measured | Crashed) -> str:
+    """Return the line of one row."""
+    start = f"{row.shape:8} {row.format:12} {row.sequences} sequences"
+    if isinstance(row, Crashed):
+        return f"{start}: {row.crashed}"
+    verdict = "meets" if row.share >= NEED else "misses"
+    return (
+        f"{start}: {row.milliseconds:.2f} ms, products alone {row.products_milliseconds:.2f}, "
+        f"for {row.experts_read:.1f} experts, {row.megabytes:.0f} MB, "
+        f"{row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
+        f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}"
+    )
 
 
 def main() -> None:
@@ -176,19 +216,11 @@ def main() -> None:
     names = given.shapes.split(",")
     shapes = {name: asdict(SHAPES[name]) for name in names}
     head = machine_header(threads=torch.get_num_threads(), note=given.note, shapes=shapes, need=NEED)
-    path, rows = result_path("experts"), list[Measured]()
+    path, rows = result_path("experts"), list[Measured | Crashed]()
     asked = itertools.product(names, given.formats.split(","), map(int, given.sequences.split(",")))
     for name, format, sequences in asked:
-        row = measure(name, format, sequences, given.seconds)
-        rows.append(row)
-        verdict = "meets" if row.share >= NEED else "misses"
-        print(
-            f"{name:8} {format:12} {sequences} sequences: {row.milliseconds:.2f} ms, products alone "
-            f"{row.products_milliseconds:.2f}, for {row.experts_read:.1f} experts, {row.megabytes:.0f} MB, "
-            f"{row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
-            f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}",
-            flush=True,
-        )
+        rows.append(measure_apart(name, format, sequences, given.seconds))
+        print(said(rows[-1]), flush=True)
         path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     print(path)
 

@@ -12,7 +12,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class Side:
     output: Callable[[], Tensor]  # the product with the first copy, float32 [M, N]
     copies: int = 1
     pid: int | None = None  # of the process that computes, where it is not this one
+    turn: Callable[[], float] | None = None  # the median of a turn, where another process times it
 
 
 class Timed(NamedTuple):
@@ -56,17 +57,28 @@ class Timed(NamedTuple):
 
 def interleaved(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, float]:
     """Return the median seconds of one product of each side, over `rounds` turns whose order rotates."""
-    return {name: statistics.median(values) for name, values in turns(sides, rounds).items()}
+    return medians(turns(sides, rounds))
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median of the turns of each side."""
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def turns(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Return the seconds of one product of each side in each of `rounds` turns, whose order rotates."""
-    medians: dict[str, list[float]] = {side.name: [] for side in sides}
+    took: dict[str, list[float]] = {side.name: [] for side in sides}
     with _no_garbage_collection():
         for number in range(rounds):
             for side in _in_turn(sides, number):
-                medians[side.name].append(_turn(side.run) / side.copies)
-    return medians
+                took[side.name].append((side.turn() if side.turn else _turn(side.run)) / side.copies)
+    return took
+
+
+def turn(side: Side) -> float:
+    """Return the median seconds of the calls of one turn of a side of this process, all its copies together."""
+    with _no_garbage_collection():
+        return _turn(side.run)
 
 
 def interleaved_for(sides: Sequence[Side], seconds: float) -> Timed:
@@ -82,8 +94,8 @@ def interleaved_for(sides: Sequence[Side], seconds: float) -> Timed:
             spent = time.perf_counter() - begin
             if spent + spent / rounds > seconds:
                 break
-    medians = {name: statistics.median(_kept(turns)) for name, turns in took.items()}
-    return Timed(medians, {name: _num_quiet(turns) for name, turns in took.items()}, rounds)
+    kept = {name: _kept(turns) for name, turns in took.items()}
+    return Timed(medians(kept), {name: _num_quiet(turns) for name, turns in took.items()}, rounds)
 
 
 @contextlib.contextmanager

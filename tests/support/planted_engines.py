@@ -64,3 +64,41 @@ def engine_of_a_shape(shape: object, format: str, flash: bool, *rest: object) ->
 def crashed_engine(*_: object) -> Planted:
     """Make what `LlamaEngine` is asked for: it crashes when it reads the file."""
     return Planted(crashes="made")
+
+
+def sides_of(name: str, crashes: str) -> list[object]:
+    """Make one side, of three copies, that crashes when it is made, run the first time, or in its second turn."""
+    from bench.shared.timing import Side
+
+    engine, calls = Planted(crashes=crashes), [0]
+
+    def run() -> None:
+        calls[0] += 1
+        if crashes == "later" and calls[0] > 60:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        engine.run()
+
+    def output() -> object:
+        import torch
+
+        return torch.from_numpy(engine.check())
+
+    return [Side(name, run, output, copies=3)]
+
+
+def rival_sides(case: object, rival: str, weight: np.ndarray, x: np.ndarray) -> list[object]:
+    """Make what `linear.rival_sides` is asked for: llama.cpp crashes when it is run, others multiply."""
+    import torch
+
+    from bench.shared.timing import Side
+
+    def run() -> object:
+        if rival == "llama.cpp":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return torch.from_numpy(x) @ torch.from_numpy(weight).t()
+
+    return [Side(f"{rival} planted", run, run)]
+
+
+def expert_layer_crashes(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
