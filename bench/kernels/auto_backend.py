@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.kernels.auto_backend_models import MODELS, SOURCES, Model
 from bench.shared.repository import child_environment
