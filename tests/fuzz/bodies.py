@@ -28,7 +28,8 @@ from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
-from infer.serve.http.body import BodyMemory, BodyReservation, read_body
+from infer.serve.http.body import read_body
+from infer.serve.http.body_memory import BodyMemory, BodyReservation
 from infer.serve.http.message_framing import ChunkedBody, FramingError, HeadScanner
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
 from ..batching.infer_result import InferResult, PendingResult
-from ..http.body import BodyMemory
+from ..http.body_memory import BodyMemory
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE, Response, header_lines

@@ -19,8 +19,6 @@ from ... import plugins
 from ...errors import InferError, NotFoundError
 from ..service import Service
 from .body import (
-    BodyMemory,
-    BodyReservation,
     ClientGoneError,
     Receive,
     Send,
@@ -29,6 +27,7 @@ from .body import (
     read_body,
     send_stream,
 )
+from .body_memory import BodyMemory, BodyReservation
 from .connection import ConnectionHandle
 from .request_context import RequestContext
 from .routing import (

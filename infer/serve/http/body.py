@@ -10,8 +10,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
-from ...errors import InputError, OverloadedError, TooLargeError, UnsupportedMediaError
+from ...errors import InputError, TooLargeError, UnsupportedMediaError
 from ..limits import ServeLimits
+from .body_memory import BodyReservation
 from .connection import ConnectionHandle
 from .routing import Response, SlowBodyError
 
@@ -25,31 +26,6 @@ READ_SECONDS = 30.0  # without progress of a write, after which the client count
 
 class ClientGoneError(Exception):
     """Client disconnected; no response can be sent."""
-
-
-class BodyMemory:
-    """Count of the bytes of all request bodies in memory, as they arrive. `limit`, `held`: bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.held = limit, 0
-
-
-class BodyReservation:
-    """Bytes of one request in a `BodyMemory`; `close` releases them."""
-
-    def __init__(self, bodies: BodyMemory) -> None:
-        self._bodies, self._mine = bodies, 0
-
-    def take(self, size: int) -> None:
-        """Reserve bytes. Raises `OverloadedError` when all bodies together would exceed the limit."""
-        if self._bodies.held + size > self._bodies.limit:
-            raise OverloadedError(f"request bodies in memory exceed the limit of {self._bodies.limit} bytes")
-        self._bodies.held += size
-        self._mine += size
-
-    def close(self) -> None:
-        self._bodies.held -= self._mine
-        self._mine = 0
 
 
 async def read_body(
