@@ -16,6 +16,22 @@ def test_a_page_says_what_the_code_says(name: str) -> None:
     assert written == docs_pages.PAGES[name](), f"{name} is out of date: run make docs-reference"
 
 
+def test_each_row_of_a_table_is_one_line_with_the_cells_of_its_head() -> None:
+    found = []
+    for page in [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").glob("*.md"))]:
+        cells, fenced = 0, False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            fenced ^= line.startswith("```")
+            if fenced or not line.startswith("|"):
+                cells = 0
+                continue
+            here = len(re.findall(r"(?<!\\)\|", line)) - 1
+            if not line.endswith("|") or (cells and here != cells):
+                found.append(f"{page.name}:{number}: {line[:80]}")
+            cells = cells or here
+    assert not found
+
+
 def test_every_error_is_explained() -> None:
     assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]
 

@@ -35,6 +35,7 @@ from bench.shared.repository import RESULTS, ROOT, child_environment, module_com
 KINDS = ("decoders", "heads", "checkpoints", "quantized_sources")
 RESULT, PAGE = RESULTS / "models.json", ROOT / "docs" / "models.md"
 SECONDS = 3600  # of one row, on a machine that others use too
+SHOWN = 160  # characters of a reason on the page; the result file has more
 Rows = dict[str, dict[str, dict[str, Cell]]]  # kind → row → column
 INTRO = """# Models
 
@@ -152,8 +153,11 @@ def section(kind: str, rows: dict[str, dict[str, Cell]]) -> str:
 
 
 def shown(cell: Cell) -> str:
-    """Render one cell."""
-    why = cell.why.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+    """Render one cell: the outcome and the reason, shortened to whole words."""
+    why = cell.why.removeprefix(f"{cell.outcome}, ")
+    if len(why) > SHOWN:
+        why = why[:SHOWN].rpartition(" ")[0].rstrip(" ,;:") + " …"
+    why = why.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
     return f"{cell.outcome}: {why}" if why else cell.outcome
 
 

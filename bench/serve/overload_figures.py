@@ -130,7 +130,7 @@ def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list
         "offered where that is less; in brackets the interval of nine tenths. Sent late: the client's own p99.\n",
         "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
         "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
-        "|" + "---|" * 12,
+        "|" + "---|" * 11,
     ]
     for name, row in found.items():
         back = f"{row['recovery']:.2f}" if "recovery" in row else ""

@@ -56,7 +56,9 @@ def cli_page() -> str:
         "",
     ]
     lines += ["| command | what it does |", "|---|---|"]
-    lines += [f"| [`infer {name}`](#infer-{name}) | {command.help} |" for name, command in commands.items()]
+    for name, command in commands.items():
+        first = " ".join(command.help.split("\n\n")[0].split())
+        lines.append(f"| [`infer {name}`](#infer-{name}) | {_cell(first)} |")
     for name, command in commands.items():
         lines += ["", f"## infer {name}", "", command.help, "", "```text", _usage(name, command), "```"]
         lines += _options(command)
