@@ -35,7 +35,7 @@ OURS = "infer"
 DECODE_CONTEXT, PROMPT = 128, 512
 FASTER = {"135M": 1.5, "1B": 1.2}  # decode; of prefill below
 PREFILL_FASTER = 1.8
-# So many times as far from the exact product as llama.cpp: a step of activations is for 64 columns, there for 32 or 256.
+# So many times as far from the exact product as llama.cpp: a step of activations is for 64 columns, not 32 or 256.
 FARTHEST = 1.5
 # The rows of 135M have no multiple of 256 columns, as K-quants need.
 FORMATS = {"135M": ("q4_0", "q8_0"), "1B": ("q4_0", "q4_K_M")}

@@ -34,6 +34,11 @@ SECTIONS = {
         "`make bench-lm`. Random weights of two Llama shapes at 4 bits (135M and 1B parameters), two threads. A work "
         "like *8×128* is 8 sequences at context 128.",
     ),
+    "same-gguf-file": (
+        "The same GGUF file in llama.cpp",
+        "`python -m bench.llm.suite --only 'same*'`. Two Llama shapes with random weights; both engines compute with "
+        "the codes of one file.",
+    ),
     "serve-peers": (
         "Serving: other servers",
         "`make bench-serve`. Each server at its best settings, one worker, in turns on one machine that also runs the "
@@ -66,7 +71,7 @@ INTRO = """# Results
 
 Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor
 and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are
-shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23,
+shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and 2026-11-24, a Zen 4 on 2026-11-23,
 *Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
 """
 
