@@ -61,8 +61,7 @@ def browser() -> Iterator[Tab]:
 @pytest.fixture
 def tab(browser: Tab, server: Live) -> Iterator[Tab]:
     """Open the page anew; an error on its console fails the test."""
-    browser.errors.clear()
-    browser.asked.clear()
+    browser.leave()
     browser.show(1280)
     browser.go(f"{server.url}/?{time.monotonic()}")
     browser.until("document.querySelectorAll('[role=tab]').length === 4")
@@ -219,11 +218,22 @@ def choose_file(tab: Tab, panel: str, data: bytes, name: str) -> None:
 
 
 @needs_browser
+def test_requests_of_the_page_before_are_not_counted(browser: Tab, server: Live) -> None:
+    for _ in range(5):
+        browser.go(f"{server.url}/?{time.monotonic()}")
+        browser.run("setInterval(() => fetch('/health?late').catch(() => 0), 1) && 1")
+        browser.leave()
+        browser.go(f"{server.url}/?{time.monotonic()}")
+        browser.until("document.querySelectorAll('[role=tab]').length === 4")
+        assert [url for url in browser.asked if "late" in url] == []
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [360, 1280])
 def test_files_are_answered_by_labels_boxes_masks_and_text(
     browser: Tab, media_server: Live, width: int, tmp_path: Path
 ) -> None:
-    browser.errors.clear()
+    browser.leave()
     browser.show(width)
     browser.go(f"{media_server.url}/?{time.monotonic()}")
     browser.until("document.querySelectorAll('[role=tab]').length === 6")
@@ -346,7 +356,7 @@ def test_every_control_and_plot_has_an_accessible_name(tab: Tab) -> None:
 @needs_browser
 def test_page_asks_for_the_api_key_until_it_is_valid(browser: Tab) -> None:
     with live(double(), api_key="s3cret") as server:
-        browser.errors.clear()
+        browser.leave()
         browser.go(server.url)
         for key, said in (("wrong", ""), ("s3cret", "rejected")):
             browser.until("document.getElementById('key').open")

@@ -93,6 +93,13 @@ class Tab:
         ]
         self.send("Emulation.setEmulatedMedia", features=features)
 
+    def leave(self) -> None:
+        """Replace the page by a blank one, then forget its errors and requests, late ones included."""
+        self.send("Page.navigate", url="about:blank")
+        self.until("location.href === 'about:blank' && document.readyState === 'complete'")
+        self.errors.clear()
+        self.asked.clear()
+
     def go(self, url: str) -> None:
         self.send("Page.navigate", url=url)
         self.until("document.readyState === 'complete'")
