@@ -19,7 +19,7 @@ from ..kernels.gpu.int8.int8_gemv import INTERPRETED
 from ..kernels.gpu.launch import launch, tickets
 from ._args import AttentionArgs, Tiling
 from ._triton_elementwise import alibi, in_type_of, logits
-from ._triton_merge import merged, with_sink
+from ._triton_merge import merged, normalized, online_softmax, store_piece
 from ._triton_write import views
 
 LOG2E = math.log2(math.e)
@@ -37,6 +37,50 @@ def _sequence(start_ptr: tl.tensor, tile: tl.tensor, batch: tl.tensor, TOKENS: t
     return found - 1
 
 
+@triton.jit
+def _key_range(
+    past: tl.tensor,  # tokens of the sequence before the new ones
+    begin: tl.tensor,  # first new token of the tile
+    count: tl.tensor,  # new tokens of the sequence
+    window: tl.tensor,
+    chunk: tl.tensor,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    LEAST: tl.constexpr,
+    LOCAL: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the first key of this program's piece and the one after its last; empty where none is left for it."""
+    stop = past + tl.minimum(begin + TOKENS, count)
+    low = 0
+    if LOCAL:
+        low = tl.maximum(past + begin + 1 - window, 0)
+    if CHUNKS:
+        low = tl.maximum(low, (past + begin) // chunk * chunk)
+    each = tl.cdiv(tl.cdiv(stop - low, tl.num_programs(2)), KEYS) * KEYS
+    low += tl.program_id(2) * tl.maximum(each, LEAST)
+    return low, tl.minimum(stop, low + tl.maximum(each, LEAST))
+
+
+@triton.jit
+def _visible(
+    j: tl.tensor,
+    position: tl.tensor,
+    stop: tl.tensor,
+    window: tl.tensor,
+    chunk: tl.tensor,
+    LOCAL: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tl.tensor:
+    """Return bool [R, KEYS]: queries at `position` [R] see keys j [KEYS] before `stop`."""
+    seen = (j < stop)[None] & (j[None] <= position[:, None])
+    if LOCAL:
+        seen &= j[None] > position[:, None] - window
+    if CHUNKS:
+        seen &= j[None] >= (position // chunk * chunk)[:, None]
+    return seen
+
+
 @triton.jit(do_not_specialize=["batch", "blocks", "tokens"])
 def _attend(
     query_ptr: tl.tensor,
@@ -47,10 +91,10 @@ def _attend(
     length_ptr: tl.tensor,
     sink_ptr: tl.tensor,
     slope_ptr: tl.tensor,
-    out_ptr: tl.tensor,  # [T, Hq, D], or of each piece [splits, T, Hq, D] float32
+    piece_ptr: tl.tensor,  # float32 [splits, T, Hq, D], unnormalized outputs of the pieces
     most_ptr: tl.tensor,  # float32 [splits, T, Hq]
     sum_ptr: tl.tensor,
-    result_ptr: tl.tensor,  # [T, Hq, D], of the merged pieces
+    out_ptr: tl.tensor,  # [T, Hq, D]
     ticket_ptr: tl.tensor,  # int32, 0 for each tile and key head
     query_token: tl.tensor,  # strides
     query_head: tl.tensor,
@@ -71,7 +115,7 @@ def _attend(
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
-    WHOLE: tl.constexpr,  # one piece: the result is stored
+    WHOLE: tl.constexpr,  # there is one piece: it is the result
     LOCAL: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -82,7 +126,6 @@ def _attend(
     ASSEMBLY: tl.constexpr,
 ) -> None:
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
-    split, splits = tl.program_id(2), tl.num_programs(2)
     sequence = _sequence(start_ptr, tl.program_id(0), batch, TOKENS)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
@@ -99,19 +142,10 @@ def _attend(
     kept = real[:, None] & filled[None]
     query = tl.load(query_ptr + from_query[:, None] + column[None], mask=kept, other=0.0)
     position = past + token
-
-    stop = past + tl.minimum(begin + TOKENS, count)
-    low = 0
-    if LOCAL:
-        low = tl.maximum(past + begin + 1 - window, 0)
-    if CHUNKS:
-        low = tl.maximum(low, (past + begin) // chunk * chunk)
     if ALIBI:
         slope = tl.load(slope_ptr + head, mask=real, other=0.0)
-    each = tl.cdiv(tl.cdiv(stop - low, splits), KEYS) * KEYS
-    low += split * tl.maximum(each, LEAST)
-    stop = tl.minimum(stop, low + tl.maximum(each, LEAST))
 
+    low, stop = _key_range(past, begin, count, window, chunk, TOKENS, KEYS, LEAST, LOCAL, CHUNKS)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -129,21 +163,12 @@ def _attend(
         steps = step_ptr + page * step_stride + half // 2 + place
         if QUANTIZED:
             scores *= tl.load(steps, mask=inside, other=0.0)[None]
-        seen = inside[None] & (j[None] <= position[:, None])
-        if LOCAL:
-            seen &= j[None] > position[:, None] - window
-        if CHUNKS:
-            seen &= j[None] >= (position // chunk * chunk)[:, None]
         scores = logits(scores, scale, cap, SOFTCAP)
         if ALIBI:
             scores += alibi(slope, j, position, ROUNDED) * _LOG2E
+        seen = _visible(j, position, stop, window, chunk, LOCAL, CHUNKS)
         scores = tl.where(seen, scores, float("-inf"))
-        highest = tl.maximum(most, tl.max(scores, 1))
-        finite = tl.where(highest == float("-inf"), 0.0, highest)
-        weight = tl.exp2(scores - finite[:, None])
-        rescale = tl.exp2(most - finite)
-        total = total * rescale + tl.sum(weight, 1)
-        acc *= rescale[:, None]
+        most, total, acc, weight = online_softmax(most, total, acc, scores)
         if QUANTIZED:  # steps relative to the largest, so that float16 weights do not vanish
             value_step = tl.load(steps + kv_heads * PAGE, mask=inside, other=0.0)
             largest = tl.maximum(tl.max(value_step, 0), 1e-30)
@@ -151,31 +176,22 @@ def _attend(
             acc += tl.dot(weight.to(value.dtype), value, input_precision="ieee") * largest
         else:
             acc += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        most = highest
 
     to = (first + token).to(tl.int64) * (kv_heads * GROUP) + head
-    at = out_ptr + to[:, None] * width + column[None]
-    if WHOLE:
-        if SINKS:
-            most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr + head).to(tl.float32))
-        acc /= tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=kept)
-    else:
+    if not WHOLE:
         piece = tokens.to(tl.int64) * (kv_heads * GROUP)
-        tl.store(most_ptr + split * piece + to, most, mask=real)
-        if low < stop:  # nothing else of a piece without keys is read
-            tl.store(sum_ptr + split * piece + to, total, mask=real)
-            tl.store(at + split * piece * width, acc, mask=kept)
-        tl.debug_barrier()  # all of the program's piece is written before it counts itself
+        at = piece_ptr + to[:, None] * width + column[None]
+        store_piece(most_ptr + to, sum_ptr + to, at, most, total, acc, piece, width, low < stop, real, kept)
         ticket_ptr += tl.program_id(0) * kv_heads + kv_head
-        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == splits - 1:
-            most, total, acc = merged(most_ptr + to, sum_ptr + to, at, piece, width, splits, real, kept)
-            if SINKS:
-                most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr + head).to(tl.float32))
-            acc /= tl.where(total > 0, total, 1.0)[:, None]
-            to_result = result_ptr + to[:, None] * width + column[None]
-            tl.store(to_result, acc.to(result_ptr.dtype.element_ty), mask=kept)
-            tl.store(ticket_ptr, 0)
+        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") < tl.num_programs(2) - 1:
+            return
+        most, total, acc = merged(
+            most_ptr + to, sum_ptr + to, at, piece, width, tl.num_programs(2), real, kept
+        )
+        tl.store(ticket_ptr, 0)
+    acc = normalized(most, total, acc, sink_ptr + head, SINKS)
+    at = out_ptr + to[:, None] * width + column[None]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
 def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> Tensor:

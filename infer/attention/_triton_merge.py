@@ -11,6 +11,21 @@ _LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
+def online_softmax(
+    most: tl.tensor, total: tl.tensor, acc: tl.tensor, scores: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return most, total [R] and acc [R, D] relative to the largest logit so far, and weights [R, KEYS] of new scores.
+
+    `total` includes the new weights; `acc` gets their values from the caller. Milakov and Gimelshein, 2018.
+    """
+    highest = tl.maximum(most, tl.max(scores, 1))
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp2(scores - finite[:, None])
+    rescale = tl.exp2(most - finite)
+    return highest, total * rescale + tl.sum(weight, 1), acc * rescale[:, None], weight
+
+
+@triton.jit
 def with_sink(
     most: tl.tensor, total: tl.tensor, acc: tl.tensor, sink: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -20,6 +35,39 @@ def with_sink(
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     rescale = tl.exp2(most - finite)
     return highest, total * rescale + tl.exp2(sink - finite), acc * rescale[:, None]
+
+
+@triton.jit
+def normalized(
+    most: tl.tensor, total: tl.tensor, acc: tl.tensor, sink_ptr: tl.tensor, SINKS: tl.constexpr
+) -> tl.tensor:
+    """Divide acc [R, D] by the sum of its weights, the sink's included; 0 for rows that saw no key."""
+    if SINKS:
+        most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr).to(tl.float32))
+    return acc / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
+def store_piece(
+    most_ptr: tl.tensor,  # of each row [R], of the first piece
+    sum_ptr: tl.tensor,
+    acc_ptr: tl.tensor,  # [R, D]
+    most: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    piece: tl.tensor,  # rows of one piece: from a piece to the next
+    width: tl.tensor,
+    some: tl.tensor,  # the piece has keys
+    real: tl.tensor,
+    kept: tl.tensor,
+) -> None:
+    """Store this program's piece, for `merged`; all of it is written when this returns."""
+    at = tl.program_id(2) * piece
+    tl.store(most_ptr + at, most, mask=real)
+    if some:  # nothing else of a piece without keys is read
+        tl.store(sum_ptr + at, total, mask=real)
+        tl.store(acc_ptr + at * width, acc, mask=kept)
+    tl.debug_barrier()
 
 
 @triton.jit
