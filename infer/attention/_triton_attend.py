@@ -19,7 +19,7 @@ from ..kernels.gpu.int8.int8_gemv import INTERPRETED
 from ..kernels.gpu.launch import launch, tickets
 from ._args import AttentionArgs, Tiling
 from ._triton_elementwise import alibi, in_type_of, logits
-from ._triton_merge import merged, normalized, online_softmax, store_piece
+from ._triton_merge import merged, online_softmax, store_normalized, store_piece
 from ._triton_write import views
 
 LOG2E = math.log2(math.e)
@@ -163,10 +163,10 @@ def _attend(
         steps = step_ptr + page * step_stride + half // 2 + place
         if QUANTIZED:
             scores *= tl.load(steps, mask=inside, other=0.0)[None]
+        seen = _visible(j, position, stop, window, chunk, LOCAL, CHUNKS)
         scores = logits(scores, scale, cap, SOFTCAP)
         if ALIBI:
             scores += alibi(slope, j, position, ROUNDED) * _LOG2E
-        seen = _visible(j, position, stop, window, chunk, LOCAL, CHUNKS)
         scores = tl.where(seen, scores, float("-inf"))
         most, total, acc, weight = online_softmax(most, total, acc, scores)
         if QUANTIZED:  # steps relative to the largest, so that float16 weights do not vanish
@@ -178,20 +178,19 @@ def _attend(
             acc += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
 
     to = (first + token).to(tl.int64) * (kv_heads * GROUP) + head
-    if not WHOLE:
+    out_at = out_ptr + to[:, None] * width + column[None]
+    if WHOLE:
+        store_normalized(out_at, most, total, acc, sink_ptr + head, kept, SINKS)
+    else:
         piece = tokens.to(tl.int64) * (kv_heads * GROUP)
         at = piece_ptr + to[:, None] * width + column[None]
         store_piece(most_ptr + to, sum_ptr + to, at, most, total, acc, piece, width, low < stop, real, kept)
         ticket_ptr += tl.program_id(0) * kv_heads + kv_head
-        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") < tl.num_programs(2) - 1:
-            return
-        most, total, acc = merged(
-            most_ptr + to, sum_ptr + to, at, piece, width, tl.num_programs(2), real, kept
-        )
-        tl.store(ticket_ptr, 0)
-    acc = normalized(most, total, acc, sink_ptr + head, SINKS)
-    at = out_ptr + to[:, None] * width + column[None]
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+        splits = tl.num_programs(2)
+        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == splits - 1:
+            most, total, acc = merged(most_ptr + to, sum_ptr + to, at, piece, width, splits, real, kept)
+            store_normalized(out_at, most, total, acc, sink_ptr + head, kept, SINKS)
+            tl.store(ticket_ptr, 0)
 
 
 def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> Tensor:

@@ -38,13 +38,20 @@ def with_sink(
 
 
 @triton.jit
-def normalized(
-    most: tl.tensor, total: tl.tensor, acc: tl.tensor, sink_ptr: tl.tensor, SINKS: tl.constexpr
-) -> tl.tensor:
-    """Divide acc [R, D] by the sum of its weights, the sink's included; 0 for rows that saw no key."""
+def store_normalized(
+    out_ptr: tl.tensor,  # [R, D]
+    most: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    sink_ptr: tl.tensor,  # of each row [R]
+    kept: tl.tensor,
+    SINKS: tl.constexpr,
+) -> None:
+    """Store acc [R, D] over the sum of its weights, the sink's included; 0 for rows that saw no key."""
     if SINKS:
         most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr).to(tl.float32))
-    return acc / tl.where(total > 0, total, 1.0)[:, None]
+    acc /= tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out_ptr, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""`linear_groupwise` for a few rows of x: programs and loads of `lut_gemv`, with the scales of a checkpoint's groups.
+"""`linear_groupwise` for a few rows of x: programs and loads of `gemv_tiles`, scales of a checkpoint's groups.
 
 Eight products are added up, then multiplied by the scale of their group; a minimum multiplies the sum of the eight
 activations. So a weight costs its code, its lookup and one multiply-add for each row. Tables lie in registers and are
@@ -13,25 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.groupwise_codes import SUPER
+from .. import gemv_tiles
 from ..epilogue import finish
+from ..gemv_tiles import activation_tile, eight, entry_at, loaded, store_rows, unit_words
 from ..int8.int8_gemv import INTERPRETED
 from ..int8.w8a16_gemv import EXPONENT, FLIP, byte_value
 from ..launch import HALF, cdiv, launch, words
-from ..lut.lut_gemv import code_at, eight
-from ..split_columns import even_parts, power_above, result_or_sums, split_of
-from .groupwise_decode import BYTES, Operands
+from ..split_columns import power_above, result_or_sums
+from .groupwise_decode import Operands
 
-MAX_ROWS = 8  # of x in one program
-_WORDS = {2: 1, 3: 3, 4: 1, BYTES: 2}  # 32-bit words of a unit
-_WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
+MAX_ROWS = gemv_tiles.MAX_ROWS
 _SUPER = tl.constexpr(SUPER)
-
-
-@triton.jit
-def _load(pointers: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
-    if EVEN:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=inside, other=0)
 
 
 @triton.jit
@@ -48,10 +40,10 @@ def _factor(
 ) -> tl.tensor:
     """Return the scale or minimum of each lane's columns, float32 [BN, W, 32]."""
     at = values_ptr + row * (num_columns // GROUP) + column // GROUP
-    value = _load(at, inside, EVEN).to(tl.float32)
+    value = loaded(at, inside, EVEN).to(tl.float32)
     if SUPERS:
         each = supers_ptr + row * tl.cdiv(num_columns, _SUPER) + column // _SUPER
-        value *= _load(each, inside, EVEN).to(tl.float32)
+        value *= loaded(each, inside, EVEN).to(tl.float32)
     return value
 
 
@@ -90,7 +82,6 @@ def _rows(
     ASSEMBLY: tl.constexpr,
 ) -> None:
     CODES: tl.constexpr = WORDS * 32 // BITS
-    PACK: tl.constexpr = 2 if HALF else 1
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.minimum(n, num_out - 1)
     m = tl.program_id(2) * MB + tl.arange(0, MB)
@@ -106,16 +97,11 @@ def _rows(
         row += tl.load(expert_ptr + tl.program_id(2)) * num_out
         m_safe = m_safe // TOP_K
     codes_tile = codes_ptr + row * num_words + (unit * WORDS)[None]
-    # x in words: two columns in one, or one if it is float32
-    x_unit = m_safe[:, None, None] * (num_columns // PACK) + (unit * (CODES // PACK))[None]
-    x_tile = x_ptr + x_unit[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
+    x_tile = activation_tile(x_ptr, m_safe, unit, num_columns, CODES, HALF)
     acc = tl.zeros([MB, BN, W, 32], tl.float32)
     for start in range(begin, end, 32 * W):
         inside = (start + unit < end)[None]
-        word = codes_tile + start * WORDS
-        w0 = _load(word, inside, EVEN)
-        w1 = _load(word + 1, inside, EVEN) if WORDS > 1 else w0
-        w2 = _load(word + 2, inside, EVEN) if WORDS == 3 else w0
+        w0, w1, w2 = unit_words(codes_tile + start * WORDS, inside, WORDS, EVEN)
         if BITS == 8:
             w0, w1 = w0 ^ FLIP, w1 ^ FLIP
         scale = tl.zeros([BN, W, 32], tl.float32)
@@ -130,15 +116,14 @@ def _rows(
                     minimum = _factor(
                         minimum_ptr, super_minimum_ptr, row, column, inside, num_columns, GROUP, SUPER_MINIMUM, EVEN
                     )  # fmt: skip
-            x = eight(x_tile, (start * CODES + octet * 8) // PACK, inside, HALF, EVEN)
+            x = eight(x_tile, start * CODES + octet * 8, inside, HALF, EVEN)
             sums = tl.zeros([MB, BN, W, 32], tl.float32)
             given = tl.zeros([MB, W, 32], tl.float32)
             for i in tl.static_range(8):
                 if BITS == 8:
                     weight = byte_value(w0 if i < 4 else w1, exponent, i % 4, ASSEMBLY)
                 else:
-                    code = tl.reshape(code_at(w0, w1, w2, BITS, octet * 8 + i), [BN * W * 32])
-                    weight = tl.reshape(tl.gather(table, code, 0), [BN, W, 32])
+                    weight = entry_at(table, w0, w1, w2, BITS, octet * 8 + i)
                 sums += weight[None] * x[i][:, None]
                 given += x[i]
             acc += sums * scale[None]
@@ -147,14 +132,12 @@ def _rows(
     total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
     if LAST and BIAS:
         total = total + tl.load(bias_ptr + rows).to(tl.float32)[None]
-    at = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
-    kept = (m < num_rows)[:, None] & (n < num_out)[None]
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=kept)
+    store_rows(out_ptr, total, m, n, num_rows, num_out)
 
 
 def usable(operands: Operands) -> bool:
     """Tell if rows of codes are whole units of words: 3-bit codes need a multiple of 32 columns."""
-    return operands.columns > 0 and operands.codes.shape[1] % (4 * _WORDS[operands.bits]) == 0
+    return operands.columns > 0 and operands.codes.shape[1] % (4 * gemv_tiles.WORDS[operands.bits]) == 0
 
 
 def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int | None = None) -> Tensor:
@@ -179,23 +162,14 @@ def _products(
     x: Tensor, operands: Operands, bias: Tensor | None, num_rows: int, num_out: int, split: int | None,
     expert: Tensor | None = None, top_k: int = 0,
 ) -> Tensor:  # fmt: skip
-    bits = operands.bits
-    unit_words = _WORDS[bits]
-    unit_codes = unit_words * 32 // bits
     block_rows = 1 if top_k else min(power_above(num_rows), MAX_ROWS)
-    tile = max(_WEIGHTS // unit_codes // block_rows, 1)  # rows of the weight x units of a lane
-    block_out = min(tile, 4)
-    num_units = operands.columns // unit_codes
-    lane_units = max(1, min(tile // block_out, power_above(cdiv(num_units, 32))))
-    step = 32 * lane_units
-    blocks = cdiv(num_out, block_out)
-    programs = blocks * (num_rows if top_k else 1)
-    parts = split or split_of(programs, cdiv(num_units, step), x.device, wanted=8)
-    each, parts = even_parts(num_units, parts, step)
-    out = result_or_sums(x, num_rows, num_out, parts)
+    blocks = gemv_tiles.blocks_of(
+        operands.bits, operands.columns, num_out, block_rows, x.device, split, times=num_rows if top_k else 1
+    )
+    out = result_or_sums(x, num_rows, num_out, blocks.parts)
     launch(
         _rows,
-        (blocks, parts, cdiv(num_rows, block_rows)),
+        (blocks.programs, blocks.parts, cdiv(num_rows, block_rows)),
         words(x),
         words(operands.codes),
         *operands.pointers[1:],
@@ -206,19 +180,19 @@ def _products(
         num_out,
         operands.columns,
         operands.codes.shape[1] // 4,
-        each,
+        blocks.units_each,
         EXPONENT,
         TOP_K=top_k,
-        WORDS=unit_words,
+        WORDS=gemv_tiles.WORDS[operands.bits],
         HALF=HALF[x.dtype],
         **operands.form,
         MB=block_rows,
-        BN=block_out,
-        W=lane_units,
-        EVEN=num_units % step == 0,
-        LAST=parts == 1,
+        BN=blocks.block_out,
+        W=blocks.lane_units,
+        EVEN=blocks.even,
+        LAST=blocks.parts == 1,
         BIAS=bias is not None,
         ASSEMBLY=not INTERPRETED,
         num_warps=1,
     )
-    return out if parts == 1 else finish(out, None, None, bias, x.dtype)
+    return out if blocks.parts == 1 else finish(out, None, None, bias, x.dtype)

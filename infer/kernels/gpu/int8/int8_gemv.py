@@ -1,6 +1,6 @@
 """Exact int32 sums of int8 products for a few rows of x: four products in one instruction, `dp4a`.
 
-Programs and the order of sums are those of `lut_gemv`. Integer sums are exact, so their order does not matter.
+Programs are laid out as in `gemv_tiles`. Integer sums are exact, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gemv_tiles import store_rows
 from ..launch import cdiv, launch, words
 from ..split_columns import even_parts, power_above, split_of
 
@@ -59,8 +60,7 @@ def _rows(
         shape: tl.constexpr = [MB, BN, W, 32]
         acc = dot4(tl.broadcast_to(codes, shape), tl.broadcast_to(q, shape), acc, DP4A)
     total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
-    to = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
-    tl.store(out_ptr + to, total, mask=(m < num_rows)[:, None] & (n < num_out)[None])
+    store_rows(out_ptr, total, m, n, num_rows, num_out)
 
 
 def usable(q: Tensor, codes: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 A byte of a word is put under the exponent of 2**23 by one byte permutation and loses it by one subtraction: exact, and
 two instructions where a conversion has a quarter of their speed. Programs, the loads of x and the order of additions
-are those of `lut_gemv`.
+are those of `gemv_tiles`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..epilogue import finish, product
+from ..gemv_tiles import activation_tile, eight, store_rows
 from ..launch import HALF, cdiv, launch, words
-from ..lut.lut_gemv import eight
 from ..split_columns import even_parts, power_above, result_or_sums, split_of
 from .int8_gemv import INTERPRETED
 
@@ -65,7 +65,6 @@ def _rows(
     BIAS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ) -> None:
-    PACK: tl.constexpr = 2 if HALF else 1
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.minimum(n, num_out - 1)
     m = tl.program_id(2) * MB + tl.arange(0, MB)
@@ -75,8 +74,7 @@ def _rows(
     end = tl.minimum(begin + units_each, num_units)
     code_unit = rows[:, None, None].to(tl.int64) * (num_units * 2) + (unit * 2)[None]
     codes_tile = codes_ptr + code_unit[:, :, :, None] + tl.arange(0, 2)[None, None, None, :]
-    x_unit = m_safe[:, None, None] * (num_units * 8 // PACK) + (unit * (8 // PACK))[None]
-    x_tile = x_ptr + x_unit[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
+    x_tile = activation_tile(x_ptr, m_safe, unit, num_units * 8, 8, HALF)
     acc = tl.zeros([MB, BN, W, 32], tl.float32)
     for start in range(begin, end, 32 * W):
         inside = (start + unit < end)[None]
@@ -85,7 +83,7 @@ def _rows(
         else:
             codes = tl.load(codes_tile + start * 2, mask=inside[:, :, :, None], other=0)
         low, high = tl.split(codes ^ FLIP)
-        x = eight(x_tile, start * 8 // PACK, inside, HALF, EVEN)
+        x = eight(x_tile, start * 8, inside, HALF, EVEN)
         for i in tl.static_range(8):
             weight = byte_value(low if i < 4 else high, exponent, i % 4, ASSEMBLY)
             acc += weight[None] * x[i][:, None]
@@ -95,9 +93,7 @@ def _rows(
         total = product(total, tl.broadcast_to(scale[None], [MB, BN]), ASSEMBLY)
         if BIAS:
             total = total + tl.load(bias_ptr + rows).to(tl.float32)[None]
-    at = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
-    kept = (m < num_rows)[:, None] & (n < num_out)[None]
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=kept)
+    store_rows(out_ptr, total, m, n, num_rows, num_out)
 
 
 def usable(x: Tensor) -> bool:

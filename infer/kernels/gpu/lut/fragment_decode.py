@@ -114,19 +114,75 @@ def _entry(
 
 
 @triton.jit
+def _entries(
+    planes_ptr: tl.tensor,
+    block: tl.tensor,
+    word: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    BF16: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Decode the eight codes of each word in plain Triton, in the order of `_assembly`."""
+    FAR: tl.constexpr = 16 if UNIFORM else 4  # bits from the first code of a pair to the second
+    NEXT: tl.constexpr = 4 if UNIFORM else 8
+    return (
+        _entry(planes_ptr, block, word, s0, 0, BF16, SCALED),
+        _entry(planes_ptr, block, word, s0, FAR, BF16, SCALED),
+        _entry(planes_ptr, block, word, s1, NEXT, BF16, SCALED),
+        _entry(planes_ptr, block, word, s1, NEXT + FAR, BF16, SCALED),
+        _entry(planes_ptr, block, word, s0, 2 * NEXT, BF16, SCALED),
+        _entry(planes_ptr, block, word, s0, 2 * NEXT + FAR, BF16, SCALED),
+        _entry(planes_ptr, block, word, s1, 3 * NEXT, BF16, SCALED),
+        _entry(planes_ptr, block, word, s1, 3 * NEXT + FAR, BF16, SCALED),
+    )
+
+
+@triton.jit
+def _inline(
+    like: tl.tensor, text: tl.constexpr, constraints: tl.constexpr, operands: tl.tuple
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Run PTX that makes eight values in the type that `like` points to of each word."""
+    return tl.inline_asm_elementwise(
+        text, constraints, operands, (like.dtype.element_ty,) * 8, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _assembly(
+    like: tl.tensor,
+    word: tl.tensor,
+    planes: tl.tuple,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    UNIFORM: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Decode the eight codes of each word by PTX: pairs of columns of rows g and g + 8 in turn."""
+    BF16: tl.constexpr = like.dtype.element_ty == tl.bfloat16
+    p0, p1, p2, p3, p4, p5, p6, p7 = planes
+    if SCALED and UNIFORM:
+        scaled_line: tl.constexpr = _UNIFORM_BF16_SCALED if BF16 else _UNIFORM_F16_SCALED
+        return _inline(like, scaled_line, _WORDS_4, [word, p0, _pair(s0, BF16), _pair(s1, BF16)])
+    if SCALED:
+        scaled_table: tl.constexpr = _TABLE_BF16_SCALED if BF16 else _TABLE_F16_SCALED
+        given = [word, p0, p1, p2, p3, p4, p5, p6, p7, _pair(s0, BF16), _pair(s1, BF16)]
+        return _inline(like, scaled_table, _WORDS_11, given)
+    if UNIFORM:
+        line: tl.constexpr = _UNIFORM_BF16 if BF16 else _UNIFORM_F16
+        return _inline(like, line, _WORDS_2, [word, p0])
+    table: tl.constexpr = _TABLE_BF16 if BF16 else _TABLE_F16
+    return _inline(like, table, _WORDS_9, [word, p0, p1, p2, p3, p4, p5, p6, p7])
+
+
+@triton.jit
 def decode(
     like: tl.tensor,
     word: tl.tensor,
     planes_ptr: tl.tensor,
     block: tl.tensor,
-    p0: tl.tensor,
-    p1: tl.tensor,
-    p2: tl.tensor,
-    p3: tl.tensor,
-    p4: tl.tensor,
-    p5: tl.tensor,
-    p6: tl.tensor,
-    p7: tl.tensor,
+    planes: tl.tuple,
     s0: tl.tensor,
     s1: tl.tensor,
     UNIFORM: tl.constexpr,
@@ -135,45 +191,14 @@ def decode(
 ) -> tl.tensor:
     """Words [T, 32, 4] of one group of columns → the tile [16 T, 64] of the weight, in the type that `like` points to.
 
-    p0 … p7 are from `planes_of`. s0, s1 [T, 32, 1] are the group's scales of rows g and g + 8 of each lane; they
+    `planes` are from `planes_of`. s0, s1 [T, 32, 1] are the group's scales of rows g and g + 8 of each lane; they
     multiply the tile if SCALED.
     """
-    BF16: tl.constexpr = like.dtype.element_ty == tl.bfloat16
-    if not ASSEMBLY:
-        FAR: tl.constexpr = 16 if UNIFORM else 4  # bits from the first code of a pair to the second
-        NEXT: tl.constexpr = 4 if UNIFORM else 8
-        a = _entry(planes_ptr, block, word, s0, 0, BF16, SCALED)
-        b = _entry(planes_ptr, block, word, s0, FAR, BF16, SCALED)
-        c = _entry(planes_ptr, block, word, s1, NEXT, BF16, SCALED)
-        d = _entry(planes_ptr, block, word, s1, NEXT + FAR, BF16, SCALED)
-        e = _entry(planes_ptr, block, word, s0, 2 * NEXT, BF16, SCALED)
-        f = _entry(planes_ptr, block, word, s0, 2 * NEXT + FAR, BF16, SCALED)
-        g = _entry(planes_ptr, block, word, s1, 3 * NEXT, BF16, SCALED)
-        h = _entry(planes_ptr, block, word, s1, 3 * NEXT + FAR, BF16, SCALED)
-    elif SCALED:
-        r0, r1 = _pair(s0, BF16), _pair(s1, BF16)
-        if UNIFORM:
-            scaled_line: tl.constexpr = _UNIFORM_BF16_SCALED if BF16 else _UNIFORM_F16_SCALED
-            a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-                scaled_line, _WORDS_4, [word, p0, r0, r1], (like.dtype.element_ty,) * 8, is_pure=True, pack=1
-            )
-        else:
-            scaled_table: tl.constexpr = _TABLE_BF16_SCALED if BF16 else _TABLE_F16_SCALED
-            given = [word, p0, p1, p2, p3, p4, p5, p6, p7, r0, r1]
-            a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-                scaled_table, _WORDS_11, given, (like.dtype.element_ty,) * 8, is_pure=True, pack=1
-            )
-    elif UNIFORM:
-        line: tl.constexpr = _UNIFORM_BF16 if BF16 else _UNIFORM_F16
-        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            line, _WORDS_2, [word, p0], (like.dtype.element_ty,) * 8, is_pure=True, pack=1
-        )
+    if ASSEMBLY:
+        a, b, c, d, e, f, g, h = _assembly(like, word, planes, s0, s1, UNIFORM, SCALED)
     else:
-        lookup: tl.constexpr = _TABLE_BF16 if BF16 else _TABLE_F16
-        given = [word, p0, p1, p2, p3, p4, p5, p6, p7]
-        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            lookup, _WORDS_9, given, (like.dtype.element_ty,) * 8, is_pure=True, pack=1
-        )
+        BF16: tl.constexpr = like.dtype.element_ty == tl.bfloat16
+        a, b, c, d, e, f, g, h = _entries(planes_ptr, block, word, s0, s1, BF16, UNIFORM, SCALED)
     # [T, 32, slice, pair, row half, column half] → row: tile, half, g; column: slice, half, t, pair
     tile = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
     T: tl.constexpr = word.shape[0]

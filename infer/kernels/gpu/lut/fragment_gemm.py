@@ -28,6 +28,34 @@ _LEVELS = tl.constexpr(LEVELS)
 
 
 @triton.jit
+def _row_sums(
+    x: tl.tensor,
+    sums_ptr: tl.tensor,
+    m: tl.tensor,
+    group: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    GIVEN: tl.constexpr,
+) -> tl.tensor:
+    """Return the sums [BM] of rows of x [BM, 64] over one group of columns: read if GIVEN, else made; 0 of padding."""
+    if GIVEN:
+        real = m < tl.where(group < num_columns // 64, num_rows, 0)
+        return tl.load(sums_ptr + m * (num_columns // 64) + group, mask=real, other=0.0)
+    return tl.sum(x.to(tl.float32), 1)
+
+
+@triton.jit
+def _sum_of_parts(
+    sums_ptr: tl.tensor, at: tl.tensor, plane: tl.tensor, kept: tl.tensor, parts: tl.tensor
+) -> tl.tensor:
+    """Add the stored sums of a tile over the parts of the columns, in their order."""
+    acc = tl.zeros(kept.shape, tl.float32)
+    for part in range(parts):
+        acc += tl.load(sums_ptr + part * plane + at, mask=kept, other=0.0, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
 def _gemm(
     x_ptr: tl.tensor,
     codes_ptr: tl.tensor,  # int32 [N / 16, groups, 128]
@@ -70,7 +98,7 @@ def _gemm(
     # In two dimensions: in three, Triton 3.6 would give the lanes of a warp another order.
     word_ptr = codes_ptr + (tile.to(tl.int64) * groups * 128)[:, None] + tl.arange(0, 128)[None]
     block = tile // 2
-    p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(x_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
+    planes = planes_of(x_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
     lane_row = (tile[:, None] * 16 + (lane // 4)[None])[:, :, None]
     acc = tl.zeros([BN, BM], tl.float32)
     for step in range(begin, end):
@@ -83,25 +111,7 @@ def _gemm(
         for i in tl.static_range(TOGETHER):
             word = tl.reshape(tl.load(word_ptr + (first + i) * 128), [BN // 16, 32, 4])
             r0, r1 = (s0 << (24 - 8 * i)) >> 24, (s1 << (24 - 8 * i)) >> 24
-            weight = decode(
-                x_ptr,
-                word,
-                planes_ptr,
-                block,
-                p0,
-                p1,
-                p2,
-                p3,
-                p4,
-                p5,
-                p6,
-                p7,
-                r0,
-                r1,
-                UNIFORM,
-                SCALED,
-                ASSEMBLY,
-            )
+            weight = decode(x_ptr, word, planes_ptr, block, planes, r0, r1, UNIFORM, SCALED, ASSEMBLY)
             k = (first + i) * 64 + tl.arange(0, 64)
             x = tl.load(x_row + k[None], mask=given if EVEN else given & (k < num_columns)[None], other=0.0)
             if SCALED:
@@ -113,10 +123,10 @@ def _gemm(
                     if MINIMUM == 2:
                         real = m < tl.where(first + i < num_columns // 64, num_rows, 0)  # none of padding
                         at = given_ptr + m * (num_columns // 64) + first + i
-                        given_sums = tl.load(at, mask=real, other=0.0)
+                        sums = tl.load(at, mask=real, other=0.0)
                     else:
-                        given_sums = tl.sum(x.to(tl.float32), 1)
-                    acc += tl.load(minimum_ptr + own).to(tl.float32)[:, None] * given_sums[None]
+                        sums = tl.sum(x.to(tl.float32), 1)
+                    acc += tl.load(minimum_ptr + own).to(tl.float32)[:, None] * sums[None]
             else:
                 scale = ((scales << (24 - 8 * i)) >> 24).to(tl.float32)
                 acc += tl.dot(weight, tl.trans(x)) * scale[:, None]
@@ -129,9 +139,7 @@ def _gemm(
         ticket_ptr += tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") < tl.num_programs(2) - 1:
             return
-        acc = tl.zeros([BN, BM], tl.float32)
-        for part in range(tl.num_programs(2)):
-            acc += tl.load(sums_ptr + part * plane + at, mask=kept, other=0.0, cache_modifier=".cg")
+        acc = _sum_of_parts(sums_ptr, at, plane, kept, tl.num_programs(2))
         tl.store(ticket_ptr, 0)
     if PARTS != 1:
         if not FLOATS:

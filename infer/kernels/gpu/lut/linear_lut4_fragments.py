@@ -48,12 +48,10 @@ def _decode(
     tile = tl.program_id(0) * (BN // 16) + tl.arange(0, BN // 16)
     group = tl.program_id(1)
     block = tile // 2
-    p0, p1, p2, p3, p4, p5, p6, p7 = planes_of(out_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
+    planes = planes_of(out_ptr, planes_ptr, block, UNIFORM, ASSEMBLY)
     word_ptr = codes_ptr + (tile.to(tl.int64) * groups + group)[:, None] * 128 + tl.arange(0, 128)[None]
     word = tl.reshape(tl.load(word_ptr), [BN // 16, 32, 4])
-    weight = decode(
-        out_ptr, word, planes_ptr, block, p0, p1, p2, p3, p4, p5, p6, p7, word, word, UNIFORM, False, ASSEMBLY
-    )
+    weight = decode(out_ptr, word, planes_ptr, block, planes, word, word, UNIFORM, False, ASSEMBLY)
     if FLOATS:
         scale = tl.load(scale_ptr + group // EACH * padded + n).to(tl.float32)
     else:

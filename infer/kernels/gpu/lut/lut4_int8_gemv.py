@@ -19,6 +19,7 @@ from torch import Tensor
 from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS
 from ...ops.linear_packed import rounded_table
 from ..epilogue import finish
+from ..gemv_tiles import store_rows
 from ..int8.int8_gemv import INTERPRETED, dot4
 from ..int8.int8_quantize import quantize_groups
 from ..launch import cdiv, launch, words
@@ -120,8 +121,7 @@ def _rows(
                 sums += entry[None] * byte[:, None]
         acc += sums.to(tl.float32) * (scale[None] * step[:, None])
     total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
-    to = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
-    tl.store(out_ptr + to, total, mask=(m < num_rows)[:, None] & (n < num_out)[None])
+    store_rows(out_ptr, total, m, n, num_rows, num_out)
 
 
 def pack(table: Tensor, row_scale: Tensor) -> tuple[Tensor, Tensor]:
