@@ -29,8 +29,9 @@ from bench.shared.child_process import EngineCrashed, apart
 from bench.shared.repository import MODELS
 from bench.shared.results import machine_header, result_path
 from infer.errors import NotUsableError
-from infer.export import FORMS, export_model
+from infer.export import export_model
 from infer.export.gguf_vocabulary import PROBES
+from infer.export.gguf_writer import TYPES
 from tests.support.decoder_folders import ARCHITECTURES, checkpoint, sentencepiece
 
 NAME = "exported-gguf"
@@ -42,7 +43,7 @@ EQUAL, EQUAL_ROUNDED = 1e-4, 5e-3
 
 def cases() -> Iterator[tuple[str, str, Callable[[Path], Path]]]:
     """Yield name, type of the matrices, and the builder of the source, which is given an empty folder."""
-    for kind in FORMS["gguf"]:
+    for kind in TYPES:
         yield f"pydoc_lm {kind}", kind, lambda folder: SOURCE
     for name, changes in ARCHITECTURES.items():
         yield name, "F32", lambda folder, name=name, changes=changes: checkpoint(folder, name, **changes)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from infer.export.gguf_metadata import architecture_for, model_metadata
-from infer.export.gguf_tensors import output_tensors
+from infer.export.gguf_tensors import TensorWriter
 from infer.export.gguf_writer import write_gguf
 from infer.load.gguf.header import read_gguf_header
 from infer.load.weights.safetensors_reader import SafetensorsReader
@@ -35,7 +35,7 @@ def write_checkpoint(checkpoint: Path, path: Path) -> None:
     reader = SafetensorsReader(sorted(checkpoint.glob("*.safetensors")))
     metadata = model_metadata(config, path.stem)
     metadata |= {"general.file_type": FLOAT16, "tokenizer.ggml.model": "no_vocab"}
-    write_gguf(path, metadata, output_tensors(reader, config, architecture, "F16"))
+    write_gguf(path, metadata, TensorWriter(reader, config, architecture, "F16").tensors())
 
 
 def tensor_bytes(path: Path) -> int:

@@ -13,7 +13,7 @@ from .options import AsJson
 def export(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="a Hugging Face folder or a GGUF file; of onnx, an artifact"),
+        typer.Argument(metavar="SOURCE", help="a Hugging Face folder, a GGUF file or an artifact"),
     ],
     to: Annotated[str, typer.Option("--to", help="gguf, hf, compressed-tensors or onnx")],
     output: Annotated[Path, typer.Option("--output", "-o", help="file (gguf) or folder to write")],
@@ -21,8 +21,9 @@ def export(
         str,
         typer.Option(
             "--type",
-            help="type of the matrices: F32, F16, BF16, Q8_0, Q4_0 or Q4_1 (gguf, default F16), F32, F16 or BF16 (hf, "
-            "default BF16), int4 or int8 (compressed-tensors, default int4)",
+            help="type of the matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1 or keep (gguf, default F16), F32, F16 or BF16 "
+            "(hf, default BF16), int4, int8 or keep (compressed-tensors, default int4); keep carries codes over and is "
+            "the default of quantized sources",
         ),
     ] = "",
     force: Annotated[bool, typer.Option(help="replace an existing output")] = False,
@@ -34,5 +35,9 @@ def export(
 
     found = export_model(source, to, output, kind=kind, replace=force)
     printed.print_facts(
-        {one.what: f"{one.value:.1f} {one.unit}, {one.why}" for one in found}, as_json=as_json
+        {one.what: f"{_shown(one.value)} {one.unit}, {one.why}" for one in found}, as_json=as_json
     )
+
+
+def _shown(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -5,123 +5,150 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..load.weights import WeightReader
+from ..load.weights import WeightReader, stored_codes
 from ..load.weights.safetensors_writer import Meta, write_safetensors
+from .exact_float import DTYPES, smallest_exact
+from .gguf_writer import KEEP
+from .packed_linears import GROUP, PACKED, PackedLinear, carried, quantized
+from .source_report import SourceReport
+from .stored_rows import Difference, blocks_of
 
-GROUP = 128
-PACKED = {"int4": 4, "int8": 8}  # type → bits of a code
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEPT = ("lm_head", "embed_tokens", "wte")  # stay float, as llm-compressor leaves them by default
 
 
-@dataclass(frozen=True)
-class PackedLinear:
-    """Codes of a weight [out, in] in int32 words, symmetric around 2**(bits - 1), with a scale for each group."""
+@dataclass
+class FolderWriter:
+    """Writer of a folder: layers in `kind` where it is of compressed-tensors, other weights in float.
 
-    bits: int
-    group: int
-    weight: Tensor
+    Of kind "keep", and where codes have the bits of `kind`, codes of the source are carried over; `report` lists them.
+    """
 
-    def parts(self, stem: str) -> dict[str, Tensor]:
-        """Return `weight_packed`, `weight_scale` (bfloat16) and `weight_shape` by name."""
-        rows, columns = self.weight.shape
-        half = 1 << self.bits - 1
-        blocks = self.weight.reshape(rows, columns // self.group, self.group)
-        scale = (blocks.abs().amax(2) / (half - 0.5)).clamp_min(1e-10).to(torch.bfloat16)
-        codes = (blocks / scale.float()[:, :, None]).round().clamp(-half, half - 1).reshape(
-            rows, columns
-        ) + half
-        return {
-            f"{stem}.weight_packed": _words(codes.to(torch.int64), self.bits),
-            f"{stem}.weight_scale": scale,
-            f"{stem}.weight_shape": torch.tensor([rows, columns]),
-        }
+    reader: WeightReader
+    config: Mapping[str, Any]
+    files: Mapping[str, Path]
+    kind: str
+    report: SourceReport = field(default_factory=SourceReport)
+    _rounded: dict[str, Difference] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> int:
+        """Write config.json, the files of the tokenizer and model.safetensors; returns how many weights were packed."""
+        packs = self.kind == KEEP or self.kind in PACKED
+        packed = {name: one for name in self.reader.names() if packs and (one := self._packed(name))}
+        dtype = self._float_dtype(packed)
+        metas: dict[str, Meta] = {}
+        for name in self.reader.names():
+            if name in packed:
+                metas |= packed[name].metas(name.removesuffix(".weight"))
+            else:
+                stored = self.reader.dtype(name)
+                shape = tuple(self.reader.shape(name))
+                metas[name] = (dtype if stored.is_floating_point else stored, shape)
+        held: dict[str, Tensor] = {}
+
+        def give(name: str) -> Tensor:
+            stem, _, _ = name.rpartition(".weight_")
+            if not stem or f"{stem}.weight" not in packed:
+                return self._float(name, metas[name][0])
+            if name not in held:
+                held.clear()
+                held.update(packed[f"{stem}.weight"].parts(stem))
+            return held[name]
+
+        content = {key: value for key, value in self.config.items() if key != "quantization_config"}
+        content |= {"dtype": str(dtype).removeprefix("torch.")}
+        if packed:
+            content["quantization_config"] = quantization_config(packed, self._unpacked(packed))
+        folder.mkdir(parents=True)
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        for name, path in self.files.items():
+            if name != "config.json":
+                shutil.copyfile(path, folder / name)
+        write_safetensors(folder / "model.safetensors", metas, give, {"format": "pt"})
+        for name, difference in self._rounded.items():
+            codes = stored_codes(self.reader, name)
+            if codes is not None:
+                kind = next(one for one, wanted in DTYPES.items() if wanted == dtype)
+                self.report.converted(codes.kind, kind, difference.error, "it is written in float", name)
+        return len(packed)
+
+    def _packed(self, name: str) -> PackedLinear | None:
+        """Return the codes of a layer, None for a tensor that stays float."""
+        shape = tuple(self.reader.shape(name))
+        if not name.endswith(".weight") or len(shape) != 2 or any(part in name for part in _KEPT):
+            return None
+        bits = PACKED.get(self.kind, 0)
+        codes = stored_codes(self.reader, name)
+        if codes is not None:
+            found = carried(codes, bits)
+            if not isinstance(found, str):
+                one, error = found
+                self.report.carried(codes.kind, f"int{one.bits}", error)
+                return one
+        if (codes is None and not bits) or (bits == 4 and shape[1] % GROUP) or shape[1] % 32:
+            return None
+        bits = bits or 8
+        made = quantized(self.reader, name, bits, GROUP if bits == 4 else shape[1], torch.bfloat16)
+        if codes is not None:
+            self.report.converted(codes.kind, f"int{bits}", self._error(made, name), str(found), name)
+        return made
+
+    def _error(self, made: PackedLinear, name: str) -> float:
+        difference = Difference()
+        for index in blocks_of(*made.shape):
+            start, stop = int(index[0]), int(index[-1]) + 1
+            code, scale, _ = made.give(start, stop)
+            grouped = code.reshape(len(code), made.groups, made.group).float() - (1 << made.bits - 1)
+            again = (grouped * scale.float()[:, :, None]).reshape(len(code), -1)
+            difference.add(again, self.reader.rows(name, start, stop).float())
+        return difference.error
+
+    def _float_dtype(self, packed: Mapping[str, PackedLinear]) -> torch.dtype:
+        """Return the dtype of weights that are not packed; of kind "keep" the smallest that holds all of them."""
+        if self.kind != KEEP:
+            return DTYPES.get(self.kind, torch.bfloat16)
+        names = [
+            name
+            for name in self.reader.names()
+            if name not in packed and self.reader.dtype(name).is_floating_point
+        ]
+        return DTYPES[smallest_exact(self.reader.read(name) for name in names)]
+
+    def _float(self, name: str, dtype: torch.dtype) -> Tensor:
+        values = self.reader.read(name)
+        rounded = values.to(dtype)
+        if values.ndim > 1 and stored_codes(self.reader, name) is not None:
+            self._rounded[name] = Difference()
+            self._rounded[name].add(rounded.float().flatten(1), values.float().flatten(1))
+        return rounded
+
+    def _unpacked(self, packed: Mapping[str, PackedLinear]) -> list[str]:
+        found = {name for name in self.reader.names() if name.endswith("proj.weight")} - packed.keys()
+        return ["lm_head", *sorted(name.removesuffix(".weight") for name in found)]
 
 
-def _words(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes [rows, K] into int32 [rows, K * bits / 32], lowest bits first."""
-    per = 32 // bits
-    shifts = torch.arange(per) * bits
-    words = (codes.reshape(len(codes), -1, per) << shifts).sum(2)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-
-
-def quantization_config(kind: str, group: int, ignored: list[str]) -> dict[str, Any]:
-    """Return `quantization_config` of a folder whose Linear layers are packed."""
-    strategy = {"strategy": "group", "group_size": group} if kind == "int4" else {"strategy": "channel"}
-    weights = {"num_bits": PACKED[kind], "type": "int", "symmetric": True, **strategy}
+def quantization_config(packed: Mapping[str, PackedLinear], ignored: list[str]) -> dict[str, Any]:
+    """Return `quantization_config` of a folder of these layers: one group of all Linear, or one for each form."""
+    schemes: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for name, one in packed.items():
+        scheme = one.scheme()
+        schemes.setdefault(json.dumps(scheme), (scheme, []))[1].append(name.removesuffix(".weight"))
+    groups = {
+        f"group_{i}": {"targets": ["Linear"] if len(schemes) == 1 else names, "weights": scheme}
+        for i, (scheme, names) in enumerate(schemes.values())
+    }
     return {
         **{
             "quant_method": "compressed-tensors",
             "format": "pack-quantized",
             "quantization_status": "compressed",
         },
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ignored,
+        **{"config_groups": groups, "ignore": ignored},
     }
-
-
-def write_folder(
-    folder: Path, reader: WeightReader, config: Mapping[str, Any], files: Mapping[str, Path], kind: str
-) -> int:
-    """Write config.json, the files of the tokenizer and model.safetensors; returns how many weights were packed."""
-    packed = {
-        name: group for name in reader.names() if kind in PACKED and (group := _group(reader, name, kind))
-    }
-    dtype = DTYPES.get(kind, torch.bfloat16)
-    metas: dict[str, Meta] = {}
-    for name in reader.names():
-        shape = tuple(reader.shape(name))
-        if name not in packed:
-            stored = reader.dtype(name)
-            metas[name] = (dtype if stored.is_floating_point else stored, shape)
-            continue
-        stem, bits = name.removesuffix(".weight"), PACKED[kind]
-        metas[f"{stem}.weight_packed"] = (torch.int32, (shape[0], shape[1] * bits // 32))
-        metas[f"{stem}.weight_scale"] = (torch.bfloat16, (shape[0], shape[1] // packed[name]))
-        metas[f"{stem}.weight_shape"] = (torch.int64, (2,))
-    held: dict[str, Tensor] = {}
-
-    def give(name: str) -> Tensor:
-        stem, _, part = name.rpartition(".weight_")
-        if not stem or f"{stem}.weight" not in packed:
-            return reader.read(name).to(metas[name][0])
-        if name not in held:
-            weight = f"{stem}.weight"
-            held.clear()
-            held.update(PackedLinear(PACKED[kind], packed[weight], reader.read(weight).float()).parts(stem))
-        return held[name]
-
-    content = {key: value for key, value in config.items() if key != "quantization_config"}
-    if packed:
-        group = min(packed.values()) if kind == "int4" else 0
-        left = sorted(
-            {name.removesuffix(".weight") for name in reader.names() if name.endswith("proj.weight")}
-        )
-        ignored = ["lm_head", *(name for name in left if f"{name}.weight" not in packed)]
-        content["quantization_config"] = quantization_config(kind, group, ignored)
-    else:
-        content |= {"dtype": str(dtype).removeprefix("torch.")}
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-    for name, path in files.items():
-        if name != "config.json":
-            shutil.copyfile(path, folder / name)
-    write_safetensors(folder / "model.safetensors", metas, give, {"format": "pt"})
-    return len(packed)
-
-
-def _group(reader: WeightReader, name: str, kind: str) -> int:
-    """Return the columns that share a scale; 0 for a tensor that is not packed."""
-    shape = tuple(reader.shape(name))
-    is_layer = name.endswith(".weight") and len(shape) == 2 and not any(part in name for part in _KEPT)
-    if not is_layer or shape[1] % GROUP:
-        return 0
-    return GROUP if kind == "int4" else shape[1]

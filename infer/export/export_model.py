@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,26 @@ from ..errors import BusyError, InferError, NotUsableError, UsageError, unknown
 from ..load.checkpoint.transformers_key_mapping import ConvertedReader
 from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
-from ..load.loaded_model import LoadedModel
 from ..load.model_metadata import read_json
-from ..load.weights import FiniteReader, WeightReader
+from ..load.weights import FiniteReader, WeightReader, stored_codes
 from ..plan import Plan
 from ..spec import Finding
-from .checkpoint_folder import DTYPES, PACKED, write_folder
+from .artifact_source import is_artifact, open_artifact
+from .checkpoint_folder import FolderWriter
+from .exact_float import DTYPES
 from .gguf_metadata import architecture_for, check_settings, llama3_factors, model_metadata
-from .gguf_tensors import output_tensors
+from .gguf_tensors import TensorWriter
 from .gguf_vocabulary import vocabulary_metadata
-from .gguf_writer import TYPES, OutputTensor, flat_rows, write_gguf
+from .gguf_writer import KEEP, TYPES, OutputTensor, flat_rows, write_gguf
+from .packed_linears import PACKED
+from .stored_rows import BOUND
 
-FORMS = {"gguf": TYPES, "hf": tuple(DTYPES), "compressed-tensors": tuple(PACKED), "onnx": ()}
+FORMS = {
+    "gguf": (*TYPES, KEEP),
+    "hf": tuple(DTYPES),
+    "compressed-tensors": (*PACKED, KEEP),
+    "onnx": (),
+}
 DEFAULTS = {"gguf": "F16", "hf": "BF16", "compressed-tensors": "int4", "onnx": ""}
 # Relative error of the rows that are read back, by type of the file.
 _BOUNDS = {"F32": 1e-6, "F16": 1e-2, "BF16": 1e-2, "Q8_0": 2e-2, "Q4_0": 0.3, "Q4_1": 0.3}
@@ -40,13 +49,14 @@ def export_model(
 ) -> list[Finding]:
     """Write the model of `source` to `output`: a file for gguf, else a folder.
 
-    `kind`: type of the matrices, one of `FORMS[form]`; its default is F16 (gguf), BF16 (hf) or int4. Raises
-    `UsageError` for an unknown form or type, `NotUsableError` where the form has no place for the model, `BusyError`
-    where `output` exists and `replace` is false.
+    `source`: a Hugging Face folder, a GGUF file, or an artifact of a language model; of onnx, an artifact.
+    `kind`: type of the matrices, one of `FORMS[form]`; its default is keep for quantized sources, else F16 (gguf), BF16
+    (hf) or int4. With keep, codes of the source are carried over where the form holds them.
+    Raises `UsageError` for an unknown form or type, `NotUsableError` where the form has no place for the model,
+    `BusyError` where `output` exists and `replace` is false.
     """
     if form not in FORMS:
         raise unknown("--to", form, FORMS)
-    kind = kind or DEFAULTS[form]
     if kind and kind not in FORMS[form]:
         raise unknown(f"--type of {form}", kind, FORMS[form])
     if output.exists() and not replace:
@@ -56,27 +66,63 @@ def export_model(
         if form == "onnx":
             found = _onnx(Path(source), made)
         else:
-            loaded = sources.load(Plan(source=source, data="random"))
-            found = _gguf(loaded, made, kind) if form == "gguf" else _folder(loaded, made, kind)
+            opened = _open(source)
+            kind = kind or (KEEP if opened.quantized and KEEP in FORMS[form] else DEFAULTS[form])
+            found = _gguf(opened, made, kind) if form == "gguf" else _folder(opened, made, kind)
         if output.is_dir() and not output.is_symlink():
             shutil.rmtree(output)
         os.replace(made, output)
     return found
 
 
-def _config(loaded: LoadedModel) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Source:
+    """Model to export: weights by transformers' names and by the checkpoint's own, config.json, files beside it."""
+
+    reader: WeightReader
+    own_reader: WeightReader
+    config: dict[str, Any]
+    folder: Path  # of config.json
+    files: Mapping[str, Path]
+    task: str
+    quantized: bool
+    held: Any  # keeps temporary folders
+
+
+def _open(source: str) -> _Source:
+    if is_artifact(Path(source)):
+        artifact = open_artifact(Path(source))
+        reader = FiniteReader(artifact.reader, source)
+        quantized = any(stored_codes(reader, name) is not None for name in reader.names())
+        return _Source(
+            reader=reader,
+            own_reader=reader,
+            config=artifact.config,
+            folder=artifact.folder,
+            files=artifact.files,
+            task="text-generation",
+            quantized=quantized,
+            held=artifact,
+        )
+    loaded = sources.load(Plan(source=source, data="random"))
     if "config.json" not in loaded.files:
         raise NotUsableError(
             f"a source of kind {loaded.kind} is not exported to other formats",
-            hint="Give a Hugging Face folder or a GGUF file",
+            hint="Give a Hugging Face folder, a GGUF file or an artifact",
         )
-    return dict(read_json(loaded.files["config.json"]))
-
-
-def _reader(loaded: LoadedModel) -> WeightReader:
     if loaded.reader is None:
         raise NotUsableError(f"a source of kind {loaded.kind} has no weights to export")
-    return loaded.reader
+    config = loaded.files["config.json"]
+    return _Source(
+        reader=loaded.reader,
+        own_reader=_hub_reader(loaded.reader),
+        config=dict(read_json(config)),
+        folder=config.parent,
+        files=loaded.files,
+        task=loaded.task,
+        quantized=bool(loaded.stored_as),
+        held=loaded,
+    )
 
 
 def _full_config(folder: Path) -> dict[str, Any]:
@@ -85,28 +131,29 @@ def _full_config(folder: Path) -> dict[str, Any]:
     return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
 
 
-def _gguf(loaded: LoadedModel, path: Path, kind: str) -> list[Finding]:
-    _config(loaded)
-    folder = loaded.files["config.json"].parent
-    if loaded.task != "text-generation":
+def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:
+    if source.task != "text-generation":
         raise NotUsableError(
-            f"GGUF files hold language models, the task of this one is {loaded.task}", hint="Use --to hf"
+            f"GGUF files hold language models, the task of this one is {source.task}", hint="Use --to hf"
         )
-    config, reader = _full_config(folder), _reader(loaded)
+    config = _full_config(source.folder)
     _, architecture = architecture_for(str(config["model_type"]))
     metadata = model_metadata(config, path.stem)
-    tensors = output_tensors(reader, config, architecture, kind)
+    writer = TensorWriter(source.reader, config, architecture, kind)
+    tensors = writer.tensors()
     if (factors := llama3_factors(config)) is not None:
         tensors["rope_freqs.weight"] = OutputTensor(
             "F32", (len(factors),), flat_rows(torch.tensor([factors]))
         )
-    metadata |= vocabulary_metadata(folder, tensors["token_embd.weight"].shape[0])
+    metadata |= vocabulary_metadata(source.folder, tensors["token_embd.weight"].shape[0])
     write_gguf(path, metadata, tensors)
     again = open_gguf(path)
     check_settings(config, _full_config(again.folder))
-    _check_rows(reader, again.reader, _kinds(path))
-    why = f"{metadata['general.architecture']}, matrices in {kind}; read back and compared"
-    return [Finding("export", "GGUF", path.stat().st_size / 1e6, "MB", why)]
+    _check_rows(source.reader, again.reader, _kinds(path))
+    matrices = "codes of the source" if kind == KEEP else f"matrices in {kind}"
+    why = f"{metadata['general.architecture']}, {matrices}; read back and compared"
+    found = Finding("export", "GGUF", path.stat().st_size / 1e6, "MB", why)
+    return [found, *writer.report.findings()]
 
 
 def _kinds(path: Path) -> set[str]:
@@ -115,7 +162,7 @@ def _kinds(path: Path) -> set[str]:
 
 def _check_rows(reader: WeightReader, again: WeightReader, kinds: set[str]) -> None:
     """Raise `InferError` where first rows of a tensor come back otherwise than its type rounds them."""
-    bound = max(_BOUNDS[kind] for kind in kinds)
+    bound = max(_BOUNDS.get(kind, BOUND) for kind in kinds)
     held = set(reader.names())
     for name in again.names():
         if name not in held or not reader.shape(name):
@@ -129,20 +176,19 @@ def _check_rows(reader: WeightReader, again: WeightReader, kinds: set[str]) -> N
             )
 
 
-def _folder(loaded: LoadedModel, folder: Path, kind: str) -> list[Finding]:
-    config = _config(loaded)
-    files: Mapping[str, Path] = loaded.files
-    count = write_folder(folder, _hub_reader(loaded), config, files, kind)
+def _folder(source: _Source, folder: Path, kind: str) -> list[Finding]:
+    writer = FolderWriter(source.own_reader, source.config, source.files, kind)
+    count = writer.write(folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    why = f"{count} weights packed to {kind}" if count else f"weights in {kind}"
-    if kind in PACKED and not count:
+    why = f"{count} weights packed" if count else f"weights in {kind}"
+    if (kind in PACKED or kind == KEEP) and not count:
         raise NotUsableError(f"no Linear layer of this model has whole groups of columns for {kind}")
-    return [Finding("export", "folder", size / 1e6, "MB", why)]
+    return [Finding("export", "folder", size / 1e6, "MB", why), *writer.report.findings()]
 
 
-def _hub_reader(loaded: LoadedModel) -> WeightReader:
+def _hub_reader(reader: WeightReader) -> WeightReader:
     """Return the reader of the checkpoint's own names, before those of transformers' modules."""
-    inner: Any = loaded.reader.inner if isinstance(loaded.reader, FiniteReader) else loaded.reader
+    inner: Any = reader.inner if isinstance(reader, FiniteReader) else reader
     inner = inner.inner if isinstance(inner, ConvertedReader) else inner
     return FiniteReader(inner)
 

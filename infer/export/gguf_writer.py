@@ -24,11 +24,15 @@ ROWS = 1 << 22  # weights quantized at a time
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """Tensor of the file: its type, its shape outermost first, and `rows(start, stop)` in float of its flat rows."""
+    """Tensor of the file: its type, its shape outermost first, and `rows(start, stop)` in float of its flat rows.
+
+    `encoded(start, stop)` gives the bytes of these rows, uint8 [rows, bytes], where codes are carried over.
+    """
 
     type: str
     shape: tuple[int, ...]
     rows: Callable[[int, int], Tensor]
+    encoded: Callable[[int, int], Tensor] | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -41,6 +45,12 @@ class OutputTensor:
     @property
     def num_bytes(self) -> int:
         return self.num_rows * self.kind.row_bytes(self.shape[-1])
+
+    def bytes_of(self, start: int, stop: int) -> Tensor:
+        """Return the bytes of flat rows, uint8."""
+        if self.encoded is not None:
+            return self.encoded(start, stop)
+        return encode(self.rows(start, stop).float(), self.type)
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, OutputTensor]) -> None:
@@ -61,8 +71,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Ou
         for tensor in tensors.values():
             step = max(ROWS // tensor.shape[-1], 1)
             for start in range(0, tensor.num_rows, step):
-                rows = tensor.rows(start, min(start + step, tensor.num_rows))
-                file.write(encode(rows.float(), tensor.type).numpy().tobytes())
+                stop = min(start + step, tensor.num_rows)
+                file.write(tensor.bytes_of(start, stop).contiguous().numpy().tobytes())
             _pad(file)
 
 
@@ -114,6 +124,7 @@ def _nibbles(codes: Tensor) -> Tensor:
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1}
 TYPES = (*_FLOATS, *_BLOCKS)
+KEEP = "keep"  # codes of the source as they are, where a type holds them
 
 
 def _string(text: str) -> bytes:

@@ -1,0 +1,129 @@
+"""Blocks of GGUF's types joined from codes, scales and minima: the inverse of `load.gguf.block_codes`, byte for byte.
+
+`parts` of n blocks hold unpacked codes [n, weights of a block] and, as `split_blocks` gives them, scales and minima.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, Tensor]
+
+
+def half(values: Tensor) -> Tensor:
+    """Return values [n, k], rounded to float16, as bytes [n, 2k]."""
+    return values.to(torch.float16).contiguous().view(torch.uint8)
+
+
+def nibbles(codes: Tensor) -> Tensor:
+    """Join codes [n, 2k] into bytes [n, k]: the first half of the codes are the low halves."""
+    low, high = codes.to(torch.uint8).chunk(2, 1)
+    return (low & 15) | high << 4
+
+
+def _bits(codes: Tensor) -> Tensor:
+    """Join bits [n, 8k] into bytes [n, k], lowest first."""
+    shifted = codes.to(torch.uint8).reshape(len(codes), -1, 8) << torch.arange(8, dtype=torch.uint8)
+    return shifted.sum(2, dtype=torch.uint8)
+
+
+def _fields(codes: Tensor, width: int, bits: int, shifts: int) -> Tensor:
+    """Join codes [n, k], `shifts` pieces of `width` codes after each other in the bits of the same bytes."""
+    pieces = codes.to(torch.uint8).reshape(len(codes), -1, shifts, width)
+    moved = pieces << (torch.arange(shifts, dtype=torch.uint8) * bits)[:, None]
+    return moved.sum(2, dtype=torch.uint8).flatten(1)
+
+
+def _q4_0(parts: Parts) -> list[Tensor]:
+    return [half(parts["scale"]), nibbles(parts["codes"])]
+
+
+def _q4_1(parts: Parts) -> list[Tensor]:
+    return [half(parts["scale"]), half(parts["minimum"]), nibbles(parts["codes"])]
+
+
+def _q5_0(parts: Parts) -> list[Tensor]:
+    codes = (parts["codes"].to(torch.int16) + 16).clamp(0, 31).to(torch.uint8)
+    return [half(parts["scale"]), _bits(codes >> 4), nibbles(codes & 15)]
+
+
+def _q5_1(parts: Parts) -> list[Tensor]:
+    codes = parts["codes"].clamp(0, 31).to(torch.uint8)
+    return [half(parts["scale"]), half(parts["minimum"]), _bits(codes >> 4), nibbles(codes & 15)]
+
+
+def _q8_0(parts: Parts) -> list[Tensor]:
+    return [half(parts["scale"]), parts["codes"].to(torch.int8).contiguous().view(torch.uint8)]
+
+
+def _q2_k(parts: Parts) -> list[Tensor]:
+    scales = parts["scale"].to(torch.uint8) | parts["minimum"].to(torch.uint8) << 4
+    supers = [half(parts["super_scale"]), half(-parts["super_minimum"])]
+    return [scales, _fields(parts["codes"], 32, 2, 4), *supers]
+
+
+def _q3_k(parts: Parts) -> list[Tensor]:
+    codes, scales = parts["codes"].to(torch.uint8), (parts["scale"].to(torch.int16) + 32).to(torch.uint8)
+    low = scales.reshape(-1, 2, 8) & 15
+    high = (scales >> 4).reshape(len(scales), 4, 4) << (torch.arange(4, dtype=torch.uint8) * 2)[:, None]
+    packed = torch.cat([low[:, 0] | low[:, 1] << 4, high.sum(1, dtype=torch.uint8)], 1)
+    return [
+        _fields(codes >> 2, 32, 1, 8),
+        _fields(codes & 3, 32, 2, 4),
+        packed,
+        half(parts["super_scale"]),
+    ]
+
+
+def _pairs(parts: Parts) -> list[Tensor]:
+    """Return the super-scales of Q4_K and Q5_K, and the 12 bytes of their scales and minima of 6 bits."""
+    scales, minima = parts["scale"].to(torch.uint8), parts["minimum"].to(torch.uint8)
+    first = [one[:, :4] | one[:, 4:] >> 4 << 6 for one in (scales, minima)]
+    last = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4
+    return [half(parts["super_scale"]), half(-parts["super_minimum"]), *first, last]
+
+
+def _q4_k(parts: Parts) -> list[Tensor]:
+    return [*_pairs(parts), _fields(parts["codes"], 32, 4, 2)]
+
+
+def _q5_k(parts: Parts) -> list[Tensor]:
+    codes = parts["codes"].to(torch.uint8)
+    return [*_pairs(parts), _fields(codes >> 4, 32, 1, 8), _fields(codes & 15, 32, 4, 2)]
+
+
+def _q6_k(parts: Parts) -> list[Tensor]:
+    codes = (parts["codes"].to(torch.int16) + 32).clamp(0, 63).to(torch.uint8)
+    scales = parts["scale"].to(torch.int8).contiguous().view(torch.uint8)
+    low, high = _fields(codes & 15, 64, 4, 2), _fields(codes >> 4, 32, 2, 4)
+    return [low, high, scales, half(parts["super_scale"])]
+
+
+def _iq4_xs(parts: Parts) -> list[Tensor]:
+    scales = (parts["scale"].to(torch.int16) + 32).to(torch.uint8)
+    low = scales.reshape(-1, 4, 2) & 15
+    high = (scales >> 4).reshape(-1, 2, 4) << (torch.arange(4, dtype=torch.uint8) * 2)
+    return [
+        *(half(parts["super_scale"]), high.sum(2, dtype=torch.uint8)),
+        *(low[:, :, 0] | low[:, :, 1] << 4, _fields(parts["codes"], 16, 4, 2)),
+    ]
+
+
+def _mxfp4(parts: Parts) -> list[Tensor]:
+    exponent = torch.frexp(parts["scale"].float())[1].to(torch.int32) + 127
+    return [exponent.clamp(0, 255).to(torch.uint8), nibbles(parts["codes"])]
+
+
+_JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {
+    **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0},
+    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
+    "MXFP4": _mxfp4,
+}
+
+
+def join_blocks(kind: str, parts: Parts) -> Tensor:
+    """Return the blocks uint8 [n, bytes of a block] of a type."""
+    return torch.cat(_JOINS[kind](parts), 1)

@@ -1,0 +1,181 @@
+"""Codes of a quantized weight in a block type of GGUF that holds them; scales are rounded to the type's float16.
+
+Types are tried from the smallest on: what a type would give is decoded again and compared with the weight, so that a
+type is taken only where every row comes back within the rounding of its scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..load.gguf.block_types import BLOCK_TYPES, E2M1, IQ4, SUPER, BlockType
+from ..load.weights import StoredCodes
+from .gguf_blocks import Parts, join_blocks
+from .stored_rows import BOUND, Difference, StoredRows, blocks_of, rows_at
+
+_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
+BLOCK = 32
+_CENTERED = tuple(float(code) for code in range(-8, 8))
+_UNSIGNED = tuple(float(code) for code in range(16))
+
+
+@dataclass(frozen=True)
+class CarriedCodes:
+    """Codes in a type of the file, and the relative difference of the weight that it stands for."""
+
+    type: str
+    error: float
+    codes: StoredCodes
+
+    def encoded(self, index: Tensor) -> Tensor:
+        """Return the bytes uint8 [n, bytes of a row] of the rows `index` int64 [n]."""
+        return _encode(self.type, rows_at(self.codes, index))
+
+
+def carry(codes: StoredCodes, only: str = "") -> CarriedCodes | str:
+    """Find the type for codes (`only`: this one or none); or the reason why no type holds them."""
+    if codes.refused:
+        return codes.refused
+    if codes.order is not None:
+        return "its groups are not of neighbouring columns (act-order), which no type of GGUF holds"
+    first = rows_at(codes, torch.arange(1))
+    for kind in _candidates(first):
+        if only and kind != only:
+            continue
+        if (found := _compared(kind, codes)).worst <= BOUND:
+            return CarriedCodes(kind, found.error, codes)
+    table = f"a table of {len(first.table)} values" if first.table else "integers"
+    minima = " with minima" if first.minima() is not None else ""
+    what = f"type {only}" if only else "no type of GGUF"
+    return f"{what} holds {table}{minima} in groups of {first.group}"
+
+
+def _compared(kind: str, codes: StoredCodes) -> Difference:
+    """Compare the weight with what the type gives, up to the first rows that do not fit."""
+    found, block = Difference(), _TYPES[kind]
+    for index in blocks_of(*codes.shape):
+        rows = rows_at(codes, index)
+        raw = _encode(kind, rows).reshape(-1, block.num_bytes)
+        found.add(_decode(block)(raw).reshape(len(index), -1), rows.weight())
+        if not found.worst <= BOUND:
+            break
+    return found
+
+
+def _decode(block: BlockType) -> Callable[[Tensor], Tensor]:
+    if block.decode is None:
+        raise TypeError(f"{block.name} holds no codes")
+    return block.decode
+
+
+def _candidates(rows: StoredRows) -> Iterator[str]:
+    """Yield the types that may hold such rows, smallest first."""
+    table, minimum, group = rows.table, "minimum" in rows.parts, rows.group
+    supers = rows.columns % SUPER == 0 and "super_scale" in rows.parts and group < SUPER
+    whole = group % BLOCK == 0
+    if supers and (signature := _SUPER_TYPES.get((table, minimum, group))):
+        yield signature
+    if whole and not minimum and _doubled(table):
+        yield "MXFP4"
+    grid = rows.grid()
+    if whole and not minimum:
+        if grid is not None and grid[1] == 8:
+            yield "Q4_0"
+        if _multiple_of(table, IQ4):
+            yield "IQ4_NL"
+    if whole and grid is not None:
+        yield "Q4_1"
+    if whole and not table:
+        yield "Q5_1" if minimum else "Q5_0"
+    if supers and not minimum and group % 16 == 0 and rows.integers() is not None:
+        yield "Q6_K"
+    if whole and not minimum and rows.integers() is not None:
+        yield "Q8_0"
+
+
+_SUPER_TYPES = {
+    ((0.0, 1.0, 2.0, 3.0), True, 16): "Q2_K",
+    (_CENTERED[4:12], False, 16): "Q3_K",
+    (tuple(map(float, IQ4)), False, 32): "IQ4_XS",
+    (_UNSIGNED, True, 32): "Q4_K",
+    ((), True, 32): "Q5_K",
+}
+
+
+def _multiple_of(table: tuple[float, ...], wanted: tuple[int, ...]) -> bool:
+    if len(table) != len(wanted):
+        return False
+    unit = table[-1] / wanted[-1]
+    return all(one == unit * other for one, other in zip(table, wanted, strict=True))
+
+
+def _doubled(table: tuple[float, ...]) -> bool:
+    return _multiple_of(table, E2M1)
+
+
+def _encode(kind: str, rows: StoredRows) -> Tensor:
+    """Return the bytes of rows in a type, uint8 [rows, bytes]."""
+    raw = join_blocks(kind, _PARTS[kind](rows) if kind in _PARTS else _as_stored(rows))
+    return raw.reshape(len(rows.parts["codes"]), -1)
+
+
+def _as_stored(rows: StoredRows) -> Parts:
+    """Return codes and parts by blocks of a type with super-scales, whose layout they have."""
+    codes = rows.codes().reshape(-1, SUPER)
+    return {"codes": codes} | {
+        name: part.reshape(len(codes), -1)
+        for name, part in rows.parts.items()
+        if name not in ("codes", "table")
+    }
+
+
+def _by_blocks(rows: StoredRows, codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Parts:
+    """Return blocks of 32 codes; scales and minima [rows, groups] repeated for each."""
+    times = rows.group // BLOCK
+    found = {"codes": codes.reshape(-1, BLOCK)}
+    for name, values in (("scale", scale), ("minimum", minimum)):
+        if values is not None:
+            found[name] = values.repeat_interleave(times, 1).reshape(-1, 1)
+    return found
+
+
+def _table_blocks(rows: StoredRows) -> Parts:
+    grid = rows.grid()
+    unit = grid[0] if grid is not None else rows.table[-1] / IQ4[-1]
+    return _by_blocks(rows, rows.codes(), rows.steps() * unit)
+
+
+def _float4_blocks(rows: StoredRows) -> Parts:
+    return _by_blocks(rows, rows.codes(), rows.steps() * (rows.table[-1] / E2M1[-1]))
+
+
+def _grid_blocks(rows: StoredRows) -> Parts:
+    unit, zero = rows.grid() or (1.0, 0.0)
+    steps, minima = rows.steps() * unit, rows.minima()
+    least = steps * -zero
+    return _by_blocks(rows, rows.codes(), steps, least if minima is None else least + minima)
+
+
+def _integer_blocks(rows: StoredRows) -> Parts:
+    codes, unit = rows.integers() or (rows.codes(), 1.0)
+    return _by_blocks(rows, codes.clamp(-128, 127), rows.steps() * unit, rows.minima())
+
+
+def _q6_k(rows: StoredRows) -> Parts:
+    codes, unit = rows.integers() or (rows.codes(), 1.0)
+    scale = rows.parts["scale"].repeat_interleave(rows.group // 16, 1)
+    return {
+        "codes": codes.reshape(-1, SUPER),
+        "scale": scale.reshape(-1, SUPER // 16),
+        "super_scale": (rows.parts["super_scale"].float() * unit).reshape(-1, 1),
+    }
+
+
+_PARTS: dict[str, Callable[[StoredRows], Parts]] = {
+    **{"Q4_0": _table_blocks, "IQ4_NL": _table_blocks, "Q4_1": _grid_blocks, "MXFP4": _float4_blocks},
+    **{"Q5_0": _integer_blocks, "Q5_1": _integer_blocks, "Q8_0": _integer_blocks, "Q6_K": _q6_k},
+}

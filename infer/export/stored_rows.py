@@ -1,0 +1,125 @@
+"""Rows of a weight that is quantized already: codes unpacked, scales and minima in float32, and the weight itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.ops.bitpack import bits_of, unpack
+from ..kernels.ops.groupwise_codes import num_columns, with_super
+from ..load.weights import StoredCodes
+
+WEIGHTS = 1 << 22  # of the rows that are read at a time
+BOUND = 2.0**-10  # relative error of a row whose codes are carried over: that of scales rounded to float16
+_SHARED = ("table", "order")
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of codes, with the tensors of `kernels.ops.groupwise_codes` beside them by name."""
+
+    parts: dict[str, Tensor]
+
+    @property
+    def columns(self) -> int:
+        return num_columns(self.parts["codes"], self.parts.get("table"))
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.columns // self.parts["scale"].shape[1]
+
+    @property
+    def table(self) -> tuple[float, ...]:
+        """Values of the codes, empty for integers."""
+        table = self.parts.get("table")
+        return () if table is None else tuple(table.flatten().tolist())
+
+    def codes(self) -> Tensor:
+        """Return codes [rows, K]: uint8 below the length of the table, or int8."""
+        table = self.parts.get("table")
+        return self.parts["codes"] if table is None else unpack(self.parts["codes"], bits_of(table))
+
+    def steps(self) -> Tensor:
+        """Return the scales, float32 [rows, groups]."""
+        return with_super(self.parts["scale"], self.parts.get("super_scale"), self.group)
+
+    def minima(self) -> Tensor | None:
+        """Return what is added to the weights of a group, float32 [rows, groups], or None."""
+        if (minimum := self.parts.get("minimum")) is None:
+            return None
+        return with_super(minimum, self.parts.get("super_minimum"), self.group)
+
+    def weight(self) -> Tensor:
+        """Return the float32 weight [rows, K], its columns as the codes lie."""
+        codes = self.codes()
+        values = codes.float() if not self.table else torch.tensor(self.table)[codes.int()]
+        grouped = values.reshape(len(codes), -1, self.group) * self.steps()[:, :, None]
+        if (minima := self.minima()) is not None:
+            grouped = grouped + minima[:, :, None]
+        return grouped.reshape(len(codes), -1)
+
+    def integers(self) -> tuple[Tensor, float] | None:
+        """Return codes int16 [rows, K] and the unit that makes values of them; None for a table of other numbers."""
+        if not self.table:
+            return self.codes().to(torch.int16), 1.0
+        table = torch.tensor(self.table, dtype=torch.float64)
+        unit = float(table[table != 0].abs().min()) if bool(table.any()) else 1.0
+        whole = (table / unit).round()
+        if float((whole - table / unit).abs().max()) > 1e-5 or float(whole.abs().max()) > 127:
+            return None
+        return whole.to(torch.int16)[self.codes().int()], unit
+
+    def grid(self) -> tuple[float, float] | None:
+        """Return unit and zero point of a table of 16 equal steps, `unit * (code - zero)`; None for others."""
+        if len(self.table) != 16:
+            return None
+        table = torch.tensor(self.table, dtype=torch.float64)
+        unit = float(table[1] - table[0])
+        equal = bool((table.diff() == unit).all()) and unit > 0
+        return (unit, -float(table[0]) / unit) if equal else None
+
+
+def rows_at(codes: StoredCodes, index: Tensor) -> StoredRows:
+    """Read the rows of `index` int64 [n], which lie near each other."""
+    low, high = int(index.min()), int(index.max()) + 1
+    read, place = codes.rows(low, high), index - low
+    return StoredRows({name: part if name in _SHARED else part[place] for name, part in read.items()})
+
+
+def blocks_of(count: int, columns: int) -> Iterator[Tensor]:
+    """Yield the numbers of `count` rows in blocks of about `WEIGHTS` weights."""
+    step = max(WEIGHTS // columns, 1)
+    for start in range(0, count, step):
+        yield torch.arange(start, min(start + step, count))
+
+
+@dataclass
+class Difference:
+    """Sums of squares of a weight and of its difference from what is written."""
+
+    squares: float = 0.0
+    of_difference: float = 0.0
+    worst: float = 0.0  # relative difference of a row
+
+    def add(self, found: Tensor, wanted: Tensor) -> None:
+        """Add rows of float32 [n, K]; NaN and infinity count as infinite."""
+        apart = (found - wanted).double().norm(dim=1).nan_to_num(torch.inf, torch.inf)
+        whole = wanted.double().norm(dim=1)
+        self.of_difference += float(apart.square().sum())
+        self.squares += float(whole.square().sum())
+        relative = torch.where(apart == 0, 0.0, apart / whole.clamp_min(1e-30))
+        self.worst = max(self.worst, float(relative.max()) if len(relative) else 0.0)
+
+    @property
+    def error(self) -> float:
+        """Relative RMS difference."""
+        return (self.of_difference / self.squares) ** 0.5 if self.squares else 0.0
+
+
+def said(error: float) -> str:
+    """Describe how codes came over, for a report."""
+    return "exactly" if error == 0 else f"codes as they are, scales rounded: relative difference {error:.2g}"

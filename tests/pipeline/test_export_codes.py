@@ -1,0 +1,208 @@
+"""Codes in exports: carried over to blocks of GGUF and to compressed-tensors as the source holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from infer import Plan, Predictor, optimize
+from infer.errors import ArtifactError, NotUsableError
+from infer.export import export_model
+from infer.export.artifact_source import open_artifact
+from infer.export.gguf_blocks import join_blocks
+from infer.export.gguf_codes import CarriedCodes, carry
+from infer.export.packed_linears import PackedLinear, carried
+from infer.load import load
+from infer.load.gguf import open_gguf
+from infer.load.gguf.block_codes import FORMS, split_blocks
+from infer.load.gguf.block_types import BLOCK_TYPES
+from infer.load.weights import StoredCodes
+from tests.support import tiny_decoders
+from tests.support.decoder_folders import checkpoint
+from tests.support.gguf_files import write_gguf
+from tests.support.quantized_layers import CASES, compressed, opened
+
+QUANT = gguf.GGMLQuantizationType
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
+
+
+def finite_blocks(kind: str, count: int) -> Tensor:
+    """Return random blocks whose scales are moderate numbers."""
+    rows = np.random.default_rng(0).standard_normal((count, 256)).astype(np.float32)
+    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
+    raw = np.random.default_rng(1).integers(0, 256, (count * 256 // block.block, block.num_bytes))
+    found = torch.from_numpy(raw.astype(np.uint8))
+    halves = {"Q2_K": (80, 82), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q3_K": (108,), "Q6_K": (208,)}
+    at = halves.get(kind, (0, 2) if kind in ("Q4_1", "Q5_1") else () if kind == "MXFP4" else (0,))
+    for index, place in enumerate(at):
+        values = torch.from_numpy(rows[:, : len(found) // count].reshape(-1, 1).copy()) + index
+        found[:, place : place + 2] = values.half().view(torch.uint8)
+    if kind == "MXFP4":
+        found[:, 0] = found[:, 0] % 40 + 100
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_joined_blocks_are_the_bytes_that_were_split(kind: str) -> None:
+    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
+    rng = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (64, block.num_bytes), generator=rng).to(torch.uint8)
+    assert torch.equal(join_blocks(kind, FORMS[kind].split(raw)), raw)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_codes_of_a_block_type_come_back_in_it(kind: str) -> None:
+    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
+    raw = finite_blocks(kind, 8)
+    codes = StoredCodes(
+        *(kind, (8, 256)),
+        lambda start, stop: {
+            name: part if name == "table" else part[start:stop]
+            for name, part in split_blocks(block, raw, 8).items()
+        },
+    )
+    found = carry(codes)
+    assert isinstance(found, CarriedCodes)
+    assert (found.type, found.error) == (kind, 0)
+    order = torch.randperm(8)
+    expected = raw.reshape(8, -1)[order]
+    assert torch.equal(found.encoded(order), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_of_folders_come_back_as_packed_integers(case: str) -> None:
+    parts, weight, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
+    codes = opened(parts, settings).codes("layer.weight")
+    assert codes is not None
+    found = carried(codes)
+    kept = ("gptq", "awq", "int8 rows", "packed", "mxfp4", "nvfp4")
+    if isinstance(found, str):
+        assert not case.startswith(kept), found
+        return
+    one, error = found
+    assert isinstance(one, PackedLinear)
+    assert error < 1e-6
+    again = opened(
+        {name.removeprefix("layer."): part for name, part in one.parts("layer").items()},
+        compressed("pack-quantized", num_bits=one.bits),
+    )
+    assert {n: (t.dtype, tuple(t.shape)) for n, t in one.parts("layer").items()} == one.metas("layer")
+    wanted = weight.to(codes.dtype)
+    torch.testing.assert_close(again.read("layer.weight"), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {**SIZES, "attention_bias": False, "num_hidden_layers": 1}
+    return checkpoint(tmp_path_factory.mktemp("source"), "llama", **sizes)
+
+
+def artifact(source: Path, path: Path, quant: str) -> Path:
+    plan = Plan(source=str(source), backend="eager", data="random", kv_dtype="float32", batches=())
+    return optimize(plan.with_(allow_slower=True, max_error=0.5, quant=quant), path).path
+
+
+def answer(path: Path) -> tuple[list[int], list[float]]:
+    with Predictor.load(path) as predictor:
+        found = predictor.generate(
+            [3, 5, 60, 70, 80], max_tokens=8, temperature=0, ignore_eos=True, logprobs=1
+        )
+    return list(found.token_ids), [one.logprob for one in found.logprobs or []]
+
+
+def weights(source: Path) -> dict[str, Tensor]:
+    reader = load(Plan(source=str(source), data="random")).reader
+    assert reader is not None
+    return {name: reader.read(name).float() for name in reader.names()}
+
+
+CARRIED = {"int8:weight": "Q8_0", "int4": "Q4_0", "int4:16": "Q6_K", "nf4": "Q8_0", "fp4": "Q6_K"}
+
+
+@pytest.mark.parametrize("quant", CARRIED)
+def test_an_artifact_becomes_files_of_its_codes(quant: str, folder: Path, tmp_path: Path) -> None:
+    made = artifact(folder, tmp_path / "m.infer", quant)
+    held = open_artifact(made).reader
+    findings = export_model(str(made), "gguf", tmp_path / "m.gguf")
+    way = "converted" if quant == "nf4" else "carried over"
+    assert [one.what for one in findings] == ["GGUF", f"{quant} {way} to {CARRIED[quant]}"]
+    stored = {one.name: one for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    own = weights(tmp_path / "m.gguf")
+    one = stored["blk.0.ffn_down.weight"]
+    assert one.tensor_type == QUANT[CARRIED[quant]]
+    theirs = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
+    assert torch.equal(theirs, own["model.layers.0.mlp.down_proj.weight"])
+    bound = 0.01 if quant == "nf4" else 2.0**-10
+    for name in held.names():
+        wanted = held.read(name).float()
+        assert float((own[name] - wanted).norm() / wanted.norm()) <= bound
+    findings = export_model(str(made), "compressed-tensors", tmp_path / "m")
+    bits = 4 if quant.startswith("int4") else 8
+    assert findings[1].what == f"{quant} {way} to int{bits}"
+    own = weights(tmp_path / "m")
+    for name in held.names():
+        wanted = held.read(name).float()
+        if quant == "nf4":
+            assert float((own[name] - wanted).norm() / wanted.norm()) <= 0.02
+        else:
+            torch.testing.assert_close(own[name], wanted, rtol=1e-6 if quant == "fp4" else 0, atol=0)
+
+
+def test_an_exported_artifact_is_optimized_to_the_same_answers(folder: Path, tmp_path: Path) -> None:
+    made = artifact(folder, tmp_path / "m.infer", "int8:weight")
+    export_model(str(made), "compressed-tensors", tmp_path / "m")
+    again = artifact(tmp_path / "m", tmp_path / "again.infer", "keep")
+    held, found = open_artifact(made).reader, open_artifact(again).reader
+    assert all(torch.equal(held.read(name), found.read(name)) for name in held.names())
+    decoded = artifact(tmp_path / "m", tmp_path / "decoded.infer", "float")  # its activations stay float too
+    (ids, wanted), (ids_again, logprobs) = answer(made), answer(decoded)
+    assert ids == ids_again
+    assert wanted == pytest.approx(logprobs, abs=1e-5)
+
+
+TYPES = {
+    **{"q_proj.weight": QUANT.Q4_0, "v_proj.weight": QUANT.Q8_0, "gate_proj.weight": QUANT.Q4_1},
+    **{"up_proj.weight": QUANT.Q5_0, "norm.weight": QUANT.F32, "embed_tokens.weight": QUANT.Q8_0},
+    **{"o_proj.weight": QUANT.Q5_1, "": QUANT.BF16},
+}
+
+
+def test_a_gguf_file_goes_through_an_artifact_unchanged(tmp_path: Path) -> None:
+    sizes = {**tiny_decoders.GROUPED, **SIZES, "num_hidden_layers": 1, "attention_bias": False}
+    sizes = {**sizes, "vocab_size": 4096, "tie_word_embeddings": True}
+    tokenizer = Path(__file__).resolve().parents[2] / "models/pydoc_lm/tokenizer.json"
+    model = tiny_decoders.build("llama", sizes=sizes)
+    write_gguf(tmp_path / "m.gguf", model, "llama", types=TYPES, tokenizer=tokenizer)
+    made = artifact(tmp_path / "m.gguf", tmp_path / "m.infer", "keep")
+    export_model(str(made), "gguf", tmp_path / "again.gguf")
+    export_model(str(tmp_path / "m.gguf"), "gguf", tmp_path / "direct.gguf")
+    files = [gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors for name in ("m", "again", "direct")]
+    first, *others = ({one.name: one for one in tensors} for tensors in files)
+    for other in others:
+        assert other.keys() == first.keys()
+        for name, one in first.items():
+            assert other[name].tensor_type == one.tensor_type, name
+            assert np.array_equal(other[name].data, one.data), name
+    assert open_gguf(tmp_path / "again.gguf").stored_as == open_gguf(tmp_path / "m.gguf").stored_as
+
+
+def test_artifacts_that_are_not_exported_say_why(folder: Path, tmp_path: Path) -> None:
+    made = artifact(folder, tmp_path / "m.infer", "int8:weight")
+    path = made / "weights" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match="sha256"):
+        export_model(str(made), "gguf", tmp_path / "m.gguf")
+    path.unlink()
+    with pytest.raises(
+        NotUsableError, match="compiled for eager, holds its weights in the compiled form only"
+    ):
+        export_model(str(made), "gguf", tmp_path / "m.gguf")
