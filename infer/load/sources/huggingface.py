@@ -54,10 +54,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
     possible = heads.candidates(config, folder, sentence)
-    if find_spec("transformers") is None:
-        raise NotUsableError(
-            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
-        )
+    _require_transformers()
     reader, pickled = (weights, "") if weights is not None else open_weights(folder)
     quantized = config.get("quantization_config")
     stored_bytes = num_bytes(reader)
@@ -83,12 +80,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         findings.append(fixed.finding())
     wrapped = wrap(model)
     joined = sentence.reader(convert_names(reader, model, str(folder)))
-    split_experts(wrapped)
-    stored = checkpoint_names(wrapped)
-    fit = match_checkpoint(
-        wrapped, joined, lambda name: _other_names(stored.get(name, name), model, plan.key)
-    )
-    fit.check(where or str(folder), strict=False)
+    fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit)]
     findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
@@ -96,6 +88,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     findings += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
     inputs = heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
+    meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
+    meta |= heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
@@ -108,9 +102,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         sizes=sizes,
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=metadata(config, head.task, sentence, sizes)
-        | processor_metadata(preprocessor, settings)
-        | (heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}),
+        meta=meta,
         preprocessor=preprocessor,
         stored_as=str(quantized.get("quant_method", "codes")) if quantized else "",
         weight_bytes=stored_bytes if quantized else num_bytes(reader),
@@ -155,6 +147,13 @@ def _choose_part(
     return _Part(name, settings, config, possible)
 
 
+def _require_transformers() -> None:
+    if find_spec("transformers") is None:
+        raise NotUsableError(
+            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
+        )
+
+
 def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
     remote = config.get("auto_map")
     if remote:
@@ -179,6 +178,20 @@ def _settings(folder: Path) -> Any:
             where=str(folder / "config.json"),
             hint="Check `model_type` and its sizes, or install the transformers that wrote it",
         ) from error
+
+
+def _match(
+    wrapped: nn.Module, model: nn.Module, reader: WeightReader, tower: str | None, where: str
+) -> CheckpointMatch:
+    """Match parameters of a wrapped model, its experts split, with stored tensors; raise `SourceError` for absent ones.
+
+    `tower`: the prefix of its names in the folder of a model of several; `where` the weights lie, for messages.
+    """
+    split_experts(wrapped)
+    stored = checkpoint_names(wrapped)
+    found = match_checkpoint(wrapped, reader, lambda name: _other_names(stored.get(name, name), model, tower))
+    found.check(where, strict=False)
+    return found
 
 
 def _other_names(name: str, model: nn.Module, tower: str | None) -> list[str]:
