@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import kernels  # noqa: F401  registers the operators
-from . import Quantizer
 from .layer_kinds import pair
 from .packed_weight import Packed, PackedLayer
+from .quantizer import Quantizer
 
 
 class QuantizedConv(PackedLayer):

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from torch import nn
 
 from ..plan import Plan
-from . import Stats
 from .layer_overrides import FLOAT, Format, format_of, names_of, pinned, quantizable
-from .pack_model import PackingCache, PackingResult, pack, packed_layers, refuses
+from .packing.pack_model import pack, packed_layers, refuses
+from .packing.packing_result import PackingCache, PackingResult
+from .packing.row_source import row_source_of
 from .quantizable_layers import Weight
-from .row_source import row_source_of
+from .quantizer import Stats
 
 
 class Candidates:

@@ -15,8 +15,8 @@ from torch import nn
 
 from ..errors import UsageError
 from ..plan import Plan
-from . import Quantizer, get
 from .quantizable_layers import Site, Weight, find
+from .quantizer import Quantizer, get
 
 FLOAT = "float"
 

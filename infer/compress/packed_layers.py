@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from .. import kernels  # noqa: F401  registers the operators
 from ..load.model_patches.moe_layers import ExpertLinear
-from . import Quantizer
 from .conv_layers import QuantizedConv, QuantizedConvTranspose
 from .layer_kinds import (
     CONVOLUTIONS,
@@ -19,6 +18,7 @@ from .layer_kinds import (
     rows_of,
 )
 from .packed_weight import Packed, PackedLayer
+from .quantizer import Quantizer
 
 
 class QuantizedLinear(PackedLayer):

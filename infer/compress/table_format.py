@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..kernels.ops.bitpack import FINE, GROUP, decode, pack, tables_of_rows
 from ..plan import Plan
-from . import Stats
 from .calibration.coordinate_descent import FEWEST_ROWS, refine
 from .calibration.gptq import fit_with_feedback
 from .calibration.group_scales import fit
 from .format_constraints import refuses_table_format
+from .quantizer import Stats
 
 BITS = 4
 OPTIONS = ("", str(FINE))

@@ -16,7 +16,7 @@ from infer import compress
 from infer.compress import Coverage
 from infer.compress.assign import layer_calls
 from infer.compress.calibration.input_statistics import calibrate
-from infer.compress.pack_model import quantize_model
+from infer.compress.packing.pack_model import quantize_model
 from infer.errors import NotUsableError
 from infer.load.weights import DictReader
 from infer.plan import Plan

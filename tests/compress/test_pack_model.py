@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from infer import compress, kernels
-from infer.compress import QuantizationResult, row_source
+from infer.compress import QuantizationResult
 from infer.compress.conv_layers import QuantizedConv
 from infer.compress.packed_layers import QuantizedEmbedding, QuantizedLinear
+from infer.compress.packing import row_source
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
 from infer.load.weights import DictReader

@@ -24,10 +24,10 @@ from ...errors import UsageError
 from ...kernels.cpu import scale_search as native
 from ...kernels.ops.bitpack import BITS, GROUP, TABLE_ROWS, pack
 from ...plan import Plan
-from .. import Stats
 from ..calibration.group_scales import relative_importance
 from ..format_constraints import refuses_table_format
 from ..kmeans import optimal_centres
+from ..quantizer import Stats
 from ..table_format import dequantize, embedding, experts, fit_calibrated, linear
 
 OPTIONS = ("", *map(str, BITS))

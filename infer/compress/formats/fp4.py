@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...plan import Plan
-from .. import Stats
+from ..quantizer import Stats
 from ..table_format import (
     NEEDS_STATS,
     OPTIONS,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ...kernels.ops.linear_fp8 import LARGEST
 from ...plan import Plan
-from .. import Stats
 from ..format_constraints import too_small
 from ..layer_kinds import is_linear, name_of, rows_of
+from ..quantizer import Stats
 
 OPTIONS = ("",)
 SEARCHED_ON = ("cuda",)  # elsewhere int8 has its size and is faster

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from ...plan import Plan
-from .. import Stats
 from ..calibration.gptq import round_with_feedback
 from ..calibration.smoothquant import Balance
 from ..format_constraints import refuses_embedding, refuses_padding, refuses_transposed, too_small
 from ..layer_kinds import CONVOLUTIONS, TRANSPOSED
+from ..quantizer import Stats
 
 OPTIONS = ("", "weight", "static")
 PRECISION_CLASS = "int8"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...kernels.ops.groupwise_codes import decode
 from ...load.model_patches.moe_layers import ExpertLinear
 from ...plan import Plan
-from .. import Stats
 from ..format_constraints import refuses_embedding
 from ..layer_kinds import name_of
+from ..quantizer import Stats
 from . import int8
 
 OPTIONS = ("",)

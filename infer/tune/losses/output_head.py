@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...compress import Quantizer
 from ...compress.packed_layers import QuantizedConv1D, QuantizedLinear
+from ...compress.quantizer import Quantizer
 from ...errors import NotUsableError
 from ..memory.frozen_linear import Forward
 from ..memory.inference_linear import inference_linear

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...compress import Quantizer
 from ...compress.conv_layers import QuantizedConv, QuantizedConvTranspose
 from ...compress.packed_layers import QuantizedEmbedding, QuantizedExperts, QuantizedLinear, QuantizedMatrix
 from ...compress.packed_weight import PackedLayer
+from ...compress.quantizer import Quantizer
 from ...errors import NotUsableError
 from ...kernels.ops.bitpack import TABLE_ROWS
 from .frozen_linear import Forward, frozen_linear

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...compress import Quantizer
+from ...compress.quantizer import Quantizer
 from .inference_linear import TILE as PACKED_TILE
 from .inference_linear import inference_linear
 from .packed_rows import TILE, PackedRows, is_abstract, note_workspace

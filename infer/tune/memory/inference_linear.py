@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...compress import Quantizer
+from ...compress.quantizer import Quantizer
 from ...kernels import cpu
 from ...kernels.cpu.weight_layout import BALANCED, GROUPWISE, INT8, LUT, WEIGHT, pack_layer, packed_from
 from .packed_rows import PackedRows

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ... import plugins
-from ...compress import Quantizer
 from ...compress.packed_weight import Packed
+from ...compress.quantizer import Quantizer
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, unpack
 
 TILE = 1 << 21  # weights of one decoded tile: 8 MiB of float32

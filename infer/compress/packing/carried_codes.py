@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..load.model_patches.moe_layers import ExpertLinear
-from ..load.weights import StoredCodes, WeightReader, stored_codes
-from ..spec import Finding
-from .layer_overrides import Format
-from .quantizable_layers import Site
+from ...load.model_patches.moe_layers import ExpertLinear
+from ...load.weights import StoredCodes, WeightReader, stored_codes
+from ...spec import Finding
+from ..layer_overrides import Format
+from ..quantizable_layers import Site
 from .row_source import stored_name
 
 STAGE = "compress"

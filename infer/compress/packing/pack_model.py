@@ -1,131 +1,35 @@
 """Quantization of a model: each layer that its format accepts is replaced by a packed one.
 
 Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
-needs memory for its packed form and for one block. What isn't quantized stays where it is. A `PackingCache` keeps what
-was packed once, for callers that try one assignment of formats after another.
+needs memory for its packed form and for one block. What isn't quantized stays where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from .. import device as hardware
-from ..errors import NotUsableError, UsageError
-from ..load.weights import WeightReader
-from ..plan import Plan
-from ..results import LayerResult
-from ..spec import Finding
-from . import Stats, join, needs_stats
-from .calibration.expert_statistics import ExpertStats
-from .carried_codes import SourceCodes, carried, carries, source_findings, stored_in_float
-from .layer_kinds import NAMES, is_looked_up
-from .layer_overrides import FLOAT, Format, find_with_formats
-from .packed_layers import replacement
-from .packed_weight import Packed
-from .quantizable_layers import Site, Weight
+from ... import device as hardware
+from ...errors import NotUsableError, UsageError
+from ...load.weights import WeightReader
+from ...plan import Plan
+from ...results import LayerResult
+from ..calibration.expert_statistics import ExpertStats
+from ..layer_kinds import NAMES, is_looked_up
+from ..layer_overrides import FLOAT, Format, find_with_formats
+from ..packed_layers import replacement
+from ..packed_weight import Packed
+from ..quantizable_layers import Site, Weight
+from ..quantizer import Stats, join, needs_stats
+from .carried_codes import SourceCodes, carried, carries, stored_in_float
+from .packing_result import PackingCache, PackingResult, QuantizationResult, Totals
 from .row_source import RowSource, row_source_of
 
-STAGE = "compress"
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass
-class Totals:
-    """Sums over the quantized weights; bytes before are those of the weights as stored."""
-
-    num_layers: int = 0
-    num_weights: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    square_error: float = 0.0
-    square_weight: float = 0.0
-
-    @property
-    def bits(self) -> float:
-        """Bits per quantized weight, tables and scales included."""
-        return self.bytes_after * 8 / max(self.num_weights, 1)
-
-    @property
-    def weight_error(self) -> float:
-        """Relative RMS error over all quantized weights."""
-        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
-
-
-@dataclass(frozen=True)
-class QuantizationResult:
-    """Quantized layers of a model, in order, and refusal reasons of others, by layer name."""
-
-    layers: tuple[LayerResult, ...]
-    refused: Mapping[str, str]
-    totals: Totals
-    sources: tuple[SourceCodes, ...] = ()  # of the layers whose source is quantized
-
-    def findings(self) -> list[Finding]:
-        """List each layer, each refusal, and the sums, for display."""
-        totals = self.totals
-        return [
-            *(layer.finding() for layer in self.layers),
-            *source_findings(self.sources),
-            *(Finding(STAGE, f"refused {name}", None, why=why) for name, why in self.refused.items()),
-            Finding(
-                STAGE, "layers quantized", totals.num_layers, "layers", f"{len(self.refused)} stay float"
-            ),
-            Finding(STAGE, "weights quantized", totals.num_weights, "weights"),
-            Finding(
-                STAGE,
-                "bits per quantized weight",
-                round(totals.bits, 4),
-                "bits",
-                "tables and scales included",
-            ),
-            Finding(STAGE, "weight error", totals.weight_error, "relative rms", "over all quantized weights"),
-            Finding(
-                STAGE, "bytes before", totals.bytes_before, "bytes", "of the quantized weights, as stored"
-            ),
-            Finding(STAGE, "bytes after", totals.bytes_after, "bytes", "of the same weights, packed"),
-        ]
-
-
-@dataclass
-class PackingResult:
-    """Packed tensors of a weight, with the squared norms of its error and of itself."""
-
-    tensors: dict[str, Tensor]
-    square_error: float
-    square_weight: float
-    source: SourceCodes | None = None  # of a quantized source
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    @property
-    def weight_error(self) -> float:
-        """Relative RMS error."""
-        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
-
-
-@dataclass
-class PackingCache:
-    """Cache of packed weights by (layer, format), up to `room` bytes."""
-
-    room: int = 2 << 30
-    held: dict[tuple[str, str], PackingResult] = field(default_factory=dict)
-
-    def get(self, weight: Weight, format: Format, make: Callable[[], PackingResult]) -> PackingResult:
-        key = (weight.name, format.name)
-        if key in self.held:
-            return self.held[key]
-        packing = make()
-        if packing.num_bytes <= self.room:
-            self.held[key], self.room = packing, self.room - packing.num_bytes
-        return packing
 
 
 def quantize_model(

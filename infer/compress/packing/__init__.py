@@ -1,0 +1,1 @@
+"""Weights of a model packed block by block, read where a checkpoint has them."""
