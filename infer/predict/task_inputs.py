@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..llm.text.embedding_prompts import with_prompt
 from ..tasks import answers, text_answers, transcription
 from ..tasks.answers import Answer
 from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT, MediaModel, Preprocessor
+from . import raw_inputs
 from .text_inputs import TextInputs
 
 TEXT_TASKS = (
@@ -39,7 +40,7 @@ class TaskInputs(TextInputs):
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
         """
-        return self.answer(inputs) if _is_raw(inputs) else super().predict(inputs)
+        return self.answer(inputs) if raw_inputs.is_raw(inputs) else super().predict(inputs)
 
     @property
     def answers_task(self) -> bool:
@@ -84,7 +85,7 @@ class TaskInputs(TextInputs):
         A question with choices is one row for each of them.
         """
         if self.task == "multiple-choice":
-            asked = [_choices(row, i) for i, row in enumerate(rows)]
+            asked = [raw_inputs.question_and_choices(row, i) for i, row in enumerate(rows)]
             return self.tokenize([(question, one) for question, choices in asked for one in choices])
         if self.task == ZERO_SHOT:
             return self._candidate_inputs(rows[0], 0)[0]
@@ -121,15 +122,15 @@ class TaskInputs(TextInputs):
 
     def _of_texts(self, rows: list[Any]) -> list[Any]:
         if self.task == "embedding":
-            return [answers.unit_vector(row) for row in self.embed(_texts(rows))]
+            return [answers.unit_vector(row) for row in self.embed(raw_inputs.texts(rows))]
         if self.task == "question-answering":
-            return [self._span(*_question(row, i)) for i, row in enumerate(rows)]
+            return [self._span(*raw_inputs.question_and_context(row, i)) for i, row in enumerate(rows)]
         if self.task == "multiple-choice":
-            return [self._choices(*_choices(row, i)) for i, row in enumerate(rows)]
+            return [self._choices(*raw_inputs.question_and_choices(row, i)) for i, row in enumerate(rows)]
         if self.task == "classification":
             outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
             return [self.media.label_scores(row) for row in outputs]
-        texts = _texts(rows)
+        texts = raw_inputs.texts(rows)
         outputs = super().predict(self.tokenize(texts))["logits"]
         encodings = self.tokenizer.encodings(texts)
         if self.task == "token-classification":
@@ -184,10 +185,7 @@ class TaskInputs(TextInputs):
     def _candidate_inputs(self, row: Any, index: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """Return the inputs of one image and its texts, and the labels of these."""
         where = f"images[{index}]"
-        if isinstance(row, tuple):
-            row = {"image": row[0], "candidate_labels": list(row[1:])}
-        if not isinstance(row, Mapping) or "image" not in row:
-            raise InputError("expected an image and candidate_labels", where=where)
+        row = raw_inputs.image_and_candidates(row, where)
         labels = row.get("candidate_labels")
         texts = answers.candidate_texts(labels, row.get("hypothesis_template"), where)
         image = self._open(row["image"], index)
@@ -219,39 +217,3 @@ class TaskInputs(TextInputs):
     def _open(self, row: Any, index: int) -> Any:
         kind = "sounds" if self.media.reads_sound else "images"
         return self.media.open(row, "" if isinstance(row, str | Path) else f"{kind}[{index}]")
-
-
-def _is_raw(inputs: Any) -> bool:
-    """Return true for a text, pair, file or Pillow image, or a list of these; arrays and their mappings are not."""
-    if isinstance(inputs, dict):
-        return isinstance(inputs.get("question"), str) or "candidate_labels" in inputs
-    if isinstance(inputs, list):
-        return bool(inputs) and _is_raw(inputs[0])
-    if isinstance(inputs, tuple) and inputs and not isinstance(inputs[0], str):
-        return _is_raw(inputs[0])  # an image, and texts
-    if isinstance(inputs, tuple):
-        return len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
-    return isinstance(inputs, str | bytes | Path) or hasattr(inputs, "getbands")
-
-
-def _texts(rows: Sequence[Any]) -> list[str]:
-    for index, row in enumerate(rows):
-        if not isinstance(row, str):
-            raise InputError(f"expected one text, got {type(row).__name__}", where=f"texts[{index}]")
-    return list(rows)
-
-
-def _choices(row: Any, index: int) -> tuple[str, list[str]]:
-    parts = row
-    if isinstance(row, Mapping) and isinstance(row.get("choices"), list | tuple):
-        parts = [row.get("question"), *row["choices"]]
-    if isinstance(parts, list | tuple) and len(parts) > 2 and all(isinstance(part, str) for part in parts):
-        return parts[0], list(parts[1:])
-    raise InputError("expected a question and at least two choices", where=f"texts[{index}]")
-
-
-def _question(row: Any, index: int) -> tuple[str, str]:
-    pair = (row.get("question"), row.get("context")) if isinstance(row, Mapping) else row
-    if isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
-        return pair[0], pair[1]
-    raise InputError("expected a pair of texts, question and context", where=f"texts[{index}]")

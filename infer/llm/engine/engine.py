@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ...errors import InferError, InputError
+from ...errors import InputError
 from ..lora.adapters import Adapters
 from ..step.graph_inputs import Bucket, decode_buckets, mixed_buckets, mixed_sizes
 from ..step.step_shape import StepShape
@@ -33,6 +33,7 @@ from .requests import Output, Request
 from .sampling.sampler import Sampler
 from .scheduling.admission import Admission
 from .scheduling.engine_limits import EngineLimits, default_limits
+from .scheduling.integrity import check_integrity
 from .scheduling.scheduler import Scheduler
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
@@ -223,26 +224,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise `InferError` when pages, sequences and counts do not agree."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        self.block_manager.check_integrity([[*s.pages, *s.source_pages] for s in running])
-        if any(
-            sequence.pages or sequence.source_pages or sequence.table_row >= 0 or sequence.state_row >= 0
-            for sequence in waiting
-        ):
-            raise InferError("a waiting sequence holds pages or a state")
-        if self.state_rows is not None:
-            self.state_rows.check_integrity(running)
-        if {id(s) for s in self._request_manager.live()} != {id(s) for s in (*running, *waiting)}:
-            raise InferError("the scheduler and the requests in flight differ")
-        slots = [sequence.table_row for sequence in running]
-        if (
-            len(set(slots)) != len(slots)
-            or len(slots) + len(self.scheduler.free_rows) != self.limits.max_running
-        ):
-            raise InferError("a slot is missing or taken twice")
-        for sequence in running:
-            if len(sequence.pages) * self.shape.page < sequence.num_computed_tokens:
-                raise InferError("a sequence has fewer pages than tokens")
+        check_integrity(self.scheduler, self._request_manager.live())
 
     def _draft_tokens(self) -> None:
         """Draft tokens for the sequences that decode, never beyond the last token they may have."""

@@ -16,7 +16,8 @@ from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .sampling.prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
 from .sampling.sampler import SampledTokens, Sampler
-from .scheduling.scheduler import ScheduledSequence, Scheduler
+from .scheduling.scheduler import Scheduler
+from .sequence import ScheduledSequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs

@@ -8,8 +8,8 @@ from ...errors import InferError
 from .request_manager import RequestManager
 from .requests import TokenLogprob
 from .sampling.sampler import SampledTokens, SampleRow
-from .scheduling.scheduler import ScheduledSequence, Scheduler
-from .sequence import Sequence
+from .scheduling.scheduler import Scheduler
+from .sequence import ScheduledSequence, Sequence
 from .stats import EngineStats
 from .stop_conditions import append_token, append_tokens
 

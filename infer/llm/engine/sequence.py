@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .cache.prefix_hash import hash_page, hash_root, source_digest
 from .interfaces import Grammar, Speculator
@@ -132,3 +132,16 @@ class Sequence:
             parent = self.page_hashes[-1] if self.page_hashes else self.state.root_hash
             self.page_hashes.append(hash_page(parent, self.tokens[start : start + page]))
         return self.page_hashes[block]
+
+
+class ScheduledSequence(NamedTuple):
+    """`num_tokens` tokens of a sequence from `num_computed_tokens` on; draft tokens follow its own tokens."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """True when it continues the output, False when it computes a prompt or recomputes."""
+        sequence = self.sequence
+        return sequence.num_output_tokens > 0 and sequence.num_computed_tokens + 1 == len(sequence.tokens)

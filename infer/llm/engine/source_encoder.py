@@ -18,7 +18,7 @@ from ..step.encoder_decoder.source_pages import encode, source_inputs
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
     from .requests import Request
-    from .scheduling.scheduler import ScheduledSequence
+    from .sequence import ScheduledSequence
 
 
 class EncoderRunner(Protocol):

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .scheduling.scheduler import ScheduledSequence
-from .sequence import Sequence
+from .sequence import ScheduledSequence, Sequence
 
 
 class StepInputs:

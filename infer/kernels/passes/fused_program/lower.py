@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from .encode import Operation
 from .graph_reader import GraphReader, arguments
 from .lower_attention import attend, attend_all, rotate
 from .match import is_call
+from .operations import Operation
 from .values import COLUMNS, TEAM, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .encode import Operation
 from .graph_reader import GraphReader, arguments
 from .match import is_call
+from .operations import Operation
 from .values import BATCH, COLUMNS, HEADS, TEAM, TOKENS
 
 aten = torch.ops.aten

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from .encode import Operation
 from .match import is_call
+from .operations import Operation
 
 aten = torch.ops.aten
 _VIEWS = (

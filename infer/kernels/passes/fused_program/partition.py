@@ -13,10 +13,11 @@ from torch.export import ExportedProgram
 
 from ...ops import fused_program  # noqa: F401 - the operator that is put in
 from ..graph_pass import Rewriter
-from .encode import MAX_INPUTS, Operation, encode, inputs_of
+from .encode import MAX_INPUTS, encode
 from .graph_reader import GraphReader
 from .lower import lower_node
 from .match import matched
+from .operations import Operation, inputs_of
 from .padding import SIZES, multiplications, padding_of
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ..interfaces import Speculation
 from ..sampling.sampler_device import UNDECIDED
 from ..scheduling.engine_limits import EngineLimits
-from ..scheduling.scheduler import ScheduledSequence, Scheduler
-from ..sequence import Sequence
+from ..scheduling.scheduler import Scheduler
+from ..sequence import ScheduledSequence, Sequence
 from ..stats import EngineStats
 from ..step_inputs import StepInputs
 from .decoder import PendingTokens, RecordedDecoder

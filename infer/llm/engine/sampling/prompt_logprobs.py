@@ -8,8 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..requests import TokenLogprob
-from ..scheduling.scheduler import ScheduledSequence
-from ..sequence import RequestState
+from ..sequence import RequestState, ScheduledSequence
 from .logprobs import score
 
 

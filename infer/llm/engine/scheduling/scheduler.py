@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
-from typing import NamedTuple
 
 from ..cache.block_manager import BlockManager
 from ..cache.sequence_pages import SequencePages
 from ..cache.state_rows import StateRows
-from ..sequence import Rank, Sequence
+from ..sequence import Rank, ScheduledSequence, Sequence
 from .engine_limits import EngineLimits
 from .fairness import OLDEST_EVERY, FairShares, arrival_order
-
-
-class ScheduledSequence(NamedTuple):
-    """`num_tokens` tokens of a sequence from `num_computed_tokens` on; draft tokens follow its own tokens."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def is_decode(self) -> bool:
-        """True when it continues the output, False when it computes a prompt or recomputes."""
-        sequence = self.sequence
-        return sequence.num_output_tokens > 0 and sequence.num_computed_tokens + 1 == len(sequence.tokens)
 
 
 class Scheduler:
