@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from infer import Plan, load
 from infer.errors import SourceError
 from infer.load.quantized_weights import open_quantized
 from infer.load.weights import DictReader
+from tests.fuzz import quantization_configs as fuzz
 from tests.support import tiny_decoders
 from tests.support.quantized_layers import CASES, compressed, opened
 
@@ -98,6 +101,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "sparse",
     ),
     "form": (compressed("marlin-24", num_bits=4), "in the form 'marlin-24'"),
+    "bits": ({"quant_method": "awq", "bits": [4]}, r"expected 4 bits per weight, got bits = \[4\]"),
+    "sparsity": (
+        compressed("pack-quantized", num_bits=4) | {"sparsity_config": "dense"},
+        "weights that are sparse",
+    ),
+    "block structure": (
+        compressed("float-quantized", num_bits=8, block_structure=[128, "128"]),
+        "two sizes in block_structure",
+    ),
+    "huge block": (
+        {"quant_method": "fp8", "weight_block_size": [1, 10**30]},
+        "two sizes in weight_block_size",
+    ),
+    "long method": ({"quant_method": "x" * 5000}, "quantized by 'x{79}, which"),
     "block size": ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "two sizes in weight_block_size"),
 }
 
@@ -124,6 +141,21 @@ DAMAGED: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
         "is packed in 3 words for 128 inputs",
     ),
     "scale": ("float8 in blocks", "weight_scale_inv", lambda t: t[:1, :1].expand(3, 3), "rows, groups"),
+    "huge offset": (
+        "fp4 with quantized scales",
+        "weight.quant_state.bitsandbytes__fp4",
+        lambda t: torch.tensor([*bytes(t.tolist()).replace(b"0.25", b"-1" + b"0" * 40)], dtype=torch.uint8),
+        "expected nested_blocksize and nested_offset",
+    ),
+    "state of a list": (
+        "nf4",
+        "weight.quant_state.bitsandbytes__nf4",
+        lambda t: torch.tensor([*b"[]"], dtype=torch.uint8),
+        "expected shape, blocksize and dtype",
+    ),
+    "float4 groups": ("nvfp4", "weight_packed", lambda t: t[:, :-1], "whole groups of 16"),
+    "global scale": ("nvfp4", "weight_global_scale", lambda t: t.expand(2), "one value in"),
+    "no scale": ("stored float8, rows", "weight_scale", lambda t: t[:, :0], "int8 or float8_e4m3fn"),
     "float4 scales": ("nvfp4", "weight_scale", lambda t: t[:, :2], "expected 'layer.weight_scale' of shape"),
 }
 
@@ -138,3 +170,16 @@ def test_parts_that_do_not_fit_are_refused_by_name(name: str) -> None:
         parts[part] = change(parts[part]).contiguous()
     with pytest.raises(SourceError, match=message):
         opened(parts, settings)
+
+
+def test_malformed_settings_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    found = [fuzz.run(parts, settings) for _, parts, settings in itertools.islice(fuzz.cases(seed=0), 300)]
+    assert 30 < found.count("read") < 270
+    settings = fuzz.sound_folder(tmp_path)
+    assert fuzz.run_folder(tmp_path, settings) == "folder read"
+    for seed in range(3):
+        fuzz.run_folder(tmp_path, fuzz.malformed(settings, random.Random(seed)))
+    deep: Any = settings
+    for _ in range(480):
+        deep = [deep]
+    assert "transformers can't read" in fuzz.run_folder(tmp_path, {**settings, "ignore": deep})

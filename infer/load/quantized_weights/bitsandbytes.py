@@ -15,10 +15,20 @@ from torch import Tensor
 from ...errors import SourceError
 from ..weights.stored_codes import StoredCodes
 from .group_codes import byte_codes, table_codes
-from .packed_weight import IndexedReader, PackedWeight, Settings, modules, nibbles, require_shape, shape_of
+from .packed_weight import (
+    IndexedReader,
+    PackedWeight,
+    Settings,
+    is_size,
+    modules,
+    nibbles,
+    require_shape,
+    shape_of,
+)
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_LARGEST_OFFSET = 1e30
 _ROW_UNIT = 0.007874015718698502  # bitsandbytes' float32 of 1 / 127
 
 
@@ -53,7 +63,7 @@ def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
         stored = reader.read(f"{weight}.absmax")
         if not nested:
             return stored.float()
-        largest = reader.read(f"{weight}.nested_absmax").repeat_interleave(state["nested_blocksize"])[:blocks]
+        largest = reader.read(f"{weight}.nested_absmax")[torch.arange(blocks) // state["nested_blocksize"]]
         return reader.read(f"{weight}.nested_quant_map")[stored.int()] * largest + state["nested_offset"]
 
     def rows(start: int, stop: int) -> Tensor:
@@ -85,12 +95,16 @@ def _state(reader: IndexedReader, name: str) -> dict[str, Any]:
         state = json.loads(bytes(reader.read(name).to(torch.uint8).tolist()).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"expected JSON in {name!r}: {error}") from error
-    shape, block = state.get("shape"), state.get("blocksize")
-    sound = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
-    if not sound or not isinstance(block, int) or block < 1 or state.get("dtype") not in _DTYPES:
+    state = state if isinstance(state, dict) else {}
+    shape, dtype = state.get("shape"), state.get("dtype")
+    sound = isinstance(shape, list) and len(shape) == 2 and all(map(is_size, shape))
+    if not (sound and is_size(state.get("blocksize")) and isinstance(dtype, str) and dtype in _DTYPES):
         raise SourceError(f"expected shape, blocksize and dtype in {name!r}, got {str(state)[:120]}")
-    inner = state.get("nested_blocksize")
-    if inner is not None and not (isinstance(inner, int) and inner > 0 and "nested_offset" in state):
+    if state.get("nested_blocksize") is None:
+        return {key: value for key, value in state.items() if key != "nested_blocksize"}
+    offset = state.get("nested_offset")
+    moderate = isinstance(offset, int | float) and abs(offset) < _LARGEST_OFFSET
+    if not is_size(state["nested_blocksize"]) or not moderate:
         raise SourceError(f"expected nested_blocksize and nested_offset in {name!r}, got {str(state)[:120]}")
     return dict(state)
 

@@ -24,6 +24,7 @@ from .packed_weight import (
     PackedWeight,
     Settings,
     exponents,
+    is_size,
     modules,
     nibbles,
     require_shape,
@@ -40,18 +41,19 @@ _PACKED = "pack-quantized"
 def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights; raise `SourceError` for forms and transforms that infer does not read."""
     groups = _groups(settings)
-    if (
-        settings.get("transform_config")
-        or (settings.get("sparsity_config") or {}).get("format", "dense") != "dense"
-    ):
+    sparsity = settings.get("sparsity_config") or {}
+    dense = isinstance(sparsity, dict) and sparsity.get("format", "dense") == "dense"
+    if settings.get("transform_config") or not dense:
         raise SourceError("weights that are sparse, or rotated by a transform, which infer does not read")
     forms = {str(group.get("format") or settings.get("format")) for group in groups}
     if unknown := forms - {*_STORED, *_FLOAT4, _PACKED}:
-        raise SourceError(f"compressed-tensors in the form {min(unknown)!r}, which infer does not read")
+        raise SourceError(f"compressed-tensors in the form {min(unknown)[:80]!r}, which infer does not read")
     if len(forms) > 1 and forms & {*_FLOAT4}:
         raise SourceError(f"compressed-tensors in several forms at once ({', '.join(sorted(forms))})")
-    bits = {group["weights"].get("num_bits") for group in groups}
-    block = next((tuple(sizes) for group in groups if (sizes := group["weights"].get("block_structure"))), ())
+    bits = {one for group in groups if isinstance(one := group["weights"].get("num_bits"), int)}
+    block = next(
+        (_block(sizes) for group in groups if (sizes := group["weights"].get("block_structure"))), ()
+    )
     found: dict[str, PackedWeight] = {}
     for name in modules(reader, ".weight_packed"):
         if forms & {*_FLOAT4}:
@@ -75,12 +77,19 @@ def _groups(settings: Settings) -> list[dict[str, Any]]:
     return [one for one in groups if one.get("weights")]
 
 
+def _block(sizes: Any) -> tuple[int, ...]:
+    """Return the rows and columns of a block; raise `SourceError` for anything but two sizes."""
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(map(is_size, sizes)):
+        raise SourceError(f"expected two sizes in block_structure, got {str(sizes)[:80]}")
+    return tuple(sizes)
+
+
 def _parts(reader: IndexedReader, name: str, *parts: str) -> tuple[str, ...]:
     activations = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
     return tuple(one for part in (*parts, *activations) if (one := f"{name}.{part}") in reader)
 
 
-def _integers(reader: IndexedReader, name: str, bits: set[int | None]) -> PackedWeight:
+def _integers(reader: IndexedReader, name: str, bits: set[int]) -> PackedWeight:
     require_shape(reader, f"{name}.weight_shape", (2,))
     outputs, inputs = (int(size) for size in reader.read(f"{name}.weight_shape"))
     words = shape_of(reader, f"{name}.weight_packed", 2)[1]
@@ -145,11 +154,14 @@ def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
     packed, scale, whole = (f"{name}.weight_{part}" for part in ("packed", "scale", "global_scale"))
     outputs, half = shape_of(reader, packed, 2)
     group = 16 if nvidia else 32
+    if 2 * half % group:
+        raise SourceError(f"{packed!r} has rows of {2 * half} weights, expected whole groups of {group}")
     require_shape(reader, packed, (outputs, half), torch.uint8)
     require_shape(reader, scale, (outputs, 2 * half // group), torch.float8_e4m3fn if nvidia else torch.uint8)
     steps: Callable[[Tensor], Tensor] = exponents
     if nvidia:
-        require_shape(reader, whole, reader.shape(whole) if whole in reader else (1,))
+        if whole not in reader or torch.Size(reader.shape(whole)).numel() != 1:
+            raise SourceError(f"expected one value in {whole!r}")
         divisor = reader.read(whole).float().reshape(())
         steps = lambda stored: stored.float() / divisor  # noqa: E731
 

@@ -85,8 +85,9 @@ def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[Decod
     method = settings.get("quant_method", settings.get("quant_algo", "unknown"))
     find = METHODS.get(str(method))
     if find is None:
+        known = ", ".join(METHODS)
         raise SourceError(
-            f"the checkpoint is quantized by {method!r}, which infer does not read; known: {', '.join(METHODS)}",
+            f"the checkpoint is quantized by {repr(method)[:80]}, which infer does not read; known: {known}",
             where=where,
             hint=HINT,
         )

@@ -14,6 +14,7 @@ from .packed_weight import (
     PackedWeight,
     Settings,
     exponents,
+    is_size,
     modules,
     nibbles,
     require_shape,
@@ -28,11 +29,9 @@ def find_fp8(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeigh
     """Return the float8 weights: `weight_scale_inv` of blocks [out / b, in / b], or `weight_scale` of rows."""
     block = settings.get("weight_block_size")
     if block is not None and (
-        not isinstance(block, list | tuple)
-        or len(block) != 2
-        or not all(isinstance(n, int) and n > 0 for n in block)
+        not isinstance(block, list | tuple) or len(block) != 2 or not all(map(is_size, block))
     ):
-        raise SourceError(f"expected two sizes in weight_block_size, got {block}")
+        raise SourceError(f"expected two sizes in weight_block_size, got {str(block)[:80]}")
     found: dict[str, PackedWeight] = {}
     for ending in (".weight_scale_inv", ".weight_scale"):
         for name in modules(reader, ending):

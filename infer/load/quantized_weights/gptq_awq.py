@@ -31,10 +31,12 @@ def find_gptq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeig
     """Return the packed weights of a GPTQ checkpoint of 2, 4 or 8 bits."""
     bits, form = bits_of(settings, "bits", (2, 4, 8)), settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise SourceError(f"GPTQ codes in the form {form!r}, which infer does not read; known: gptq, gptq_v2")
+        raise SourceError(
+            f"GPTQ codes in the form {repr(form)[:80]}, which infer does not read; known: gptq, gptq_v2"
+        )
     if settings.get("pack_dtype", "int32") != "int32":
         raise SourceError(
-            f"GPTQ codes packed in {settings['pack_dtype']}, which infer does not read; known: int32"
+            f"GPTQ codes packed in {str(settings['pack_dtype'])[:80]}, which infer does not read; known: int32"
         )
     offset = 1 if form == "gptq" else 0  # zero points are stored less one
     return {f"{name}.weight": _gptq(reader, name, bits, offset) for name in modules(reader, ".qweight")}
@@ -45,7 +47,7 @@ def find_awq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeigh
     bits_of(settings, "bits", (4,))
     form = str(settings.get("version", "gemm")).lower()
     if form != "gemm":
-        raise SourceError(f"AWQ codes in the form {form!r}, which infer does not read; known: gemm")
+        raise SourceError(f"AWQ codes in the form {repr(form)[:80]}, which infer does not read; known: gemm")
     return {f"{name}.weight": _awq(reader, name) for name in modules(reader, ".qweight")}
 
 

@@ -14,6 +14,7 @@ from ..weights import StoredCodes, WeightReader
 from .group_codes import byte_codes
 
 Settings = Mapping[str, Any]
+_LARGEST = 1 << 40
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -99,8 +100,15 @@ def bits_of(settings: Settings, name: str, known: tuple[int, ...]) -> int:
     """Return the bits per weight that the settings name; raise `SourceError` for others than `known`."""
     found = settings.get(name)
     if found not in known:
-        raise SourceError(f"expected {' or '.join(map(str, known))} bits per weight, got {name} = {found}")
+        raise SourceError(
+            f"expected {' or '.join(map(str, known))} bits per weight, got {name} = {str(found)[:80]}"
+        )
     return int(found)
+
+
+def is_size(value: object) -> bool:
+    """Return true for a number that can be the size of a dimension or of a block."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
 def exponents(stored: Tensor) -> Tensor:
@@ -123,7 +131,8 @@ def scaled_bytes(
     shape fits none of these.
     """
     shape = reader.shape(weight) if weight in reader else ()
-    if len(shape) != 2 or reader.dtype(weight) not in (torch.int8, torch.float8_e4m3fn):
+    empty = 0 in (*shape, *reader.shape(scale))
+    if len(shape) != 2 or empty or reader.dtype(weight) not in (torch.int8, torch.float8_e4m3fn):
         raise SourceError(f"expected int8 or float8_e4m3fn [out, in] in {weight!r} beside its scale")
     outputs, inputs = shape
     of_scale = tuple(reader.shape(scale))

@@ -172,7 +172,10 @@ def _settings(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        StrictDataclassError,
+    ) as error:
         raise SourceError(
             f"transformers can't read the configuration: {' '.join(str(error).split())[:200]}",
             where=str(folder / "config.json"),
