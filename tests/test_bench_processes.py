@@ -36,7 +36,7 @@ def test_methods_are_called_and_timed_in_the_child(child: ChildProcess) -> None:
     assert child.call("check").tolist() == [1, 1, 1, 1]  # an exception is not the end
 
 
-def test_a_crash_says_by_which_signal() -> None:
+def test_a_crashed_process_reports_its_signal() -> None:
     with pytest.raises(EngineCrashed, match=r"^crashed: signal 11$"):
         ChildProcess(planted_engines.crashes_when_made)
     crashed = ChildProcess(planted_engines.crashes_when_run)
@@ -93,7 +93,7 @@ def test_an_engine_that_crashes_is_a_row_and_the_others_are_timed(planted: pytes
     assert row.count("crashed: signal 11") == 2
 
 
-def test_where_every_rival_crashes_nothing_is_timed_and_it_says_why(planted: pytest.MonkeyPatch) -> None:
+def test_if_every_rival_crashes_the_reason_is_reported(planted: pytest.MonkeyPatch) -> None:
     planted.setattr(llama_cpp_engine, "LlamaEngine", planted_engines.crashed_engine)
     (bar,) = decode_prefill.measure(CASE, 0.5)
     assert bar.got is None

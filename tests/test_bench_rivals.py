@@ -13,7 +13,7 @@ from bench.shared.timing import Side
 from tests.support import planted_engines
 
 
-def test_rivals_that_crash_leave_the_turns() -> None:
+def test_crashed_rivals_are_left_out_of_further_rounds() -> None:
     here = Side("ours", lambda: None, lambda: torch.ones(4))
     with Rivals() as rivals:
         for crashes in ("", "made", "check", "later"):
@@ -26,7 +26,7 @@ def test_rivals_that_crash_leave_the_turns() -> None:
     assert min(times["side "]) >= 0.001 / 3  # of one of three copies, measured there
 
 
-def test_a_rival_of_a_layer_that_crashes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crashed_layer_rival_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -> None:
     case = linear.Case("lut4", 64, 64, 32, {linear.ORT: 1.3, linear.GGML: 1.3})
     monkeypatch.setattr(linear, "_MISSING", {})
     monkeypatch.setattr(linear, "rival_sides", planted_engines.rival_sides)
@@ -38,7 +38,7 @@ def test_a_rival_of_a_layer_that_crashes_is_a_row(monkeypatch: pytest.MonkeyPatc
     assert "| crashed: signal 11 | **missed** |" in bars.table([ggml])
 
 
-def test_experts_whose_process_crashes_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crashed_experts_benchmark_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_decode, "_measure_with", planted_engines.expert_layer_crashes)
     row = expert_decode.measure_apart("phi", "nf4", 1, 0.1)
     assert expert_decode.said(row) == "phi      nf4          1 sequences: crashed: signal 11"

@@ -71,7 +71,7 @@ def test_the_image_is_slim_runs_without_rights_and_reports_its_health() -> None:
     assert routes["/health"].open  # the check has no key
 
 
-def test_what_the_image_copies_and_installs_exists() -> None:
+def test_files_and_extras_of_the_dockerfile_exist() -> None:
     text = (ROOT / "Dockerfile").read_text()
     ignored = (ROOT / ".dockerignore").read_text().split()
     for line in text.splitlines():
@@ -171,7 +171,9 @@ def status(port: int, **headers: str) -> int:
         return 0
 
 
-def test_it_serves_as_that_user_on_a_read_only_root(served: tuple[subprocess.Popen[str], int]) -> None:
+def test_the_container_serves_unprivileged_on_a_read_only_root(
+    served: tuple[subprocess.Popen[str], int],
+) -> None:
     process, port = served
     deadline = time.monotonic() + 120
     while status(port, authorization="Bearer secret") != 200:

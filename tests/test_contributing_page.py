@@ -85,7 +85,7 @@ def published(tmp_path: Path, **changes: object) -> tuple[Predictor, nn.Module, 
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export
-def test_the_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_path: Path) -> None:
+def test_the_example_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_path: Path) -> None:
     install("backends/core_aten.py")
     predictor, module, rows = published(tmp_path, backend="core_aten")
     with predictor, torch.no_grad():
@@ -94,7 +94,7 @@ def test_the_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export
-def test_the_format_packs_weights_into_four_bits(install: Install, tmp_path: Path) -> None:
+def test_the_example_format_packs_weights_into_four_bits(install: Install, tmp_path: Path) -> None:
     pow2 = install("infer/compress/formats/pow2.py")
     weight = torch.randn(16, 128)
     tensors = pow2.quantize(weight, None, Plan(source="", quant="pow2"))
@@ -111,7 +111,7 @@ def test_the_format_packs_weights_into_four_bits(install: Install, tmp_path: Pat
 
 
 @pytest.mark.parametrize("window", [0, 5])
-def test_the_attention_equals_the_reference(
+def test_the_example_attention_equals_the_reference(
     install: Install, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     online = install("infer/attention/online.py")
@@ -139,7 +139,7 @@ def test_a_format_without_a_class_is_judged_as_float(
 
 
 @pytest.mark.parametrize("found", [{"torch": 2}, {1: "x"}, ["torch"], None])
-def test_the_target_of_a_backend_is_texts(found: object) -> None:
+def test_the_target_of_a_backend_is_a_mapping_of_strings(found: object) -> None:
     stub = SimpleNamespace(target=lambda device: {"torch": torch.__version__})
     assert type(target_of(stub, "stub", "cpu")["torch"]) is str
     stub.target = lambda device: found
@@ -147,7 +147,7 @@ def test_the_target_of_a_backend_is_texts(found: object) -> None:
         target_of(stub, "stub", "cpu")
 
 
-def test_the_protocol_answers_and_refuses(install: Install) -> None:
+def test_the_example_protocol_answers_and_refuses(install: Install) -> None:
     install("infer/serve/protocols/simple.py")
     with live(double()) as server, httpx.Client(base_url=server.url) as client:
         answer = client.post("/simple/double", json={"x": [[1, 2, 3, 4]]})

@@ -11,7 +11,7 @@ from tests.support import docs_pages
 
 
 @pytest.mark.parametrize("name", docs_pages.PAGES)
-def test_a_page_says_what_the_code_says(name: str) -> None:
+def test_generated_pages_match_the_code(name: str) -> None:
     written = (docs_pages.ROOT / name).read_text()
     assert written == docs_pages.PAGES[name](), f"{name} is out of date: run make docs-reference"
 
@@ -32,7 +32,7 @@ def test_each_row_of_a_table_is_one_line_with_the_cells_of_its_head() -> None:
     assert not found
 
 
-def test_every_error_is_explained() -> None:
+def test_every_error_class_is_documented() -> None:
     assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]
 
 

@@ -20,7 +20,7 @@ def part(*commands: Command) -> Part:
     return Part("parts", "What happens", lambda folder: list(commands))
 
 
-def test_a_part_goes_on_after_failures_and_gives_reasons(
+def test_a_gpu_check_continues_after_failures_and_reports_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "no_device", lambda: None)
@@ -44,9 +44,7 @@ def test_a_part_goes_on_after_failures_and_gives_reasons(
     assert "it broke / here |" in page
 
 
-def test_without_a_gpu_nothing_runs_and_the_part_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_checks_without_a_gpu_stay_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_contact, "no_device", lambda: "no CUDA device")
     wanted = part(python("open('ran', 'w')"))
     found = first_contact.run_part(wanted, tmp_path)
@@ -54,7 +52,7 @@ def test_without_a_gpu_nothing_runs_and_the_part_stays_open(
     assert not first_contact.is_done(wanted, tmp_path)
 
 
-def test_parts_that_are_done_are_not_repeated(
+def test_finished_gpu_checks_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(first_contact, "no_device", lambda: None)
@@ -68,7 +66,7 @@ def test_parts_that_are_done_are_not_repeated(
 
 
 @pytest.mark.parametrize("wanted", first_contact.PARTS, ids=lambda wanted: wanted.name)
-def test_a_part_fits_into_ten_minutes(wanted: Part, tmp_path: Path) -> None:
+def test_each_gpu_check_fits_into_ten_minutes(wanted: Part, tmp_path: Path) -> None:
     commands = wanted.commands(tmp_path)
     assert sum(command.limit for command in commands) <= 600
     paths = [Path(word) for c in commands for word in c.words if word.startswith("tests/")]

@@ -202,7 +202,7 @@ def test_minilm_finds_every_paraphrase(minilm):
     assert figures["mean_cosine_gap"] > 0.25
 
 
-def test_minilm_of_blind_embeddings_finds_few_paraphrases(minilm):
+def test_random_embeddings_find_few_paraphrases(minilm):
     rows = np.random.default_rng(0)
     assert minilm.evaluate(lambda texts: rows.normal(size=(len(texts), 384)))["retrieval_order"] <= 0.25
     with pytest.raises(ValueError, match=r"expected embeddings \[n, 384\], got \[12, 3\]"):
@@ -217,7 +217,7 @@ def test_minilm_sentences_are_english_of_many_lengths(minilm):
     assert (minilm.checkpoint_folder() / "model.safetensors").exists()
 
 
-def test_text_that_calibrates_judges_nothing(minilm, pydoc_lm, corpus, monkeypatch):
+def test_calibration_and_evaluation_texts_are_disjoint(minilm, pydoc_lm, corpus, monkeypatch):
     monkeypatch.syspath_prepend(str(MODELS))
     keys, found = corpus[0]._paragraph_keys, corpus[1]
     monkeypatch.setattr(pydoc_lm, "corpus", lambda: found)

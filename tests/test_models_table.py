@@ -34,13 +34,13 @@ def fails() -> None:
         (fails, BROKEN, "KeyError at test_models_table.py:"),
     ],
 )
-def test_a_cell_says_what_happened(check: object, outcome: str, why: str) -> None:
+def test_a_table_cell_states_its_outcome(check: object, outcome: str, why: str) -> None:
     cell = checks.attempt(check)  # type: ignore[arg-type]
     assert cell.outcome == outcome
     assert cell.why.startswith(why)
 
 
-def test_patterns_choose_rows() -> None:
+def test_name_patterns_select_table_rows() -> None:
     assert table.matches("decoders", "llama (yarn rope)", "decoders,llama*")
     assert table.matches("decoders", "llama (yarn rope)", "heads,x;decoders,llama (yarn rope)")
     assert not table.matches("heads", "llama", "decoders,*")
@@ -83,7 +83,7 @@ class _Tied(nn.Module):
         return self.head
 
 
-def test_trained_weights_have_a_best_token_with_room() -> None:
+def test_random_weights_give_a_clear_best_token() -> None:
     model = _Tied()
     checks.randomize(model, trained=True)
     logits = model.head(nn.functional.layer_norm(model.embed.weight, (16,)))
@@ -95,7 +95,7 @@ def test_trained_weights_have_a_best_token_with_room() -> None:
     assert torch.equal(model.embed.weight, before)
 
 
-def test_weights_like_trained_ones_add_little_behind_norms() -> None:
+def test_random_weights_add_little_behind_norms() -> None:
     """OLMo 2 has its norms behind the layers: random ones added several times the embedding."""
     model = ENTRIES["olmo2"].build()
     checks.randomize(model, trained=True)

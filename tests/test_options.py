@@ -78,13 +78,13 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
     return seen[0]
 
 
-def test_every_field_of_the_plan_is_tried() -> None:
+def test_the_round_trip_tests_cover_every_plan_field() -> None:
     assert list(OTHER) == [field.name for field in fields(Plan)]
     assert not [f.name for f in fields(Plan) if OTHER[f.name] == f.default]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: shlex.join(command_line(plan))[:60])
-def test_the_make_it_again_line_gives_an_equal_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reproduction_command_gives_an_equal_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(formatting.command(plan, "m.infer"))
     assert words[:2] == ["infer", "optimize"]
     assert asked(words[1:], monkeypatch) == plan
@@ -113,7 +113,7 @@ def test_the_command_line_comes_before_the_plan_file(tmp_path: Path, monkeypatch
     assert asked(words, monkeypatch) == plan
 
 
-def test_a_plan_file_never_brings_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_file_cannot_set_trust_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("trust_code = true\n")
     assert not asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch).trust_code
@@ -235,7 +235,7 @@ def named(options: ServeOptions) -> str:
     return shlex.join(command_line(options, secrets=True))[:60]
 
 
-def test_every_field_of_the_serve_options_is_tried() -> None:
+def test_the_round_trip_tests_cover_every_serve_option() -> None:
     assert list(SERVE) == [field.name for field in fields(ServeOptions)]
     assert not [f.name for f in fields(ServeOptions) if SERVE[f.name] == f.default]
 
@@ -254,7 +254,7 @@ def test_a_printed_command_line_holds_no_secret() -> None:
 
 
 @pytest.mark.parametrize("options", SERVED, ids=named)
-def test_a_worker_is_told_what_predictor_load_takes(options: ServeOptions) -> None:
+def test_workers_receive_every_keyword_of_predictor_load(options: ServeOptions) -> None:
     source = ModelSource(path="m.infer", options=options.load_options)
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(source), type=ModelSource)
     assert told == source
@@ -267,7 +267,7 @@ def test_every_keyword_of_predictor_load_is_a_serve_option() -> None:
 
 
 @pytest.mark.parametrize("options", SERVED, ids=named)
-def test_a_ray_replica_is_told_all_but_what_belongs_to_the_cluster(options: ServeOptions) -> None:
+def test_ray_replicas_receive_all_options_but_those_of_the_cluster(options: ServeOptions) -> None:
     args = json.loads(json.dumps(ray_app.replica_args(options)))
     told = ray_app.from_args(args)
     for field in fields(ServeOptions):
@@ -283,7 +283,7 @@ def test_ray_files_of_earlier_versions_are_read() -> None:
     )
 
 
-def test_a_limit_is_not_overruled_by_an_option_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_not_overridden_by_an_absent_option(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["serve", "m.infer", "--limit", "drain_seconds=5", "--limit", "max_delay_us=700"]
     bounds = served(words, monkeypatch).bounds
     assert (bounds.drain_seconds, bounds.max_delay_us, bounds.nonfinite_error) == (5, 700, False)

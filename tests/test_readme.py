@@ -51,7 +51,7 @@ def test_the_first_block_shows_targets_of_the_makefile() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text()
 
 
-def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     models = ROOT / "models"
     plan = Plan(
@@ -68,7 +68,7 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names["answer"].shape == (1, 10)
 
 
-def test_every_command_that_is_shown_parses() -> None:
+def test_every_readme_command_parses() -> None:
     known = typer.main.get_command(app)
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     console = [block for page in pages for block in blocks(page) if block.language == "console"]
@@ -79,12 +79,12 @@ def test_every_command_that_is_shown_parses() -> None:
         known.commands[name].make_context(name, list(arguments))
 
 
-def test_the_table_of_commands_is_complete() -> None:
+def test_the_readme_lists_every_command() -> None:
     shown = re.findall(r"^\| `infer (\w+)", README, re.MULTILINE)
     assert shown == list(typer.main.get_command(app).commands)
 
 
-def test_the_error_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_shown_in_the_readme_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = [c for block in BLOCKS for c in block.commands() if c.shows_error]
     assert main(list(command.words[1:])) == 2
     assert capsys.readouterr().err.strip() == command.output

@@ -171,7 +171,7 @@ def words(name: str, folder: Path) -> list[str]:
     ]
 
 
-def test_every_option_is_tried_and_a_keyword_of_python() -> None:
+def test_every_sampling_option_is_tested_and_a_python_keyword() -> None:
     assert list(VALUES) == list(OPTIONS) == list(Options.__annotations__)
     defaults = {name: field.default for name, field in OPTIONS.items()}
     assert not [name for name, value in VALUES.items() if value == defaults[name]]
@@ -187,7 +187,7 @@ def test_the_type_of_the_keyword_takes_the_type_of_the_option(name: str) -> None
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_is_one_request_in_python_and_over_http(name: str) -> None:
+def test_sampling_options_mean_the_same_in_python_and_http(name: str) -> None:
     made = in_python(**{name: VALUES[name]})
     assert msgspec.structs.replace(made, id="") != msgspec.structs.replace(in_python(), id="")
     if name == "adapter":
@@ -203,7 +203,7 @@ def test_an_option_is_one_request_in_python_and_over_http(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_COMMAND_LINE)
-def test_an_option_typed_is_the_request_of_python(name: str, typed: Any, tmp_path: Path) -> None:
+def test_sampling_flags_mean_the_same_as_python_keywords(name: str, typed: Any, tmp_path: Path) -> None:
     asked = in_python(**{name: VALUES[name]})
     commands = [c for c in ("generate", "chat") if f"--{name.replace('_', '-')}" in flags(c)]
     assert "generate" in commands
@@ -212,7 +212,7 @@ def test_an_option_typed_is_the_request_of_python(name: str, typed: Any, tmp_pat
         assert msgspec.structs.replace(made, id="") == msgspec.structs.replace(asked, id="")
 
 
-def test_what_is_not_typed_is_left_to_the_model(typed: Any) -> None:
+def test_absent_sampling_flags_keep_the_models_defaults(typed: Any) -> None:
     assert typed("generate") == typed("chat") == {}
 
 
@@ -220,7 +220,7 @@ def flags(command: str) -> list[str]:
     return [flag for p in typer.main.get_command(app).commands[command].params for flag in p.opts]  # type: ignore[attr-defined]
 
 
-def test_flags_of_generate_and_chat() -> None:
+def test_generate_and_chat_have_every_sampling_flag() -> None:
     shared = ["--kv-memory", "--max-tokens", "--min-p", "--repetition-penalty", "--seed", "--stop"]
     shared += ["--temperature", "--threads", "--top-k", "--top-p", "--trust-code"]
     own = [
@@ -251,7 +251,7 @@ def outside(name: str, *, served: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("name", RANGED)
-def test_a_value_out_of_range_has_one_sentence(
+def test_a_sampling_value_out_of_range_has_one_message(
     name: str, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for value in outside(name, served=False):
@@ -281,7 +281,7 @@ def test_requests_over_http_have_lower_limits(name: str) -> None:
         Sampling(**{name: most + 1}).check(VOCABULARY, served=True)
 
 
-def test_a_field_of_another_name_is_named_as_it_was_sent() -> None:
+def test_an_aliased_field_is_named_as_it_was_sent() -> None:
     for field, value in (("top_logprobs", 21), ("max_completion_tokens", -1)):
         with pytest.raises(InputError, match=f"expected {field} between") as caught:
             over_http(ChatRequest, **{field: value})

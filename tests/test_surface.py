@@ -17,7 +17,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_public_names() -> None:
+def test_public_names_are_stable() -> None:
     assert infer.__all__ == [
         "AdapterSettings", "Budgets", "DistilSettings", "Finding", "InferError", "Plan", "Predictor", "TensorSpec",
         "TrainSettings", "__version__", "distil", "optimize", "search", "train_adapter",
@@ -29,11 +29,11 @@ def test_importing_infer_imports_no_torch(run_python) -> None:
     assert run_python("import infer, sys; print('torch' in sys.modules)").strip() == "False"
 
 
-def test_commands() -> None:
+def test_commands_are_stable() -> None:
     assert list(typer.main.get_command(app).commands) == COMMANDS
 
 
-def test_flags_of_optimize() -> None:
+def test_flags_of_optimize_are_stable() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
@@ -47,7 +47,7 @@ def test_flags_of_optimize() -> None:
     ]  # fmt: skip
 
 
-def test_flags_of_tune() -> None:
+def test_flags_of_tune_are_stable() -> None:
     command = typer.main.get_command(app).commands["tune"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
@@ -59,7 +59,7 @@ def test_flags_of_tune() -> None:
     ]  # fmt: skip
 
 
-def test_flags_of_distil() -> None:
+def test_flags_of_distil_are_stable() -> None:
     command = typer.main.get_command(app).commands["distil"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
@@ -71,7 +71,7 @@ def test_flags_of_distil() -> None:
     ]  # fmt: skip
 
 
-def test_flags_of_serve() -> None:
+def test_flags_of_serve_are_stable() -> None:
     command = typer.main.get_command(app).commands["serve"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
@@ -84,7 +84,7 @@ def test_flags_of_serve() -> None:
     ]  # fmt: skip
 
 
-def test_manifest_keys() -> None:
+def test_manifest_keys_are_stable() -> None:
     assert [f.name for f in msgspec.structs.fields(store.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
         "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
@@ -98,7 +98,7 @@ def test_plan_round_trips_through_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
 
 
-def test_exit_codes() -> None:
+def test_exit_codes_are_stable() -> None:
     codes = {c.__name__: c.exit_code for c in (errors.InferError, *_subclasses(errors.InferError))}
     assert codes["InferError"] == 1
     assert codes["UsageError"] == codes["InputError"] == 2
@@ -115,6 +115,6 @@ def _subclasses(cls: type) -> list[type]:
     return [c for sub in cls.__subclasses__() for c in (sub, *_subclasses(sub))]
 
 
-def test_backends_and_quantizers() -> None:
+def test_backends_and_quantizers_are_stable() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "openvino", "ort", "trt"]
     assert plugins.names("infer.compress.formats") == ["cluster", "fp4", "fp8", "int4", "int8", "keep", "nf4"]

@@ -22,7 +22,7 @@ SOURCES = (".pt", ".pt2", ".safetensors", ".onnx", "models/pydoc_lm")
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 @pytest.mark.parametrize("page", ["quickstart.md", "cookbook.md"])
-def test_the_page_does_what_it_says(
+def test_commands_of_tutorial_pages_work_as_shown(
     page: str,
     pydoc_artifact: Path,
     tmp_path: Path,

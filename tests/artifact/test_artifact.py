@@ -91,7 +91,7 @@ def test_a_folder_of_the_users_is_never_replaced(tmp_path: Path) -> None:
         pass
 
 
-def test_two_writers_of_one_artifact(tmp_path: Path) -> None:
+def test_a_second_writer_of_an_artifact_is_refused_as_busy(tmp_path: Path) -> None:
     output = tmp_path / "toy.infer"
     second = store.stage(output, replace=False)
     with (
@@ -103,7 +103,7 @@ def test_two_writers_of_one_artifact(tmp_path: Path) -> None:
     make(output)
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     stale = tmp_path / ".toy.infer.tmp-999999999-abc"
     stale.mkdir()
     make(tmp_path / "toy.infer")
@@ -133,7 +133,7 @@ def test_a_killed_writer_publishes_nothing(tmp_path: Path) -> None:
         (lambda f: (f / "manifest.json").unlink(), "no manifest.json in it"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, damage, sentence: str) -> None:
+def test_damaged_files_are_named_in_the_error(tmp_path: Path, damage, sentence: str) -> None:
     output = make(tmp_path / "toy.infer")
     damage(output)
     with pytest.raises(ArtifactError, match=sentence):
@@ -158,7 +158,7 @@ def test_an_artifact_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch:
         store.require_trust(output, "test")
 
 
-def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
+def test_a_newer_format_version_is_refused(tmp_path: Path) -> None:
     output = make(tmp_path / "toy.infer")
     head = json.loads((output / "manifest.json").read_text())
     (output / "manifest.json").write_text(json.dumps(head | {"format": 99}))
@@ -166,7 +166,7 @@ def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
         store.read_manifest(output)
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_raises_a_resource_error_and_leaves_no_file(tmp_path: Path) -> None:
     with (
         pytest.raises(ResourceError, match="the disk is full"),
         store.stage(tmp_path / "t.infer", replace=False),

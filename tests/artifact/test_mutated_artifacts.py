@@ -38,7 +38,7 @@ def test_a_hundred_mutated_artifacts_are_refused_or_open() -> None:
         (3, "", "! no sentence"),
     ],
 )
-def test_outcomes_are_judged(code: int, said: str, outcome: str) -> None:
+def test_exit_codes_and_output_classify_an_outcome(code: int, said: str, outcome: str) -> None:
     assert judge(code, said) == outcome
 
 
@@ -65,7 +65,7 @@ def eat(folder: Path, trust: bool) -> int:
     ("action", "outcome"),
     [(crash, "! ended by SIGSEGV"), (hang, "! hung for 1 s"), (eat, "! traceback")],
 )
-def test_a_crash_a_hang_and_a_bomb_are_found(
+def test_crashes_hangs_and_memory_bombs_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: object, outcome: str
 ) -> None:
     base = tmp_path / "bases/toy.infer"
@@ -79,7 +79,7 @@ def test_a_crash_a_hang_and_a_bomb_are_found(
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.safetensors", "model.onnx", "graph.pt2", "a.jinja"])
-def test_mutations_change_most_files_and_are_the_same_for_a_seed(name: str) -> None:
+def test_mutations_change_most_files_and_are_seeded(name: str) -> None:
     data = {"a.json": b'{"a": [1, {"b": "c"}]}', "a.safetensors": (2).to_bytes(8, "little") + b"{}"}.get(
         name, b"x" * 99
     )

@@ -220,7 +220,7 @@ def test_inspect_names_rows_that_an_older_version_stored(
     assert any("bytes of example inputs in graph.pt2" in line for line in lines)
 
 
-def test_inputs_that_share_memory_can_be_golden() -> None:
+def test_golden_inputs_that_share_memory_are_stored_apart() -> None:
     shared = torch.arange(12.0).reshape(6, 2)
     specs = (TensorSpec("a", "float32", ("batch", 2)), TensorSpec("b", "float32", ("batch", 2)))
     few = golden.rows_of(specs, {"a": shared, "b": shared}, "tensors")
@@ -238,7 +238,7 @@ class Reference:
         return {"y": self.call(inputs["x"])}  # type: ignore[operator]
 
 
-def test_synthetic_inputs_are_such_that_the_model_gives_finite_numbers() -> None:
+def test_synthetic_inputs_give_finite_outputs() -> None:
     specs = (TensorSpec("x", "float32", ("batch", 4)),)
     logarithm = Reference(torch.log)
     made = golden.record(logarithm, logarithm, specs, {"x": torch.rand(8, 4)}, synthetic=True)
@@ -249,7 +249,7 @@ def test_synthetic_inputs_are_such_that_the_model_gives_finite_numbers() -> None
         golden.record(broken, broken, specs, {"x": torch.rand(8, 4)}, synthetic=True)
 
 
-def test_a_program_is_lowered_again_from_hollow_example_inputs(tmp_path: Path, source: str) -> None:
+def test_a_program_without_example_data_can_be_lowered_again(tmp_path: Path, source: str) -> None:
     numbers(tmp_path)
     made = optimize(plan(source, tmp_path / "private.npz"), tmp_path / "real.infer").path
     program = storage.load(made).exported

@@ -75,7 +75,9 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1), (8, 2), (7, 1), (16, 2)], ids=str)
-def test_every_ratio_of_heads_and_cache_dtype(kernel: ModuleType, heads: tuple[int, int], dtype: str) -> None:
+def test_attention_is_exact_for_head_ratios_and_cache_dtypes(
+    kernel: ModuleType, heads: tuple[int, int], dtype: str
+) -> None:
     assert Case(heads, 64, dtype=dtype, new=(1, 1, 5), done=(300, 15, 250)).error(kernel) < close(
         dtype, kernel
     )
@@ -83,33 +85,35 @@ def test_every_ratio_of_heads_and_cache_dtype(kernel: ModuleType, heads: tuple[i
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize("dim", [4, 16, 20, 64, 72, 80, 128])
-def test_every_width_of_a_head(kernel: ModuleType, dim: int, dtype: str) -> None:
+def test_attention_is_exact_for_every_head_width(kernel: ModuleType, dim: int, dtype: str) -> None:
     assert Case((6, 2), dim, dtype=dtype, new=(1, 37), done=(65, 9)).error(kernel) < close(dtype, kernel)
 
 
 @pytest.mark.parametrize("page", [1, 4, 16, 32, 48])
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_every_page(kernel: ModuleType, page: int, dtype: str) -> None:
+def test_attention_is_exact_for_every_page_size(kernel: ModuleType, page: int, dtype: str) -> None:
     assert Case((4, 2), 32, page, dtype, new=(1, 3, 66), done=(257, 0, 31)).error(kernel) < close(
         dtype, kernel
     )
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 256, 257, 513])
-def test_odd_lengths_and_a_sequence_without_new_tokens(kernel: ModuleType, length: int) -> None:
+def test_attention_takes_odd_lengths_and_no_new_tokens(kernel: ModuleType, length: int) -> None:
     assert Case((4, 2), 16, new=(1, 0, length), done=(length, 9, 0)).error(kernel) < CLOSE
 
 
 @pytest.mark.parametrize("window", [1, 16, 100, 256, 1000])
 @pytest.mark.parametrize("new", [(1, 4), (33, 140)], ids=["few", "many"])
-def test_a_sliding_window(kernel: ModuleType, window: int, new: tuple[int, int]) -> None:
+def test_attention_with_a_sliding_window(kernel: ModuleType, window: int, new: tuple[int, int]) -> None:
     assert Case((6, 2), 32, dtype="float16", new=new, done=(700, 60), window=window).error(kernel) < CLOSE
 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0, 50.0])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("new", [(1, 3), (30, 1)], ids=["few", "many"])
-def test_a_soft_cap_and_sinks(fast: ModuleType, softcap: float, sinks: bool, new: tuple[int, int]) -> None:
+def test_attention_with_a_soft_cap_and_sinks(
+    fast: ModuleType, softcap: float, sinks: bool, new: tuple[int, int]
+) -> None:
     case = Case((6, 2), 64, new=new, done=(300, 90), softcap=softcap, sinks=sinks, window=200)
     assert case.error(fast) < CLOSE
 
@@ -123,19 +127,23 @@ def test_attention_in_chunks(kernel: ModuleType, chunk: int, new: tuple[int, int
 @pytest.mark.parametrize("slopes", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("new", [(1, 3), (40, 1)], ids=["few", "many"])
-def test_alibi(kernel: ModuleType, slopes: torch.dtype, dtype: str, new: tuple[int, int]) -> None:
+def test_attention_with_alibi(
+    kernel: ModuleType, slopes: torch.dtype, dtype: str, new: tuple[int, int]
+) -> None:
     case = Case((6, 2), 20, dtype=dtype, new=new, done=(700, 90), alibi=slopes)
     assert case.error(kernel) < 5 * close(dtype, kernel)  # logits are larger by slope times distance
 
 
 @pytest.mark.parametrize("distances", [1, 19, 1000])
 @pytest.mark.parametrize("new", [(1, 3), (40, 1)], ids=["few", "many"])
-def test_a_bias_by_distance(kernel: ModuleType, distances: int, new: tuple[int, int]) -> None:
+def test_attention_with_a_relative_position_bias(
+    kernel: ModuleType, distances: int, new: tuple[int, int]
+) -> None:
     case = Case((6, 2), 20, dtype="float16", new=new, done=(700, 90), distances=distances)
     assert case.error(kernel) < CLOSE
 
 
-def test_a_bias_by_distance_is_what_t5_adds_to_the_logits() -> None:
+def test_relative_position_bias_equals_that_of_t5() -> None:
     case = Case((4, 4), 16, new=(7,), done=(0,), distances=5)
     args = case.args(case.cache(), [0], [7])
     distance = torch.arange(7)[:, None] - torch.arange(7)
@@ -146,7 +154,7 @@ def test_a_bias_by_distance_is_what_t5_adds_to_the_logits() -> None:
     torch.testing.assert_close(reference.attend(args), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_keys_are_written_without_queries(kernel: ModuleType) -> None:
+def test_keys_are_written_when_there_are_no_queries(kernel: ModuleType) -> None:
     """An encoder writes the pages of a source; each query of the decoder then reads all of them."""
     case = Case((4, 4), 16, new=(5,), done=(50,))
     cache = case.cache()
@@ -171,7 +179,7 @@ def test_alibi_with_a_soft_cap_a_window_and_chunks(fast: ModuleType) -> None:
     assert Case((6, 2), 64, new=(1, 30), done=(300, 90), alibi=torch.float32, **more).error(fast) < CLOSE
 
 
-def test_alibi_is_what_transformers_adds_to_the_logits() -> None:
+def test_alibi_equals_that_of_transformers() -> None:
     """Rounded as Falcon rounds it: bfloat16 slopes times positions beyond 256."""
     case = Case((4, 4), 16, new=(5,), done=(600,), alibi=torch.bfloat16)
     args = case.args(case.cache(), [0], [605])
@@ -185,13 +193,15 @@ def test_alibi_is_what_transformers_adds_to_the_logits() -> None:
 
 @pytest.mark.parametrize("query_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_queries_of_two_bytes(kernel: ModuleType, query_dtype: torch.dtype, dtype: str) -> None:
+def test_attention_takes_float16_and_bfloat16_queries(
+    kernel: ModuleType, query_dtype: torch.dtype, dtype: str
+) -> None:
     case = Case((4, 2), 64, dtype=dtype, new=(1, 40), done=(90, 3), query_dtype=query_dtype)
     assert case.error(kernel) < BFLOAT
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_the_number_of_threads_changes_no_bit(fast: ModuleType, threads: None, dtype: str) -> None:
+def test_attention_is_bit_equal_for_any_thread_count(fast: ModuleType, threads: None, dtype: str) -> None:
     case = Case((3, 1), 16, dtype=dtype, new=(1, 2, 40), done=(4100, 900, 300))
     torch.set_num_threads(1)
     alone = case.run(fast)
@@ -201,7 +211,7 @@ def test_the_number_of_threads_changes_no_bit(fast: ModuleType, threads: None, d
         assert torch.equal(case.run(fast), alone), count
 
 
-def test_the_other_sequences_change_no_bit(fast: ModuleType) -> None:
+def test_attention_of_a_sequence_is_bit_equal_in_any_batch(fast: ModuleType) -> None:
     case = Case((6, 2), 64, dtype="float16", new=(1, 1, 1), done=(3000, 70, 1))
     together = case.run(fast)
     for b in range(3):
@@ -211,7 +221,7 @@ def test_the_other_sequences_change_no_bit(fast: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("new", [1, 50])
-def test_not_a_number_in_one_sequence_stays_there(kernel: ModuleType, new: int) -> None:
+def test_nan_in_one_sequence_reaches_no_other_sequence(kernel: ModuleType, new: int) -> None:
     case = Case((4, 2), 64, dtype="float16", new=(new, new), done=(60, 61))
     case.values[0][30] = torch.nan
     case.keys[0][31] = torch.inf
@@ -220,7 +230,7 @@ def test_not_a_number_in_one_sequence_stays_there(kernel: ModuleType, new: int) 
     assert out[new:].isfinite().all()
 
 
-def test_a_step_is_the_same_in_one_piece_or_in_several(kernel: ModuleType) -> None:
+def test_a_chunked_prefill_equals_a_whole_prefill(kernel: ModuleType) -> None:
     whole = Case((4, 2), 64, new=(200,), done=(0,))
     expected = whole.run(kernel)
     cache, got = whole.cache(), []
@@ -231,7 +241,7 @@ def test_a_step_is_the_same_in_one_piece_or_in_several(kernel: ModuleType) -> No
 
 
 @pytest.mark.parametrize("new", [(2, 1), (30, 1)], ids=["few", "many"])
-def test_a_token_that_is_not_kept_sees_what_is_in_the_cache(kernel: ModuleType, new: tuple[int, int]) -> None:
+def test_a_token_without_a_slot_attends_to_the_cache(kernel: ModuleType, new: tuple[int, int]) -> None:
     case = Case((4, 2), 64, dtype="float16", new=new, done=(30, 20))
     outs = []
     for plugin in (kernel, reference):
@@ -246,7 +256,7 @@ def test_a_token_that_is_not_kept_sees_what_is_in_the_cache(kernel: ModuleType, 
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-5, atol=1e-5)
 
 
-def test_only_its_own_layer_and_slots_are_written(fast: ModuleType) -> None:
+def test_attention_writes_its_own_layer_and_slots_only(fast: ModuleType) -> None:
     case = Case((4, 2), 64, dtype="int8", new=(1, 1), done=(0, 0))
     cache = case.cache()
     case.run(fast, cache)

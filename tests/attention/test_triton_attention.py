@@ -123,19 +123,19 @@ def assert_near(pair: tuple[Tensor, Tensor], tolerance: float = 2e-6) -> None:
 
 @on_device
 @pytest.mark.parametrize("splits", SPLITS)
-def test_any_number_of_pieces_gives_the_reference(splits: int) -> None:
+def test_any_number_of_kv_splits_equals_the_reference(splits: int) -> None:
     assert_near(both(arguments(), splits))
 
 
 @on_device
 @pytest.mark.parametrize(("group", "splits"), [(1, 1), (2, 3), (3, 2), (4, 1), (8, 2)])
-def test_query_heads_of_a_key_head_go_together(group: int, splits: int) -> None:
+def test_grouped_query_heads_equal_the_reference(group: int, splits: int) -> None:
     assert_near(both(arguments(heads=2 * group), splits))
 
 
 @on_device
 @pytest.mark.parametrize("width", [64, 80, 128, 20])
-def test_heads_of_any_width(width: int) -> None:
+def test_triton_attention_takes_heads_of_any_width(width: int) -> None:
     assert_near(both(arguments(ROWS[:4], width=width), 2))
 
 
@@ -171,7 +171,7 @@ def test_windows_soft_caps_and_sinks(changes: dict[str, object], splits: int) ->
 
 @on_device
 @pytest.mark.parametrize(("kind", "splits"), with_splits(attention.KV_DTYPES))
-def test_a_cache_of_fewer_bits_is_written_and_read(kind: str, splits: int) -> None:
+def test_int8_and_float8_caches_are_written_and_read(kind: str, splits: int) -> None:
     args = arguments(kind=kind)
     before = args.kv_cache.clone()
     assert_near(both(args, splits), 5e-6)
@@ -180,7 +180,7 @@ def test_a_cache_of_fewer_bits_is_written_and_read(kind: str, splits: int) -> No
 
 @on_device
 @pytest.mark.parametrize("kind", attention.KV_DTYPES)
-def test_the_cache_gets_the_bytes_of_the_reference(kind: str) -> None:
+def test_the_cache_holds_the_bytes_of_the_reference(kind: str) -> None:
     args = arguments(kind=kind, kv_heads=3, heads=3, width=20)
     args.slot_mapping[2] = -1
     args.key[4] = 0
@@ -195,7 +195,7 @@ def test_the_cache_gets_the_bytes_of_the_reference(kind: str) -> None:
 
 @on_device
 @pytest.mark.parametrize("kind", ["float16", "int8", "float8_e4m3fn"])
-def test_half_precision_stays_near(kind: str) -> None:
+def test_half_precision_stays_close_to_the_reference(kind: str) -> None:
     # The interpreter multiplies the bits of bfloat16, not its values.
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
         args = arguments(kind=kind, dtype=dtype, heads=8)
@@ -203,7 +203,7 @@ def test_half_precision_stays_near(kind: str) -> None:
 
 
 @on_device
-def test_float8_bytes_are_those_of_torch_both_ways() -> None:
+def test_float8_conversions_equal_those_of_torch() -> None:
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     every = every[(every & 127) != 127].to(DEVICE)  # NaN
     values = every.view(torch.float8_e4m3fn).float()
@@ -225,7 +225,7 @@ def test_small_values_in_int8_do_not_vanish_in_float16() -> None:
 
 
 @on_device
-def test_inputs_may_be_transposed() -> None:
+def test_transposed_inputs_are_accepted() -> None:
     args = arguments()
     turned = {
         name: getattr(args, name).transpose(0, 1).contiguous().transpose(0, 1)
@@ -235,7 +235,7 @@ def test_inputs_may_be_transposed() -> None:
 
 
 @on_device
-def test_no_tokens_give_nothing_and_leave_the_cache() -> None:
+def test_an_empty_batch_leaves_the_cache_unchanged() -> None:
     args = arguments([(9, 0)])
     got, _ = both(args)
     assert got.shape == args.query.shape
@@ -260,7 +260,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 @on_host
 @pytest.mark.parametrize("capability", [80, 90])
-def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability: int) -> None:
+def test_decode_attention_compiles_to_mma_and_one_atomic(captured: list[tuple], capability: int) -> None:
     rows, other = [(100, 1)] * 3, ("float32", torch.float32) if capability == 80 else ("int8", torch.float16)
     float8 = ("float8_e4m3fn", torch.bfloat16 if capability == 80 else torch.float16)
     for kind, dtype in (("bfloat16", torch.bfloat16), other, float8):
@@ -335,7 +335,7 @@ def test_pieces_fill_the_processors_and_no_more() -> None:
     assert plugin.splits_of(replace(many, block_table=table.expand(64, -1)), tile, 132) == 3
 
 
-def test_a_reason_is_given_where_it_can_not_run() -> None:
+def test_triton_attention_gives_the_reason_where_it_cannot_run() -> None:
     assert plugin.refuses(arguments(ROWS[:1])) == "the tensors are on cpu"
     if not CUDA:
         assert "CUDA" in str(plugin.missing()) or "GPU" in str(plugin.missing())

@@ -32,7 +32,7 @@ def package(folder: Path, device: str, code: str, sm: int | None) -> Path:
     return path
 
 
-def test_a_package_for_the_gpu_has_no_findings(tmp_path: Path) -> None:
+def test_a_package_compiled_for_the_gpu_passes_inspection(tmp_path: Path) -> None:
     row = Row(model="net", quant="none")
     examine(package(tmp_path, "cuda", GPU_CODE, 90), row)
     assert (row.outcome, row.findings, row.device, row.cubins) == ("built", [], "cuda", {"sm_90": 1})
@@ -53,7 +53,7 @@ def test_a_package_for_the_gpu_has_no_findings(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_left_of_the_cpu_is_named(
+def test_cpu_code_in_a_gpu_package_is_reported(
     tmp_path: Path, device: str, code: str, sm: int | None, said: str
 ) -> None:
     row = Row(model="net", quant="none")

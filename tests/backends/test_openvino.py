@@ -64,7 +64,7 @@ def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> 
 
 
 @needs_openvino
-def test_a_nan_reaches_the_rows_that_held_it_and_no_other(tmp_path: Path) -> None:
+def test_nan_stays_in_its_rows_in_openvino(tmp_path: Path) -> None:
     made = lowered(nn.Linear(8, 4), "input=float32[batch,8]", torch.randn(2, 8), tmp_path)
     openvino.lower(made, plan(), tmp_path)
     x = torch.randn(3, 8)
@@ -107,7 +107,7 @@ def test_threads_run_one_model_at_once_with_their_own_results(tmp_path: Path) ->
 
 @needs_openvino
 @needs_vnni
-def test_int8_layers_give_the_numbers_of_our_operator(tmp_path: Path) -> None:
+def test_openvino_int8_layers_match_our_operator(tmp_path: Path) -> None:
     layer = Int8Linear(torch.randn(48, 1008), bias=torch.randn(48))
     got, want, found = through([layer], "input=float32[batch,1008]", torch.randn(3, 1008), tmp_path)
     assert found["openvino activations in groups of"].value == 1008
@@ -172,7 +172,7 @@ def test_int4_layers_and_rows_stay_four_bits(tmp_path: Path) -> None:
 
 
 @needs_openvino
-def test_convolutions_give_the_numbers_of_our_operator(tmp_path: Path) -> None:
+def test_openvino_convolutions_match_our_operator(tmp_path: Path) -> None:
     kinds = [(kind, groups) for kind in ("", "_weight", "_static") for groups in (1, 4)]
     layers = Parallel(*(Int8Conv(8, 16, kind, groups) for kind, groups in kinds))
     x = torch.randn(2, 8, 9, 7).clamp(-3.8, 3.8)  # the static step clips 128 to 127, the plugin doesn't
@@ -236,7 +236,7 @@ def test_bfloat16_is_refused_on_a_cpu_without_units_for_it(monkeypatch: pytest.M
     assert openvino.refuses(made, plan(dtype="bfloat16")) is None
 
 
-def test_what_openvino_has_no_form_for_is_refused_by_name() -> None:
+def test_layers_openvino_cannot_express_are_refused_by_name() -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     assert "CPUs only" in str(openvino.refuses(made, plan(device="cuda")))
     step = Graph(
@@ -258,7 +258,7 @@ def test_the_group_of_activations_fits_every_layer() -> None:
     assert group(columns={384}, num_weight_only=1) == 0
 
 
-def test_errors_of_openvino_keep_only_their_message() -> None:
+def test_openvino_errors_are_cut_to_their_message() -> None:
     raw = "Exception from src/core.cpp:84:\nCheck 'a == b' failed at src/y.cpp:3:\nNo form of Foo\n\n"
     assert clean_error_message(RuntimeError(raw)) == "No form of Foo"
     assert clean_error_message(RuntimeError("")) == "RuntimeError"

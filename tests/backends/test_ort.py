@@ -163,7 +163,7 @@ REFUSALS: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), REFUSALS)
-def test_refusals_say_why(changes: dict[str, Any], words: str | None) -> None:
+def test_onnx_runtime_refusals_have_a_reason(changes: dict[str, Any], words: str | None) -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     reason = ort.refuses(made, plan(**changes))
     assert (words in reason) if words and reason else reason is words
@@ -181,7 +181,7 @@ def test_an_onnx_source_takes_int8_and_nothing_else(tmp_path: Path) -> None:
     assert "keeps its own dtype" in str(ort.refuses(foreign, plan(dtype="float16")))
 
 
-def test_an_operator_that_the_runtime_lacks_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_operator_onnx_runtime_lacks_is_refused_by_name(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     from infer.onnx.ort import ort_session
 

@@ -72,9 +72,7 @@ def test_a_step_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("kv_dtype", "error"), [("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_the_cache_is_the_portable_one_and_stays_where_it_is(
-    kv_dtype: str, error: float, tmp_path: Path
-) -> None:
+def test_onnx_runtime_updates_the_paged_cache_in_place(kv_dtype: str, error: float, tmp_path: Path) -> None:
     model, ids = build("llama"), torch.randint(3, VOCABULARY, (3, max(LENGTHS)))
     shape, runner = opened(model, tmp_path, kv_dtype)
     cache, other = shape.new_cache(30), shape.new_cache(30)
@@ -95,7 +93,7 @@ def test_the_cache_is_the_portable_one_and_stays_where_it_is(
             torch.testing.assert_close(a.float(), b.float(), atol=2 * error, rtol=2 * error)
 
 
-def test_tokens_that_are_not_kept_and_rows_that_are_not_wanted(tmp_path: Path) -> None:
+def test_tokens_without_slots_and_rows_without_logits_are_skipped(tmp_path: Path) -> None:
     model = build("llama")
     shape, runner = opened(model, tmp_path)
     cache = shape.new_cache(4)
@@ -109,7 +107,7 @@ def test_tokens_that_are_not_kept_and_rows_that_are_not_wanted(tmp_path: Path) -
     torch.testing.assert_close(runner.run(named)["logits"], both[1:])
 
 
-def test_caches_and_devices_that_it_can_not_use_are_refused_with_a_reason() -> None:
+def test_unsupported_caches_and_devices_are_refused() -> None:
     model = build("llama")
     for kind in KV_DTYPES[3:]:
         coded = llm.capture_step(model, llm.probe(model, kv_dtype=kind))

@@ -75,7 +75,9 @@ def run(folder: Path, sample: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("", "float32"), ("_static", "float32"), ("", "float16")])
-def test_int8_stands_in_the_graph_as_symmetric_pairs(tmp_path: Path, kind: str, dtype: str) -> None:
+def test_int8_is_written_as_symmetric_quantize_dequantize_pairs(
+    tmp_path: Path, kind: str, dtype: str
+) -> None:
     x = torch.rand(4, 3, 8, 8)
     model, done, wanted, want = written(Net(kind), x, tmp_path, quant="int8", dtype=dtype)
     assert done.forms["static int8"] == done.forms["static int8 convolution"] == 1
@@ -125,7 +127,7 @@ def test_table_layers_stay_packed_unless_refused(
     assert error < (1e-2 if packed else 1e-5), "a table's entries are rounded to int8"
 
 
-def test_rows_are_decoded_where_they_are_read(tmp_path: Path) -> None:
+def test_embedding_rows_are_dequantized_before_the_gather(tmp_path: Path) -> None:
     """int8 and uniform tables: DequantizeLinear first, which TensorRT fuses into the Gather."""
     uniform = Lut(128, 64)
     uniform.table = torch.arange(-8, 8)[None] / 8
@@ -151,7 +153,7 @@ def test_weight_only_convolutions_stay_int8_unless_refused(tmp_path: Path, group
 
 
 @pytest.mark.parametrize("group", [64, 16])
-def test_uniform_tables_stay_int4_in_blocks(tmp_path: Path, group: int) -> None:
+def test_uniform_tables_become_blockwise_int4(tmp_path: Path, group: int) -> None:
     layer = Lut(128, 48, group=group)
     layer.table = torch.arange(-8, 8)[None] / 8
     module = nn.Sequential(layer)
@@ -220,7 +222,7 @@ def test_calibration_needs_samples(tmp_path: Path) -> None:
         trt_lowering.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
 
 
-def test_profiles_come_from_the_sizes_and_the_usual_ones_are_clamped() -> None:
+def test_profiles_follow_symbolic_sizes_and_defaults_are_clamped() -> None:
     inputs = (TensorSpec("x", "float32", ("batch", "time", 8)), TensorSpec("y", "float32", (3,)))
     found = trt_builder.profiles(inputs, {"batch": (1, 4), "time": (2, 512)}, {"batch": 8, "time": 64})
     assert found == {"x": ((1, 2, 8), (4, 64, 8), (4, 512, 8))}
@@ -256,14 +258,14 @@ def test_layer_precisions_are_read_from_tensors_and_kernel_names() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence of machines without CUDA")
-def test_missing_names_the_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_the_absent_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt_library, "module_name", lambda kind: None)
     assert trt.missing() == "no CUDA device"
     monkeypatch.setattr(trt_library, "module_name", lambda kind: kind)
     assert trt.missing() == "no CUDA device, but trt:sm_89 builds for one ahead of time"
 
 
-def test_refusals_say_why() -> None:
+def test_tensorrt_refusals_have_a_reason() -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     assert trt.refuses(made, plan()) is None
     assert trt.refuses(made, plan(device="cpu")) == "TensorRT runs on CUDA, not on cpu"
@@ -284,7 +286,7 @@ def test_an_engine_of_another_machine_is_refused(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(trt.missing() is not None, reason=trt.missing() or "")
 @pytest.mark.parametrize(("dtype", "quant", "bound"), [("float32", "none", 1e-3), ("float16", "int8", 0.1)])
-def test_an_engine_gives_the_numbers_of_the_program(
+def test_engine_outputs_match_the_exported_program(
     tmp_path: Path, dtype: str, quant: str, bound: float
 ) -> None:
     module = Net("_static") if quant == "int8" else nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU())

@@ -74,7 +74,7 @@ def test_an_engine_is_published_without_its_gpu(artifact: Path) -> None:
 
 
 @NO_GPU
-def test_machines_without_a_gpu_refuse_it_with_a_sentence(
+def test_an_engine_is_refused_on_a_machine_without_a_gpu(
     artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(artifact)]) == 0
@@ -119,7 +119,7 @@ def test_a_format_the_gpu_lacks_is_refused_before_it_is_built() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_stand_in_computes_the_graph_in_float32(tmp_path: Path, dtype: str) -> None:
+def test_the_reference_runner_of_an_engine_computes_in_float32(tmp_path: Path, dtype: str) -> None:
     module = nn.Sequential(Lut(64, 64), nn.LayerNorm(64), nn.Linear(64, 32))
     x = torch.randn(3, 64)
     made = graph(module, "input=float32[batch,64]", x)

@@ -85,7 +85,7 @@ def wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int
         (["verify", "."], 3, "not an artifact"),
     ],
 )
-def test_every_wrong_call_has_its_sentence_and_exit_code(
+def test_every_usage_error_has_its_message_and_exit_code(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
 ) -> None:
     class Evil:
@@ -103,7 +103,7 @@ def test_every_wrong_call_has_its_sentence_and_exit_code(
     assert sorted(p.name for p in here.iterdir()) == before
 
 
-def test_no_device_for_trt_is_exit_5(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trt_without_a_device_exits_with_5(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from infer import plugins
 
     if plugins.why_not("backends", "trt") is None:
@@ -191,7 +191,7 @@ def test_json_of_every_reading_command(artifact: Path, capsys: pytest.CaptureFix
         assert json.loads(capsys.readouterr().out)
 
 
-def test_inspect_runs_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_executes_no_code_of_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, ("touch ran",)
@@ -202,12 +202,12 @@ def test_inspect_runs_nothing(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not Path("ran").exists()
 
 
-def test_an_error_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_printed_as_json_with_json_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", "absent.pt", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 3
 
 
-def test_an_artifact_exists_already(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_artifact_exits_with_6(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = wrong(["optimize", *DIGITS, "--output", str(artifact)], capsys)
     assert (code, "--force" in said) == (6, True)
 
@@ -222,7 +222,7 @@ def test_a_plan_from_a_manifest_is_the_same_plan(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
+def test_an_interrupted_optimize_leaves_no_file(tmp_path: Path, stop: signal.Signals) -> None:
     command = [sys.executable, "-m", "infer", "optimize", *DIGITS, "--output", str(tmp_path / "d.infer")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=MODELS.parent) as process:
         deadline = time.monotonic() + 120
@@ -237,7 +237,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> 
 
 
 @pytest.mark.chaos
-def test_a_full_disk_is_exit_7_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_exits_with_7_and_leaves_no_file(tmp_path: Path) -> None:
     """A tmpfs of 1 MiB in a mount namespace of its own."""
     script = f"mount -t tmpfs -o size=1m none {tmp_path} && {sys.executable} -m infer optimize " + " ".join(
         [*DIGITS, "--output", str(tmp_path / "d.infer"), "; echo exit $?; ls -A", str(tmp_path)]

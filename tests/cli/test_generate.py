@@ -150,7 +150,7 @@ def test_several_completions_and_constraints(
         (["optimize", str(PYDOC), "--chat-template", "absent"], 2, "the chat template can't be read"),
     ],
 )
-def test_every_wrong_call_has_its_sentence_and_exit_code(
+def test_every_generate_usage_error_has_message_and_exit_code(
     lm: Path,
     tiny_artifact: Path,
     capsys: pytest.CaptureFixture[str],
@@ -298,14 +298,16 @@ def test_bench_against_another_artifact_is_paired(lm: Path, capsys: pytest.Captu
     assert "step ÷ tiny" in out
 
 
-def test_bench_refuses_what_does_not_fit(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_refuses_options_that_do_not_fit_the_model(
+    lm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", str(lm), "--context", "250"]) == 2
     assert (
         "a context of 250 and 32 tokens after it are more than the 256 positions" in capsys.readouterr().err
     )
 
 
-def test_the_report_of_a_language_model_speaks_of_decode_steps(
+def test_the_report_of_a_language_model_counts_decode_steps(
     lm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(lm)]) == 0

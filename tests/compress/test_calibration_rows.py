@@ -17,14 +17,14 @@ def rows(values: list[int]) -> dict[str, torch.Tensor]:
     return {"x": x, "ids": torch.tensor(values)[:, None].repeat(1, 3)}
 
 
-def test_the_two_parts_are_every_second_row_and_share_none() -> None:
+def test_calibration_and_evaluation_rows_alternate_and_are_disjoint() -> None:
     held, calibration = sample_split.split(rows(list(range(7))), SPECS)
     assert held["ids"][:, 0].tolist() == [0, 2, 4, 6]
     assert calibration["ids"][:, 0].tolist() == [1, 3, 5]
     assert calibration["x"][:, 0].tolist() == [1.0, 3.0, 5.0]
 
 
-def test_a_row_that_occurs_twice_only_judges() -> None:
+def test_a_duplicated_row_is_used_for_evaluation_only() -> None:
     held, calibration = sample_split.split(rows([5, 5, 6, 7, 8, 6]), SPECS)
     assert held["ids"][:, 0].tolist() == [5, 6, 8]
     assert calibration["ids"][:, 0].tolist() == [7]
@@ -37,7 +37,7 @@ def test_rows_equal_in_one_input_only_are_different() -> None:
 
 
 @pytest.mark.parametrize("values", [[3], [3, 3, 3, 3]])
-def test_without_other_rows_nothing_calibrates(values: list[int]) -> None:
+def test_no_rows_are_left_for_calibration_of_duplicates(values: list[int]) -> None:
     assert sample_split.split(rows(values), SPECS)[1] == {}
 
 
@@ -57,7 +57,7 @@ def metrics(reference: torch.Tensor, got: torch.Tensor, size: int = 3) -> dict[s
     return {m.name: m.value for m in comparison.metrics()}
 
 
-def test_embeddings_scaled_or_turned_find_the_same_neighbours() -> None:
+def test_retrieval_metrics_ignore_scale_and_rotation() -> None:
     x = torch.randn(20, 8)
     turn = torch.linalg.qr(torch.randn(8, 8)).Q
     found = metrics(x, 3 * x @ turn)
@@ -85,7 +85,7 @@ def test_retrieval_agrees_with_ranking_by_hand() -> None:
     )
 
 
-def test_opposite_order_is_minus_one_and_two_rows_have_none() -> None:
+def test_rank_correlation_of_reversed_ranks_is_minus_one() -> None:
     x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9]])
     assert "recall" in metrics(x, x)
     assert "recall" not in metrics(x[:2], x[:2])

@@ -51,7 +51,7 @@ def every_isa():
 
 @pytest.mark.parametrize(("entries", "group"), [(4, 64), (8, 64), (16, 64), (64, 64), (16, 16)])
 @pytest.mark.parametrize(("rows", "columns", "per_rows"), [(1, 64, False), (3, 128, True), (70, 320, True)])
-def test_the_native_search_gives_the_bits_of_the_slow_one(
+def test_the_native_scale_search_is_bit_equal_to_the_reference(
     every_isa: list[str], entries: int, group: int, rows: int, columns: int, per_rows: bool
 ) -> None:
     torch.manual_seed(entries)
@@ -74,7 +74,7 @@ def test_the_native_search_refuses_other_groups(every_isa: list[str], entries: i
         group_scales.fit(torch.randn(2, 64), torch.linspace(-1, 1, entries)[None], None, group)
 
 
-def test_without_the_native_library_the_slow_search_serves(monkeypatch) -> None:
+def test_without_the_native_library_the_reference_search_is_used(monkeypatch) -> None:
     def gone(progress=None):
         raise NotUsableError("no library")
 
@@ -111,7 +111,7 @@ def test_gptq_cuts_a_layers_error_on_unseen_rows_by_a_quarter(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4:16", "cluster", "int8:weight"])
-def test_feedback_of_blocks_of_rows_equals_that_of_the_whole(name: str) -> None:
+def test_gptq_by_blocks_of_rows_equals_gptq_of_the_whole(name: str) -> None:
     layer, way = nn.Linear(128, 65), module(name)
     stats = calibrate(nn.Sequential(layer), [{"input": correlated(64, 128)}], hessian=True)["0"]
     plan = Plan(source="m.pt", quant=name)
@@ -121,7 +121,7 @@ def test_feedback_of_blocks_of_rows_equals_that_of_the_whole(name: str) -> None:
         assert torch.equal(tensor, whole[key]), key
 
 
-def test_feedback_survives_one_row_and_columns_that_are_never_used() -> None:
+def test_gptq_takes_one_row_and_columns_without_input() -> None:
     layer = nn.Linear(128, 64)
     x = correlated(1, 128)
     x[:, ::2] = 0
@@ -132,14 +132,14 @@ def test_feedback_survives_one_row_and_columns_that_are_never_used() -> None:
     assert bool(factor(0, torch.zeros(4, 4)).upper.isfinite().all())
 
 
-def test_error_feedback_leaves_a_weight_of_one_row_as_it_is() -> None:
+def test_gptq_does_not_change_a_weight_of_one_row() -> None:
     weight = torch.randn(1, 128)
     given, hessian = weight.clone(), correlated(64, 128).t() @ correlated(64, 128)
     fit_with_feedback(weight, torch.tensor([int4.TABLE]), None, [factor(0, hessian)])
     assert torch.equal(weight, given)
 
 
-def test_hessians_without_room_are_cut_along_the_diagonal(monkeypatch) -> None:
+def test_hessians_beyond_memory_become_block_diagonal(monkeypatch) -> None:
     layer, x = nn.Linear(256, 64), correlated(512, 256)
     monkeypatch.setattr(input_statistics, "HESSIAN_BYTES", 256 * 64 * 4)
     assert hessian_width([layer]) == 64
@@ -153,7 +153,7 @@ def test_hessians_without_room_are_cut_along_the_diagonal(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", 1])
-def test_products_of_a_convolution_are_those_of_its_patches(padding: str | int) -> None:
+def test_hessian_of_a_convolution_is_that_of_its_patches(padding: str | int) -> None:
     layer, x = nn.Conv2d(8, 16, 3, padding=padding, dilation=2), torch.randn(2, 8, 9, 9)
     patches = input_statistics._patches(layer, x)
     want = layer(x).permute(0, 2, 3, 1).reshape(-1, 16)
@@ -173,7 +173,7 @@ class Masked(nn.Module):
         return self.layer(x)
 
 
-def test_tokens_that_the_mask_hides_do_not_count() -> None:
+def test_masked_tokens_do_not_enter_calibration() -> None:
     x, mask = torch.randn(2, 3, 8), torch.tensor([[1, 1, 0], [1, 0, 0]])
     stats = calibrate(Masked(), [{"x": x, "attention_mask": mask}], hessian=True)["layer"]
     rows = x[mask.bool()]
@@ -184,7 +184,7 @@ def test_tokens_that_the_mask_hides_do_not_count() -> None:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 6])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (33, 128), (64, 384)])
-def test_native_codebooks_have_the_bits_of_the_slow_ones(
+def test_native_codebooks_are_bit_equal_to_the_reference(
     every_isa: list[str], bits: int, rows: int, columns: int
 ) -> None:
     torch.manual_seed(bits)
@@ -236,7 +236,7 @@ def test_calibration_is_automatic_when_calibration_rows_exist() -> None:
     assert seen_by("auto", quant="none") == ({}, None)
 
 
-def test_calibration_that_was_asked_for_and_is_impossible_is_refused() -> None:
+def test_impossible_calibration_is_refused() -> None:
     with pytest.raises(NotUsableError, match="only when its weights are in memory"):
         seen_by("gptq", model=None)
     with pytest.raises(UsageError, match="no rows to calibrate with"):

@@ -97,7 +97,7 @@ def test_descent_takes_empty_groups_and_columns_without_input() -> None:
 
 
 @pytest.mark.parametrize(("count", "descends"), [(COLUMNS, False), (2 * COLUMNS, True)])
-def test_descent_waits_for_two_rows_a_column(count: int, descends: bool) -> None:
+def test_coordinate_descent_needs_two_rows_per_column(count: int, descends: bool) -> None:
     """Of fewer calibration rows the noise would be fitted: the result is that of error feedback."""
     make = torch.Generator().manual_seed(4)
     weight, table = torch.randn(ROWS, COLUMNS, generator=make), torch.tensor([nf4.TABLE])

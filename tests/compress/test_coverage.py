@@ -121,7 +121,7 @@ def test_shares_are_never_rounded_to_all_or_nothing() -> None:
     assert few.verdict() == "0.01 % of the weights are int8"
 
 
-def test_less_than_a_tenth_is_refused_with_the_layers_that_hold_the_rest() -> None:
+def test_quantizing_under_a_tenth_is_refused_with_the_float_layers() -> None:
     coverage, _ = cover(Mixing())
     assert coverage.share < 0.1
     with pytest.raises(GateError, match="only 5.5 % of the weights are int8") as caught:

@@ -129,7 +129,7 @@ def test_calibration_counts_the_tokens_of_each_expert() -> None:
     assert "of 3 that saw fewer than 32 tokens are quantized by plain rounding" in few.why
 
 
-def test_an_expert_of_few_tokens_is_rounded_plainly() -> None:
+def test_an_expert_of_few_tokens_is_rounded_to_nearest() -> None:
     plain, seen = single(False), single(False)
     stats = ExpertStats(seen.up)
     loud = torch.logspace(-2, 2, 64)  # columns that matter most to the experts' outputs
@@ -175,7 +175,7 @@ def test_onnx_backends_refuse_experts_they_have_no_operator_for(quant: str, expe
         assert (said is None) == (experts <= 16)
 
 
-def test_shared_experts_of_aria_take_any_length() -> None:
+def test_shared_experts_of_aria_take_any_sequence_length() -> None:
     from transformers import AriaTextConfig
     from transformers.models.aria.modeling_aria import AriaTextMoELayer
 

@@ -95,7 +95,7 @@ def decided(made: assign.Assignment) -> dict[str, str]:
     return made.now()
 
 
-def test_without_anything_to_decide_every_layer_gets_what_was_asked_for() -> None:
+def test_every_layer_gets_the_requested_format_by_default() -> None:
     assert decided(assignment()) == {"first": "nf4", "second": "nf4", "third": "nf4"}
 
 
@@ -123,7 +123,7 @@ def test_a_slow_layer_takes_int8_and_stays_float_if_that_is_slow_too() -> None:
     assert "int8 takes 1.20x" in made.reporter.of("second").why
 
 
-def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None:
+def test_a_slow_weight_only_layer_stays_if_the_model_is_faster() -> None:
     made = assignment({("nf4", "first"): 1.6})
     assert set(decided(made).values()) == {"nf4"}
     said = made.reporter.of("layers together").why
@@ -131,7 +131,7 @@ def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None
     assert "slower alone, kept for the memory: first" in said
 
 
-def test_an_int8_layer_that_loses_stays_float_however_fast_the_others_are() -> None:
+def test_a_slow_int8_layer_stays_float_in_a_fast_model() -> None:
     assert decided(assignment({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
 
 
@@ -140,7 +140,7 @@ def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> 
     assert decided(assignment(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
 
 
-def test_a_negligible_slowdown_is_not_a_loss() -> None:
+def test_a_negligible_slowdown_keeps_the_format() -> None:
     assert decided(assignment({("nf4", "first"): 1.02}))["first"] == "nf4"
 
 
@@ -149,7 +149,7 @@ def test_pinned_layers_are_not_timed() -> None:
     assert decided(made)["first"] == "nf4"
 
 
-def test_when_every_layer_loses_the_model_is_refused() -> None:
+def test_a_model_whose_layers_are_all_slower_is_refused() -> None:
     slow = {(format, name): 2.0 for format in ("nf4", "int8") for name in ("first", "second", "third")}
     with pytest.raises(
         GateError, match=r"refused, slower: no layer .* first: nf4 takes 2.00x.*--allow-slower"
@@ -202,7 +202,7 @@ def test_more_bits_never_have_more_effect() -> None:
     assert sums == sorted(sums, reverse=True)
 
 
-def test_bits_that_no_format_reaches_are_refused_with_what_would_do() -> None:
+def test_an_unreachable_bit_budget_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"--bits 3 is too few: .* take 4\.\d+ bits.*Give --bits 4"):
         assign.decide(assignment(bits=3.0))
 
@@ -218,7 +218,7 @@ def test_a_budget_takes_no_format_that_is_slower_here() -> None:
     assert decided(made)["first"] not in ("cluster:3", "nf4")
 
 
-def test_a_budget_of_drop_gives_the_smallest_measured_one_that_holds() -> None:
+def test_a_drop_budget_gives_the_smallest_model_within_it() -> None:
     made = assignment(max_drop=0.08, quant="cluster:3")
     now = decided(made)
     assert made.drop_together(now) <= 0.08
@@ -243,7 +243,7 @@ def test_a_search_for_drop_counts_only_what_was_measured() -> None:
     assert set(best.formats.values()) == {"float"}, "when nothing holds, the largest"
 
 
-def test_a_budget_needs_rows_that_do_not_judge() -> None:
+def test_a_budget_needs_rows_apart_from_the_evaluation_rows() -> None:
     with pytest.raises(UsageError, match=r"no rows to calibrate with: the 12 given judge the result.*--data"):
         assign.decide(assignment(calibrated=False, bits=5.0))
 
@@ -281,7 +281,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     assert "cluster:3" in made.now().values()
 
 
-def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
+def test_layers_are_not_raised_when_little_of_the_format_would_stay() -> None:
     made = assignment(quant="cluster:2", max_error=1e-4)
     decided(made)
     assert "of the weights would have to leave cluster:2" in str(assign.raise_formats(made, compared(made)))
@@ -302,13 +302,13 @@ def test_the_reason_against_a_fallback_is_reported(asked: dict, why: str) -> Non
     assert why in str(assign.raise_formats(made, [Metric("y", "relative_error", 0.9)]))
 
 
-def test_a_wrong_shape_is_not_cured_by_bits() -> None:
+def test_a_wrong_output_shape_raises_no_layer() -> None:
     made = assignment()
     decided(made)
     assert assign.raise_formats(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
 
 
-def test_the_drop_is_one_number_by_task() -> None:
+def test_the_quality_drop_is_measured_by_the_metric_of_the_task() -> None:
     findings = [Metric("y", w, v) for w, v in
                 (("relative_error", 0.2), ("top1", 0.97), ("perplexity_change", 0.01))]  # fmt: skip
     assert drop(findings, "text-generation") == 0.01
@@ -317,7 +317,7 @@ def test_the_drop_is_one_number_by_task() -> None:
     assert drop(findings[:1], "text-generation") == float("inf")
 
 
-def test_excess_is_in_units_of_effect() -> None:
+def test_excess_over_a_limit_is_relative_to_the_limit() -> None:
     limits = Limits(relative_error=0.1, kl=0.01, top1=0.9)
     assert excess([Metric("y", "kl", 0.02)], limits, None) == pytest.approx(2)
     assert excess([Metric("y", "relative_error", 0.2)], limits, None) == pytest.approx(4)
@@ -364,7 +364,7 @@ def test_a_layer_is_lowered_once_for_all_rows_and_float_once_for_all_formats(
     assert [layer is made.model.first for layer in captured] == [False, True, False]
 
 
-def test_layers_not_asked_for_lately_are_closed(tmp_path: Path) -> None:
+def test_least_recently_timed_layers_are_closed(tmp_path: Path) -> None:
     plan = assignment().plan.with_(backend="eager", device="cpu")
     lowered = lowered_layers.LoweredLayers(plan, "eager")
     first = lowered.runner("0", nn.Linear(8, 8), torch.randn(2, 8))
@@ -442,7 +442,7 @@ def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None
 
 
 @pytest.mark.parametrize("quant", ["int8:weight", "nf4", "int8"])
-def test_a_language_model_that_loses_only_at_prompts_keeps_its_format(quant: str) -> None:
+def test_a_model_slower_only_at_prefill_keeps_its_format(quant: str) -> None:
     """A head that takes 1.6x of float at 1024 rows never sees them, and answers outweigh prompts."""
     made = decoder({"head": {1024: 1.6, 256: 1.6}, "block": {256: 1.5, 1024: 1.5}}, quant)
     assert decided(made)["block"] == quant
@@ -467,5 +467,5 @@ def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> Non
         ("int8", []),
     ],
 )
-def test_a_ladder_rises_in_bits(quant: str, larger: list[str]) -> None:
+def test_larger_formats_are_in_order_of_bits(quant: str, larger: list[str]) -> None:
     assert larger_formats(Plan(source="x", quant=quant)) == [quant, *larger]

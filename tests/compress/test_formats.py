@@ -103,14 +103,14 @@ def test_nf4_uses_negative_scales_and_keeps_zero_exact() -> None:
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1e30])
 @pytest.mark.parametrize("name", ["int8", "nf4", "nf4:16", "int4", "fp4", "cluster:3"])
-def test_the_error_does_not_depend_on_magnitude(name: str, magnitude: float) -> None:
+def test_the_relative_error_does_not_depend_on_weight_magnitude(name: str, magnitude: float) -> None:
     weight = gaussian(64, 128)
     scaled = module(name).dequantize(module(name).quantize(weight * magnitude, None, plan(name))).double()
     got = ((scaled - weight.double() * magnitude).norm() / (weight.double() * magnitude).norm()).item()
     assert got == pytest.approx(error(name, weight), rel=0.02)
 
 
-def test_bits_per_weight() -> None:
+def test_bits_per_weight_include_scales_and_tables() -> None:
     weight = gaussian(64, 256)
     bounds = {
         "nf4": 4.3,
@@ -192,7 +192,7 @@ def test_clustering_of_many_bins_equals_the_search_over_all_cuts(batch: int, emp
         assert saved == pytest.approx(slow_gain(mass[b], mass[b] * value, 8), rel=1e-12)
 
 
-def test_clustering_of_few_values_finds_them() -> None:
+def test_clustering_of_few_distinct_values_is_exact() -> None:
     values = torch.tensor([-1.0, -0.25, 0.25, 1.0])  # the sign of a scale leaves them the same
     weight = values[torch.randint(0, 4, (64, 128))]
     assert error("cluster:2", weight) < 0.01
@@ -200,7 +200,7 @@ def test_clustering_of_few_values_finds_them() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3"])
 @pytest.mark.parametrize("rows", [1, 3, 63, 65, 100])
-def test_blocks_of_rows_equal_the_whole(name: str, rows: int) -> None:
+def test_quantizing_by_blocks_of_rows_equals_the_whole(name: str, rows: int) -> None:
     weight, way = gaussian(rows, 128), module(name)
     whole = way.quantize(weight, None, plan(name))
     blocks = [way.quantize(part, None, plan(name)) for part in weight.split(way.ROWS)]
@@ -304,5 +304,7 @@ def test_nf4_rejects_rows_not_divisible_by_block() -> None:
         (nn.Embedding(100, 64, max_norm=1.0), "int8", "max_norm=1.0 rescales"),
     ],
 )
-def test_refusals_say_the_figure(layer: nn.Module, name: str, reason: str) -> None:
+def test_refusals_of_formats_name_the_size_that_does_not_fit(
+    layer: nn.Module, name: str, reason: str
+) -> None:
     assert re.match(reason, refusal(layer, name) or "accepted")

@@ -35,7 +35,7 @@ def test_the_operator_equals_its_definition(shape: tuple[int, int, int]) -> None
     assert torch.equal(OP(torch.zeros(1, k), packed["codes"], packed["scale"], bias)[0], bias)
 
 
-def test_a_nan_stays_in_its_row() -> None:
+def test_nan_stays_in_its_row_of_an_fp8_product() -> None:
     packed, x = fp8.quantize(torch.randn(16, 64), None, PLAN), torch.randn(3, 64)
     clean = OP(x, *packed.values())
     x[1, 5] = float("nan")
@@ -44,7 +44,7 @@ def test_a_nan_stays_in_its_row() -> None:
     assert dirty[1].isnan().all()
 
 
-def test_weights_keep_three_bits_after_the_first() -> None:
+def test_fp8_weights_keep_three_mantissa_bits() -> None:
     weight = torch.randn(64, 256)
     packed = fp8.quantize(weight, None, PLAN)
     error = (fp8.dequantize(packed) - weight).norm() / weight.norm()
@@ -52,7 +52,7 @@ def test_weights_keep_three_bits_after_the_first() -> None:
     assert 0.02 < error < 0.03  # uniform rounding of 4 significant bits
 
 
-def test_what_is_refused_and_why() -> None:
+def test_fp8_refusals_have_a_reason() -> None:
     assert fp8.missing() is None
     assert fp8.refuses(nn.Linear(128, 128), PLAN) is None
     assert "multiples of 16" in str(fp8.refuses(nn.Linear(100, 128), PLAN))
@@ -62,7 +62,7 @@ def test_what_is_refused_and_why() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 48, 160), (17, 4096, 1024), (130, 64, 4096)], ids=str)
-def test_a_gpu_gives_what_the_cpu_gives(shape: tuple[int, int, int]) -> None:
+def test_fp8_on_a_gpu_equals_fp8_on_the_cpu(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     packed, x, bias = fp8.quantize(torch.randn(n, k), None, PLAN), torch.randn(m, k), torch.randn(n)
     want = OP(x, packed["codes"], packed["scale"], bias)

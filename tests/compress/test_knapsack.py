@@ -32,7 +32,7 @@ def total(chosen: list[Option]) -> tuple[int, float]:
 
 @given(items, st.integers(1, 300))
 @settings(max_examples=150, deadline=None)
-def test_it_finds_the_least_cost_of_all_combinations(rows: list[list[tuple[int, float]]], size: int) -> None:
+def test_knapsack_finds_the_least_cost_within_a_size(rows: list[list[tuple[int, float]]], size: int) -> None:
     front = ParetoFront(options(rows))
     fitting = [cost for taken, cost in every(options(rows)) if taken <= size]
     chosen = front.at(size)
@@ -45,7 +45,7 @@ def test_it_finds_the_least_cost_of_all_combinations(rows: list[list[tuple[int, 
 
 @given(items, st.floats(0, 4))
 @settings(max_examples=150, deadline=None)
-def test_within_a_cost_it_finds_the_smallest_of_all_combinations(
+def test_knapsack_finds_the_smallest_size_within_a_cost(
     rows: list[list[tuple[int, float]]], cost: float
 ) -> None:
     fitting = [size for size, spent in every(options(rows)) if spent <= cost]
@@ -59,7 +59,7 @@ def test_within_a_cost_it_finds_the_smallest_of_all_combinations(
 
 @given(items, st.integers(1, 300))
 @settings(max_examples=150, deadline=None)
-def test_with_rounded_sizes_it_stays_within_the_size_and_close(
+def test_knapsack_with_rounded_sizes_stays_within_the_size(
     rows: list[list[tuple[int, float]]], size: int
 ) -> None:
     front, exact = ParetoFront(options(rows), cells=24), ParetoFront(options(rows))
@@ -71,7 +71,7 @@ def test_with_rounded_sizes_it_stays_within_the_size_and_close(
         assert total(chosen)[1] <= total(spare)[1] + 1e-9
 
 
-def test_names_of_the_options_come_back_in_the_order_of_the_items() -> None:
+def test_knapsack_returns_options_in_the_order_of_the_items() -> None:
     front = ParetoFront([[Option("small", 1, 5.0), Option("large", 4, 0.0)], [Option("only", 2, 1.0)]])
     assert [o.name for o in front.at(5)] == ["small", "only"]
     assert [o.name for o in front.at(6)] == ["large", "only"]
@@ -79,12 +79,12 @@ def test_names_of_the_options_come_back_in_the_order_of_the_items() -> None:
     assert (front.smallest, front.largest) == (3, 6)
 
 
-def test_options_that_another_beats_in_size_and_cost_are_never_taken() -> None:
+def test_dominated_options_are_never_chosen() -> None:
     front = ParetoFront([[Option("worse", 5, 2.0), Option("better", 4, 1.0)]])
     assert [o.name for o in front.at(100)] == ["better"]
 
 
-def test_real_sizes_of_many_layers_are_solved_in_one_piece() -> None:
+def test_a_knapsack_of_many_real_layers_is_solved() -> None:
     rows = [
         [Option(f, int(bits * (1 << 20)), 2.0 ** (-1.5 * bits) * (1 + i % 7)) for f, bits in
          (("cluster:3", 3.31), ("nf4", 4.17), ("cluster:6", 6.5), ("int8", 8.01), ("float", 32.0))]

@@ -114,7 +114,7 @@ def test_a_quantized_layer_is_close_to_torch(case: str, name: str) -> None:
 @pytest.mark.parametrize(
     "case", ["Conv1D", "Conv1d", "ConvTranspose2d 2x2", "ConvTranspose2d 4x4", "ConvTranspose1d"]
 )
-def test_it_is_exported_with_symbolic_sizes(case: str) -> None:
+def test_a_quantized_layer_exports_with_symbolic_sizes(case: str) -> None:
     make, shape, _ = CASES[case]
     small = quantized(Around(seeded(make)), "int8", torch.randn(shape))
     last = len(shape) - (2 if case == "Conv1D" else 1)
@@ -144,7 +144,7 @@ def test_weights_stored_by_columns_are_read_from_a_checkpoint() -> None:
         assert mine.packed.codes.is_contiguous()
 
 
-def test_one_weight_read_in_two_ways_stays_float() -> None:
+def test_a_weight_shared_by_two_layer_kinds_stays_float() -> None:
     model = nn.ModuleList([nn.Linear(64, 64), seeded(lambda: Conv1D(64, 64)), nn.Linear(64, 64)])
     model[1].weight = model[0].weight
     found = compress.quantize_model(model, Plan(source="model.pt", quant="int8"))
@@ -192,7 +192,7 @@ def test_gpt2_is_quantized_as_a_whole() -> None:
         assert error(model(ids).last_hidden_state, expected) < 0.02
 
 
-def test_the_rows_of_gpt2s_linear_layers_are_seen_for_dispatch() -> None:
+def test_calibration_rows_of_gpt2_conv1d_layers_are_counted() -> None:
     model = Around(seeded(lambda: Conv1D(100, 64)))
     seen = layer_calls.count_calls(model, [model.layer], [{"x": torch.randn(3, 7, 64)}])
     assert seen == {id(model.layer): [{(21, 64): 1}]}

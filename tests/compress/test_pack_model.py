@@ -106,7 +106,7 @@ def test_changing_dtype_keeps_ties_and_scales() -> None:
     assert relative(want, half(ids).float()) < 0.02
 
 
-def test_images_and_unbatched_images() -> None:
+def test_a_convolution_takes_batched_and_unbatched_images() -> None:
     model, x = Images().eval(), torch.randn(4, 3, 16, 16)
     for name in ("int8", "int8:weight", "int8:static", "cluster:6"):
         small = copy.deepcopy(model)
@@ -183,7 +183,7 @@ class EndlessReader:
         return torch.randn(stop - start, 1024, dtype=torch.bfloat16)
 
 
-def test_a_large_weight_never_is_in_float_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_weight_is_never_whole_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_source, "BLOCK", 1 << 18)
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1024, 4096))
@@ -217,7 +217,7 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
         shrink(Tied().to("meta"), "int8", reader=DictReader({"other": torch.zeros(1)}))
 
 
-def test_static_int8_wants_data_and_refuses_what_no_input_reached() -> None:
+def test_static_int8_needs_data_that_reaches_every_layer() -> None:
     with pytest.raises(UsageError, match="--data"):
         shrink(Tied(), "int8:static")
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
@@ -255,7 +255,7 @@ class Odd(nn.Module):
         self.other.register_parameter("shared", self.bound.weight)
 
 
-def test_what_must_not_be_swapped_is_refused_with_a_reason() -> None:
+def test_layers_that_must_stay_float_are_refused_with_a_reason() -> None:
     model = Odd()
     found = shrink(model, "nf4")
     reasons = {
@@ -272,7 +272,7 @@ def test_what_must_not_be_swapped_is_refused_with_a_reason() -> None:
     assert found.totals.num_layers == 1
 
 
-def test_ties_to_a_refused_layer_keep_both_float() -> None:
+def test_a_layer_tied_to_a_refused_one_stays_float() -> None:
     model = Tied()
     model.embed.max_norm = 1.0
     found = shrink(model, "int8")
@@ -340,7 +340,7 @@ def test_graphs_hold_one_op_a_layer_stay_packed_and_decompose(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["int8", "int8:static", "int8:weight"])
-def test_graphs_of_images_decompose(name: str) -> None:
+def test_graphs_of_quantized_convolutions_decompose(name: str) -> None:
     model, x = Images().eval(), torch.randn(3, 3, 12, 12)
     shrink(model, name, [{"x": x}])
     plain = decomposed(exported(model, x, {0: Dim("batch", min=1, max=64)}))

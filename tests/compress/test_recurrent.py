@@ -61,7 +61,7 @@ def matrices(layer: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_splitting_weights_changes_no_number(case: str) -> None:
+def test_splitting_recurrent_weights_is_exact(case: str) -> None:
     model = tagger(case)
     split = copy.deepcopy(model)
     names = compress.split_recurrent(split)
@@ -91,7 +91,7 @@ def test_a_quantized_layer_is_torchs_own_on_decoded_weights(case: str, name: str
     assert float(error) < ALLOWED[name]
 
 
-def test_the_initial_state_and_the_last_one_are_kept() -> None:
+def test_initial_and_final_states_of_recurrent_layers_are_kept() -> None:
     model = tagger("LSTM two layers both ways")
     small = quantized(model, "int8")
     x, state = torch.randn(3, 4, WIDTH), (torch.randn(4, 3, 128), torch.randn(4, 3, 128))
@@ -101,7 +101,7 @@ def test_the_initial_state_and_the_last_one_are_kept() -> None:
 
 
 @pytest.mark.parametrize("case", ["LSTM two layers both ways", "GRU", "RNN relu"])
-def test_it_is_exported_as_one_operator(case: str) -> None:
+def test_a_recurrent_layer_exports_as_one_operator(case: str) -> None:
     small = quantized(tagger(case), "int8")
     x = torch.randn(2, 5, WIDTH)
     program = torch.export.export(small, (x,), dynamic_shapes=({0: Dim("batch", max=8)},))
@@ -133,7 +133,7 @@ def test_shared_layers_and_shared_weights_stay_shared() -> None:
     assert model[0].weight_hh_l0.packed is not model[2].weight_hh_l0.packed
 
 
-def test_what_stays_float_is_counted_under_the_layers_name() -> None:
+def test_float_parts_of_a_recurrent_layer_are_counted_by_its_name() -> None:
     model = nn.Sequential(nn.LSTM(100, 100), nn.Linear(128, 128))
     compress.split_recurrent(model)
     reasons = compress.quantize_model(model, Plan(source="model.pt", quant="nf4")).refused

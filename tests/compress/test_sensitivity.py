@@ -67,9 +67,7 @@ def ids() -> dict[str, Tensor]:
     return {"ids": torch.randint(0, 100, (4, 9))}
 
 
-def test_each_effect_is_that_of_the_whole_model_with_one_layer_packed(
-    model: nn.Module, ids: dict[str, Tensor]
-) -> None:
+def test_a_layers_effect_is_the_error_with_only_it_packed(model: nn.Module, ids: dict[str, Tensor]) -> None:
     found = measured(model, ["int8", "cluster:2"], ids)
     blocks = {f"blocks.{i}.{name}" for i in range(3) for name in ("up", "down")}
     assert {layer.name for layer in found.layers} == {"embed", "unused", *blocks}
@@ -98,7 +96,7 @@ def test_tied_layers_are_one_weight_under_both_names(model: nn.Module, ids: dict
     assert tied.num_weights == 6400
 
 
-def test_the_model_is_as_before_afterwards(model: nn.Module, ids: dict[str, Tensor]) -> None:
+def test_measuring_sensitivity_leaves_the_model_unchanged(model: nn.Module, ids: dict[str, Tensor]) -> None:
     before, want = str(model), model(**ids)["logits"]
     measured(model, ["int8", "nf4"], ids)
     assert str(model) == before
@@ -196,7 +194,7 @@ def test_padded_tokens_and_masked_classes_do_not_count() -> None:
     assert effect.of([changed]) == torch.inf  # what was possible is not any more
 
 
-def test_what_is_not_finite_is_infinitely_bad() -> None:
+def test_outputs_that_are_not_finite_have_infinite_effect() -> None:
     for task in ("text-generation", "tensors"):
         effect = OutputDivergence(("y",), [torch.ones(2, 3)], {}, task)
         assert effect.of([torch.ones(2, 3)]) == 0.0

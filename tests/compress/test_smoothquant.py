@@ -86,7 +86,7 @@ def test_dynamic_layers_with_one_input_share_a_smoothquant_balance(hessian: bool
     assert losses[0] < 0.5 * losses[1]
 
 
-def test_dynamic_layers_stay_as_they_are_without_inputs_or_gain() -> None:
+def test_dynamic_layers_without_inputs_or_gain_are_not_balanced() -> None:
     make = torch.Generator().manual_seed(0)
     x, weight = torch.randn(128, 96, generator=make), torch.randn(80, 96, generator=make)
     for feedback in (False, True):
@@ -96,13 +96,13 @@ def test_dynamic_layers_stay_as_they_are_without_inputs_or_gain() -> None:
     assert balance_rows(torch.zeros(4, 96), [weight], feedback=False) is None
 
 
-def test_even_inputs_stay_as_they_are() -> None:
+def test_inputs_of_even_columns_are_not_balanced() -> None:
     make = torch.Generator().manual_seed(0)
     x, weight = torch.randn(128, 96, generator=make), torch.randn(80, 96, generator=make)
     assert balance(x, weight, x.abs().amax() / 127) is None
 
 
-def test_the_weight_behind_a_balance_is_the_weight() -> None:
+def test_decoding_a_balanced_weight_gives_the_weight() -> None:
     model, small = model_and_small(outliers(), False)
     weight, got = model[0].weight.detach(), small[0].weight
     assert float((weight - got).norm() / weight.norm()) < 0.02
@@ -110,7 +110,7 @@ def test_the_weight_behind_a_balance_is_the_weight() -> None:
     torch.testing.assert_close(int8.embedding(ids, small[0].packed.tensors()), got[ids])
 
 
-def test_zero_inputs_empty_inputs_and_zero_weights_balance_nothing() -> None:
+def test_zero_or_empty_inputs_and_zero_weights_are_not_balanced() -> None:
     step = torch.ones(())
     assert balance(torch.zeros(4, 8), torch.randn(3, 8), step) is None
     assert balance(torch.empty(0, 8), torch.randn(3, 8), step) is None

@@ -51,7 +51,7 @@ def test_auto_without_a_gpu_resolves_to_cpu_with_a_reason() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_auto_with_a_gpu_takes_it_and_names_it() -> None:
+def test_auto_with_a_gpu_resolves_to_cuda_and_names_the_gpu() -> None:
     choice = device.resolve("auto")
     assert (choice.value, choice.reason) == ("cuda", "found NVIDIA H200")
 
@@ -65,7 +65,7 @@ def test_cuda_without_a_gpu_is_refused_with_a_hint() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_a_gpu_that_is_not_there_is_refused_by_number() -> None:
+def test_an_absent_gpu_index_is_refused() -> None:
     assert device.resolve("cuda:0").value == "cuda:0"
     with pytest.raises(NotUsableError, match="it has 1 CUDA devices"):
         device.resolve("cuda:1")
@@ -78,7 +78,7 @@ def test_an_unknown_device_names_the_known_ones() -> None:
         device.resolve("cdua")
 
 
-def test_x86_instruction_sets_come_in_our_order(cpuinfo) -> None:
+def test_x86_instruction_sets_are_ordered_by_capability(cpuinfo) -> None:
     cpuinfo(
         "model name\t: Some Xeon\nflags\t\t: fpu avx512_vnni f16c avx2 fma avx512f amx_int8\nflags\t: other\n"
     )
@@ -87,7 +87,7 @@ def test_x86_instruction_sets_come_in_our_order(cpuinfo) -> None:
     assert device.cpu_name() == "Some Xeon"
 
 
-def test_amx_needs_the_cpu_and_a_grant_of_linux(cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_needs_the_cpu_and_permission_from_linux(cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo("flags : avx2 avx512f avx512_vnni\n")
     assert device.no_amx() == "this CPU has no AMX"
     for answer, reason in ((0, None), (-1, "Linux does not grant the tile registers: Success")):
@@ -99,7 +99,7 @@ def test_amx_needs_the_cpu_and_a_grant_of_linux(cpuinfo, monkeypatch: pytest.Mon
         assert device.no_amx() == reason
 
 
-def test_avx_vnni_alone_is_vnni(cpuinfo) -> None:
+def test_avx_vnni_without_avx512_is_reported_as_vnni(cpuinfo) -> None:
     cpuinfo("flags : avx2 avx_vnni\n")
     assert device.has_vnni()
     assert device.why_slow("int8") is None
@@ -130,7 +130,7 @@ def test_missing_cpu_features_are_named_for_each_dtype(cpuinfo) -> None:
     assert "float8" in str(device.why_slow("float8_e4m3fn"))
 
 
-def test_a_gpu_lacks_what_came_later(one_gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_lacks_features_of_later_architectures(one_gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.why_slow("bfloat16", "cuda") is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     said = device.why_slow("bfloat16", "cuda")
@@ -164,7 +164,7 @@ def test_versions_hold_only_what_is_installed() -> None:
     assert None not in found.values()
 
 
-def test_memory_is_known_and_positive() -> None:
+def test_device_memory_is_known_and_positive() -> None:
     assert 0 < device.rss() <= device.peak_rss()
     assert device.memory_available("cpu") > 0
 
@@ -242,7 +242,7 @@ def test_resident_memory_splits_into_anonymous_and_mapped(
     assert device.resident_split() is None
 
 
-def test_speeds_are_positive_and_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_and_peak_are_positive_and_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.read_bandwidth("cpu") > 1e8
     assert device.peak_flops("cpu", "float32") > 1e7
     assert (
@@ -259,11 +259,11 @@ def test_integers_have_no_matmul_to_measure() -> None:
         device.peak_flops("cpu", "int8")
 
 
-def test_waiting_for_a_cpu_does_nothing() -> None:
+def test_sync_on_a_cpu_does_nothing() -> None:
     device.sync("cpu")
 
 
-def test_importing_asks_nothing(run_python) -> None:
+def test_importing_infer_device_queries_no_hardware(run_python) -> None:
     code = (
         "import torch, builtins\n"
         "torch.cuda.is_available = lambda: (_ for _ in ()).throw(AssertionError('asked'))\n"

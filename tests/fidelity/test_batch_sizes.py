@@ -125,7 +125,7 @@ def test_a_batch_size_that_fails_in_float_is_reported_not_judged() -> None:
     assert fidelity.judge(found, LIMITS["float32"], None) is None
 
 
-def test_rounding_of_what_is_zero_at_batch_one_is_no_error() -> None:
+def test_rounding_of_outputs_that_are_zero_is_no_error() -> None:
     found = compared(lambda _: {"y": torch.zeros(1, 4)}, lambda _: {"y": torch.full((1, 4), 1e-7)})
     assert fidelity.judge(found, LIMITS["float32"], None) is None
     found = compared(lambda _: {"y": torch.zeros(1, 4)}, lambda _: {"y": torch.full((1, 4), 0.1)})
@@ -143,7 +143,7 @@ def test_rounding_of_what_is_zero_at_batch_one_is_no_error() -> None:
         (torch.inf, 1.0, "1 values that are NaN or infinite, unlike the float model's"),
     ],
 )
-def test_nan_against_nan_is_reported_nan_against_a_number_refused(
+def test_nan_is_refused_unless_the_float_model_has_it_too(
     reference: float, got: float, words: str | None
 ) -> None:
     pair = [{"y": torch.tensor([[value, 1.0, 2.0]])} for value in (reference, got)]

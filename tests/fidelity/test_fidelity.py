@@ -25,7 +25,7 @@ def metrics(
     return values(fidelity.compare({name: reference}, {name: got}, task=task, inputs=inputs))
 
 
-def test_identical_outputs_are_perfect() -> None:
+def test_identical_outputs_have_no_error() -> None:
     x = torch.randn(3, 7)
     found = metrics(x, x.clone(), "logits")
     assert found["logits.relative_error"] == 0
@@ -195,7 +195,7 @@ def test_wrong_shape_and_missing_output_fail_at_once() -> None:
     assert fidelity.judge(found, LIMITS["int8"], None) == "y has the wrong shape: expected [2], got nothing"
 
 
-def test_against_zeros_only_zeros_are_faithful() -> None:
+def test_a_zero_reference_accepts_only_zeros() -> None:
     zeros = torch.zeros(2, 3)
     assert metrics(zeros, zeros)["y.relative_error"] == 0
     found = fidelity.compare({"y": zeros}, {"y": torch.ones(2, 3)}, task="tensors")
@@ -220,7 +220,7 @@ def test_an_empty_output_is_faithful_beside_another_that_is_compared() -> None:
     assert "nothing was compared" in str(fidelity.judge(alone, LIMITS["int8"], None))
 
 
-def test_batches_add_up_to_the_whole() -> None:
+def test_fidelity_over_batches_equals_fidelity_of_the_whole() -> None:
     x, y, ids = torch.randn(7, 5, 10), torch.randn(7, 5, 10), torch.randint(0, 10, (7, 5))
     comparison = fidelity.Comparison("text-generation")
     for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
@@ -229,14 +229,14 @@ def test_batches_add_up_to_the_whole() -> None:
     assert values(comparison.metrics()) == pytest.approx(whole)
 
 
-def test_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fidelity_over_chunks_equals_fidelity_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, ids = torch.randn(3, 7, 10), torch.randn(3, 7, 10), torch.randint(0, 10, (3, 7))
     whole = metrics(x, y, "logits", task="text-generation", input_ids=ids)
     monkeypatch.setattr(metric_sums, "CHUNK", 13)
     assert metrics(x, y, "logits", task="text-generation", input_ids=ids) == pytest.approx(whole)
 
 
-def test_logits_are_not_held_twice() -> None:
+def test_comparing_logits_holds_one_copy_of_them() -> None:
     if not device.reset_peak():
         pytest.skip("the kernel does not let the high-water mark be reset")
     x = torch.randn(16, 128, 10_000)  # 82 MB
@@ -247,7 +247,7 @@ def test_logits_are_not_held_twice() -> None:
     assert device.peak_rss() - before < 1.0 * x.nbytes
 
 
-def test_every_finding_explains_itself() -> None:
+def test_every_fidelity_finding_has_an_explanation() -> None:
     found = fidelity.compare(
         {"logits": torch.randn(2, 3)}, {"logits": torch.randn(2, 3)}, task="classification"
     )

@@ -58,7 +58,7 @@ def test_outputs_are_named_typed_and_sized(graph: Graph) -> None:
     )
 
 
-def test_saved_and_loaded_is_equal(graph: Graph, tmp_path: Path) -> None:
+def test_a_saved_graph_loads_equal(graph: Graph, tmp_path: Path) -> None:
     inputs = {"x": torch.randn(5, 16), "y": torch.randn(5)}
     before = graph.run(inputs)
     storage.save(graph, tmp_path)
@@ -120,7 +120,7 @@ def test_half_precision_models_take_and_return_float32(dtype: torch.dtype) -> No
     assert (got - expected).abs().max() > 0
 
 
-def test_outputs_of_another_count_are_refused() -> None:
+def test_a_wrong_number_of_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="expected 1 output names, got 2"):
         capture.capture(
             nn.Linear(4, 4),
@@ -142,7 +142,7 @@ def test_an_output_of_a_dtype_that_has_no_name_is_refused(dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("keys", [(1, "1"), ("", "y")])
-def test_keys_that_name_no_output_give_way_to_numbers(keys: tuple[Any, Any]) -> None:
+def test_outputs_without_valid_names_are_numbered(keys: tuple[Any, Any]) -> None:
     class Keys(nn.Module):
         def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor]:
             return {keys[0]: x, keys[1]: x + 1}
@@ -152,7 +152,7 @@ def test_keys_that_name_no_output_give_way_to_numbers(keys: tuple[Any, Any]) -> 
 
 
 @pytest.mark.parametrize("other", [3, 2.5, "text", None, True])
-def test_outputs_that_are_no_tensors_are_left_away(other: object, tmp_path: Path) -> None:
+def test_outputs_that_are_not_tensors_are_dropped(other: object, tmp_path: Path) -> None:
     class Returns(nn.Module):
         def forward(self, x: torch.Tensor) -> dict[str, object]:
             return {"other": other, "y": x + 1, "rows": x.shape[0]}
@@ -163,7 +163,7 @@ def test_outputs_that_are_no_tensors_are_left_away(other: object, tmp_path: Path
         assert list(graph.run({"x": torch.ones(3, 8)})) == ["y"]
 
 
-def test_a_stored_program_holds_no_paths_of_its_maker(tmp_path: Path) -> None:
+def test_a_stored_program_contains_no_local_paths(tmp_path: Path) -> None:
     graph = capture.capture(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
         (TensorSpec.parse("input=float32[batch,4]"),),

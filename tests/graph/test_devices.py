@@ -60,7 +60,7 @@ def step() -> Graph:
 
 
 @pytest.mark.parametrize("name", ["places", "step"])
-def test_a_moved_program_holds_nothing_of_the_cpu(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_program_moved_to_a_gpu_references_no_cpu_tensor(name: str, request: pytest.FixtureRequest) -> None:
     program = request.getfixturevalue(name).exported
     kept = {name: value.data_ptr() for name, value in program.state_dict.items()}
     names = [node.name for node in program.graph.nodes]
@@ -138,9 +138,7 @@ def test_an_artifact_opened_elsewhere_is_lowered_for_that_device(
     assert [plan.device for plan in plans] == ["cuda:1"]
 
 
-def test_a_package_opens_without_a_compiler_and_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_package_opens_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> str:
         raise InvalidCxxCompiler
 

@@ -117,7 +117,7 @@ def test_a_length_is_narrowed_to_what_the_code_takes() -> None:
         torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Neighbours()(x))
 
 
-def test_batch_and_length_are_both_fixed_where_it_takes_both() -> None:
+def test_batch_and_length_are_both_fixed_where_needed() -> None:
     found = captured(Both(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
     assert found.graph.sizes == {"batch": (1, 1), "seq": (5, 5)}
     assert [spec.shape[0] for spec in found.graph.outputs] == ["batch"]
@@ -134,7 +134,7 @@ def test_a_largest_batch_of_one_is_captured_with_one_row() -> None:
     assert with_named_rows(found.graph) == found.graph
 
 
-def test_a_model_without_need_is_captured_as_before() -> None:
+def test_a_model_with_symbolic_sizes_gets_no_fixed_size() -> None:
     specs = (TensorSpec.parse("input=float32[batch,8]"),)
     found = capture_at_any_sizes(
         nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 64)}
@@ -142,7 +142,7 @@ def test_a_model_without_need_is_captured_as_before() -> None:
     assert (found.fixed, found.graph.sizes) == ("", {"batch": (1, 64)})
 
 
-def test_a_condition_that_one_row_breaks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_dependent_condition_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def several(x: Tensor) -> None:
         if len(x) < 2:
             raise AssertionError("Guard failed: batch > 1")
@@ -162,7 +162,7 @@ def test_a_branch_on_a_value_is_refused_with_its_line() -> None:
         captured(Branch(), "x=float32[batch,8]", torch.randn(4, 8))
 
 
-def test_a_model_that_fails_by_itself_is_not_blamed_on_the_exporter() -> None:
+def test_a_model_that_raises_is_reported_as_its_own_error() -> None:
     with pytest.raises(SourceError, match=r"the float model itself fails on its inputs.*\(8\) must match"):
         captured(Table(), "x=float32[batch,seq,8]", torch.randn(4, 8, 8))
 

@@ -117,7 +117,7 @@ def test_an_in_place_activation_keeps_the_operators_of_the_model() -> None:
     assert calls == ["aten.conv2d.default", "aten.batch_norm.default", "aten.relu.default"]
 
 
-def test_rows_given_to_a_model_that_writes_into_its_inputs_stay() -> None:
+def test_inputs_of_a_model_that_mutates_them_are_preserved() -> None:
     def doubled(m: Model, x: Tensor) -> Tensor:
         x.mul_(2)
         return m.third(m.second(m.first(x)))

@@ -63,7 +63,7 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 @on_host
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (70, 320), (130, 256)])
-def test_packed_weights_stand_for_the_same_numbers(form: str, rows: int, columns: int) -> None:
+def test_fragment_packing_keeps_the_weight(form: str, rows: int, columns: int) -> None:
     portable = weights(rows, columns, form)
     uniform = linear_lut4_fragments.uniform_zero(portable[1]) is not None
     assert uniform == (form == "uniform")
@@ -167,7 +167,7 @@ def test_groupwise_layers_keep_their_scales_and_minima(form: Groupwise, shape: t
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
 @pytest.mark.parametrize(("form", "shape"), CASES, ids=str)
-def test_the_kernel_computes_the_layer(
+def test_fragment_gemm_equals_the_reference(
     monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, int, int]
 ) -> None:
     rows, features, columns = shape
@@ -219,7 +219,7 @@ class _Block(torch.nn.Module):
 
 
 @on_host
-def test_layers_of_one_input_become_one_call() -> None:
+def test_fragment_layers_of_one_input_become_one_call() -> None:
     x = torch.randn(2, 5, 128).bfloat16()
     program = torch.export.export(_Block(), (x,), dynamic_shapes=({1: torch.export.Dim("tokens", min=2)},))
     planned, packings = fragment_fusion.plan_fragments(program)
@@ -282,7 +282,7 @@ def test_layers_of_a_checkpoint_are_packed_by_their_groups() -> None:
 
 
 @on_host
-def test_layers_that_do_not_fit_stay_as_they_are() -> None:
+def test_layers_fragment_gemm_cannot_run_are_unchanged() -> None:
     program = torch.export.export(_Block(), (torch.randn(2, 128),))  # float32: no tensor cores
     planned, packings = fragment_fusion.plan_fragments(program)
     assert not packings

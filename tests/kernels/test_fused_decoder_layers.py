@@ -112,7 +112,7 @@ def differences(name: str, quant: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_chains_compute_what_single_operators_do(name: str) -> None:
+def test_fused_decoder_layers_equal_single_operators(name: str) -> None:
     found = differences(name, "nf4")
     # A last bit more or less may change how one activation is rounded to int8, which shows in a tiny model.
     assert found[len(found) * 2 // 3] < 2e-6
@@ -120,7 +120,7 @@ def test_chains_compute_what_single_operators_do(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "quant"), [("qwen3", "int8"), ("gpt_neox", "int8"), ("qwen3", "nf4:16")])
-def test_int8_layers_and_groups_of_16_are_chained_too(name: str, quant: str) -> None:
+def test_int8_layers_and_groups_of_16_are_fused(name: str, quant: str) -> None:
     found = differences(name, quant)
     assert targets(packed_step(name, quant))["infer.chain_attend.default"] == 1
     assert found[len(found) * 2 // 3] < 2e-6
@@ -128,7 +128,7 @@ def test_int8_layers_and_groups_of_16_are_chained_too(name: str, quant: str) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name not in PARTLY_FUSED])
-def test_no_linear_layer_norm_or_rotation_is_left_outside(name: str) -> None:
+def test_fusion_covers_every_linear_norm_and_rotation(name: str) -> None:
     found = targets(packed_step(name))
     left = [
         t for t in found if any(part in t for part in ("packed", "norm", "rotate", "silu", "gelu", "pow"))
@@ -138,7 +138,7 @@ def test_no_linear_layer_norm_or_rotation_is_left_outside(name: str) -> None:
     assert found["infer.attend_native.default"] + found["infer.chain.default"] == 0
 
 
-def test_a_row_has_the_same_bits_whatever_the_batch_and_the_threads() -> None:
+def test_a_decoder_row_is_bit_equal_for_any_batch_and_threads() -> None:
     # Large enough that even one token is worth several threads.
     step, shape = step_of("qwen3", hidden_size=256, intermediate_size=1024)
     program = prepack.packed(step)
@@ -156,7 +156,7 @@ def test_a_row_has_the_same_bits_whatever_the_batch_and_the_threads() -> None:
 
 
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "neon_dotprod", "scalar"])
-def test_instruction_sets_agree(isa: str) -> None:
+def test_fused_decoder_layers_are_equal_on_all_instruction_sets(isa: str) -> None:
     cpu.load()
     if isa not in cpu.isas():
         pytest.skip(f"no {isa} here")
@@ -173,7 +173,7 @@ def test_instruction_sets_agree(isa: str) -> None:
     assert float((results[0] - results[1]).norm() / results[0].norm()) < 0.03
 
 
-def test_a_picked_row_that_is_not_there_is_an_error() -> None:
+def test_an_out_of_range_row_index_is_an_error() -> None:
     step, shape = step_of("llama")
     with pytest.raises(RuntimeError, match="row 3 of 3"):
         Running(prepack.packed(step), shape, 1)(torch.tensor([5, 6, 7]), (3,), torch.tensor([3]))

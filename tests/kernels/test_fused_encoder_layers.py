@@ -150,13 +150,13 @@ def test_a_balanced_encoder_is_one_call_with_as_few_products() -> None:
 
 
 @pytest.mark.parametrize("layer", [{"before": True}, {"causal": True}, {"kv_heads": 1}], ids=str)
-def test_norms_before_causal_masks_and_shared_heads_are_chained_too(layer: dict[str, Any]) -> None:
+def test_pre_norm_causal_and_grouped_head_layers_are_fused(layer: dict[str, Any]) -> None:
     step = exported(Encoder("none", **layer), quant="nf4")
     assert targets(prepack.packed(step))["infer.chain.default"] == 1
     assert max(differences(step, (1, 5), (2, 150))) < 0.01
 
 
-def test_a_row_that_sees_nothing_and_a_row_with_nan_keep_to_themselves() -> None:
+def test_masked_and_nan_rows_do_not_affect_other_rows() -> None:
     program = prepack.packed(exported(Encoder("keys")))
     x, real = inputs(3, 9)
     expected = run(program, x, real)
@@ -168,7 +168,7 @@ def test_a_row_that_sees_nothing_and_a_row_with_nan_keep_to_themselves() -> None
     assert got[2].isfinite().all()
 
 
-def test_a_row_has_the_same_bits_whatever_the_batch_and_the_threads() -> None:
+def test_an_encoder_row_is_bit_equal_for_any_batch_and_threads() -> None:
     program = prepack.packed(exported(Encoder("keys")))
     x, real = inputs(5, 130)
     threads, rows = torch.get_num_threads(), []
@@ -182,7 +182,7 @@ def test_a_row_has_the_same_bits_whatever_the_batch_and_the_threads() -> None:
 
 
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "neon_dotprod"])
-def test_instruction_sets_agree(isa: str) -> None:
+def test_fused_encoder_layers_are_equal_on_all_instruction_sets(isa: str) -> None:
     cpu.load()
     if isa not in cpu.isas():
         pytest.skip(f"no {isa} here")
@@ -246,7 +246,7 @@ def test_results_may_be_columns_of_a_wider_one() -> None:
     assert max(differences(step, (1, 1), (1, 6), (3, 1), (3, 8))) < 0.01
 
 
-def test_a_chain_goes_through_the_compiler_at_any_size() -> None:
+def test_a_fused_program_compiles_with_symbolic_sizes() -> None:
     from infer import kernels
 
     step = prepack.packed(exported(Encoder("square")))
@@ -289,7 +289,7 @@ class EveryOutput(nn.Module):
         return found[1:]
 
 
-def test_a_chain_may_give_any_number_of_values() -> None:
+def test_a_fused_program_may_have_any_number_of_results() -> None:
     step = exported(EveryOutput(80))
     chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     assert targets(chained)["infer.chain.default"] == 1

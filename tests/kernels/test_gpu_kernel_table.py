@@ -27,13 +27,13 @@ _rows:
 COMPARED = ("lut4_int8 rows, 1", "int8 rows, 1", "int4 fragments, 1")
 
 
-def test_loops_are_counted_without_the_padding() -> None:
+def test_instruction_counts_leave_out_padding() -> None:
     lines = instructions(CODE)
     assert sum(kind == "instruction" for kind, _ in lines) == 6
     assert longest_loop(lines) == 2
 
 
-def test_growth_beyond_a_tenth_is_told_with_the_kernel() -> None:
+def test_a_kernel_grown_beyond_a_tenth_is_reported() -> None:
     old = Count(kernel="rows", capability=90, instructions=100, loop=50, registers=64, shared=0, spills=0)
     new = Count(kernel="rows", capability=90, instructions=111, loop=55, registers=70, shared=0, spills=8)
     assert worse(old, old) == []

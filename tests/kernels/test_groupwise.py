@@ -37,7 +37,7 @@ def packed(x: Tensor, tensors: dict[str, Tensor], bias: Tensor | None) -> Tensor
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_every_instruction_set_agrees_with_the_slow_twin(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
+def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
     for rows, columns, count in ((1, 320, 1), (35, 640, 3), (64, 320, 17), (16, 960, 40)):
         columns += -columns % form[0]
         tensors = operands(form, rows, columns)
@@ -53,7 +53,7 @@ def test_every_instruction_set_agrees_with_the_slow_twin(form: tuple, isa: str) 
         assert torch.equal(alone, found[:1]), "a row has other bits beside other rows"
 
 
-def test_a_row_with_nan_gives_nan_and_no_other_does(isa: str) -> None:
+def test_nan_stays_in_its_row_of_a_groupwise_product(isa: str) -> None:
     tensors = operands((32, 4, torch.float16, True), 20, 128)
     x = torch.randn(5, 128)
     x[2, 77] = torch.nan
@@ -61,7 +61,7 @@ def test_a_row_with_nan_gives_nan_and_no_other_does(isa: str) -> None:
     assert packed(x[:0], tensors, None).shape == (0, 20)
 
 
-def test_experts_have_the_bits_of_their_layers(isa: str) -> None:
+def test_groupwise_experts_are_bit_equal_to_single_layers(isa: str) -> None:
     features, columns = 24, 128
     tensors = operands((32, 4, torch.int8, True), 3 * features, columns)
     each = [

@@ -9,7 +9,7 @@ import torch
 from infer.kernels.cpu.large_pages import ALIGNMENT, ALONE, BLOCK, LargePages
 
 
-def test_tensors_keep_their_numbers_and_lie_one_behind_the_other() -> None:
+def test_tensors_in_large_pages_are_contiguous_and_unchanged() -> None:
     memory, generator = LargePages(), torch.Generator().manual_seed(0)
     given = [
         [torch.randint(-128, 128, (rows, 3, 5), dtype=torch.int8, generator=generator) for rows in (7, 2)],
@@ -41,7 +41,7 @@ def test_a_large_tensor_is_not_copied() -> None:
     assert LargePages().keep([large]) is large
 
 
-def test_more_than_a_block_is_kept() -> None:
+def test_large_pages_grow_beyond_one_block() -> None:
     memory = LargePages()
     parts = [torch.full((ALONE - 1,), number, dtype=torch.uint8) for number in range(4)]
     kept = [memory.keep([part]) for part in parts] + [memory.keep([parts[0], parts[1], parts[2]])]

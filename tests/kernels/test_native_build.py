@@ -99,7 +99,7 @@ def test_sources_that_change_while_compiled_make_no_stale_library(
     assert ctypes.CDLL(str(after)).one() == 2
 
 
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(cache: Path, small_sources: Path) -> None:
+def test_a_compiler_failure_is_quoted_and_leaves_no_file(cache: Path, small_sources: Path) -> None:
     if build.compiler() is None:
         pytest.skip("no C++ compiler")
     (small_sources / "one.cpp").write_text("this is not C++\n")
@@ -135,7 +135,7 @@ def test_a_compiled_graph_depends_on_the_sources_not_on_the_compiler(
     assert build.digest() != library
 
 
-def test_kernels_can_be_switched_off() -> None:
+def test_native_kernels_can_be_disabled() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAYS], env={"INFER_NATIVE": "0", "PATH": ""}, capture_output=True, text=True
     )

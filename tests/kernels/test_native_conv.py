@@ -72,7 +72,7 @@ def operands(channels: int, features: int, kernel: tuple[int, int], zero: int) -
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), WINDOWS)
 @pytest.mark.parametrize("channels", [1, 3, 17, 64])
-def test_a_convolution_equals_its_twin_bit_by_bit(
+def test_a_native_convolution_is_bit_equal_to_the_reference(
     isas: list[str], channels: int, kernel: Any, stride: Any, dilation: Any
 ) -> None:
     window = [*kernel, *stride, kernel[0] // 2, kernel[1] // 2, *dilation]
@@ -91,7 +91,7 @@ def test_a_convolution_equals_its_twin_bit_by_bit(
         same_on(isas, torch.ops.infer.conv2d_int8_packed_float, args, twins.float_twin(*args))
 
 
-def test_the_largest_sums_do_not_saturate(isa: str) -> None:
+def test_the_largest_convolution_sums_do_not_saturate(isa: str) -> None:
     x = torch.full((1, 3, 3, 64), 255, dtype=torch.uint8)
     codes = torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
     weight, start = twins.pack(codes, 0, 64)
@@ -118,7 +118,9 @@ def test_the_largest_sums_do_not_saturate(isa: str) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 17, 64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_floats_become_the_image_of_the_twin(isa: str, channels: int, layout: torch.memory_format) -> None:
+def test_image_quantization_equals_the_reference(
+    isa: str, channels: int, layout: torch.memory_format
+) -> None:
     x = torch.randn(3, channels, 5, 70).contiguous(memory_format=layout)
     x[1, 0, 2, 3], x[2, 0, 0, 0], x[2, 0, 0, 1] = torch.nan, INF, -INF
     for zero in (0, 128):
@@ -131,13 +133,13 @@ def test_floats_become_the_image_of_the_twin(isa: str, channels: int, layout: to
 @pytest.mark.parametrize(
     "window", [[3, 3, 2, 2, 1, 1, 1, 1], [2, 2, 2, 2, 0, 0, 1, 1], [3, 1, 1, 2, 1, 0, 2, 1]]
 )
-def test_max_pool_equals_its_twin(isa: str, window: list[int]) -> None:
+def test_native_max_pool_equals_the_reference(isa: str, window: list[int]) -> None:
     args = (image(2, 17, 128, 2), window, [2, 0, 1], 128)
     assert torch.equal(torch.ops.infer.conv2d_int8_max_pool(*args), twins.max_pool_twin(*args))
 
 
 @pytest.mark.parametrize(("rows", "channels"), [(1, 1), (16, 3), (33, 17), (130, 64)])
-def test_weights_are_packed_as_the_twin_packs_them(rows: int, channels: int) -> None:
+def test_convolution_weights_are_packed_as_by_the_reference(rows: int, channels: int) -> None:
     codes = torch.randint(-127, 128, (rows, channels, 3, 2), dtype=torch.int8)
     stored = twins.stored_channels(channels)
     weight, start = twins.pack(codes, 128, stored)
@@ -198,7 +200,7 @@ def test_a_fused_graph_is_as_near_to_the_float_model_as_the_unfused_one(block: A
     assert relative(got, expected) < 1.1 * relative(unfused, expected)
 
 
-def test_chains_have_no_floats_inside(block: Any) -> None:
+def test_chained_convolutions_pass_int8_between_them(block: Any) -> None:
     names = [str(n.target) for n in prepack.packed(block[0]).graph.nodes if n.op == "call_function"]
     count = {
         name: names.count(f"infer.conv2d_int8_{name}.default")
@@ -208,7 +210,7 @@ def test_chains_have_no_floats_inside(block: Any) -> None:
     assert names.count("infer.conv2d_int8_static.default") == 1  # the grouped one
 
 
-def test_a_sample_with_nan_gives_nan_and_leaves_the_others_alone(block: Any) -> None:
+def test_nan_in_one_sample_affects_no_other_sample(block: Any) -> None:
     run, x = prepack.packed(block[0]).module(), block[2].clone()
     clean = run(x)
     x[1, 2, 3, 4] = torch.nan
@@ -217,7 +219,7 @@ def test_a_sample_with_nan_gives_nan_and_leaves_the_others_alone(block: Any) -> 
     assert torch.equal(got[[0, 2, 3]], clean[[0, 2, 3]])
 
 
-def test_every_instruction_set_gives_the_same_bits(block: Any) -> None:
+def test_convolutions_are_bit_equal_on_every_instruction_set(block: Any) -> None:
     best, results = cpu.isa(), []
     for name in cpu.isas():
         cpu.use_isa(name)
@@ -228,7 +230,7 @@ def test_every_instruction_set_gives_the_same_bits(block: Any) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_folded_batch_norms_change_nothing_but_roundings() -> None:
+def test_folding_batch_norms_changes_roundings_only() -> None:
     model, x = Block().eval(), torch.randn(2, 3, 33, 29)
     model.norm.running_mean.normal_()
     model.norm.running_var.uniform_(0.5, 2)

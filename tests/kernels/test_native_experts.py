@@ -61,7 +61,7 @@ def alone(name: str, packed: list[tuple[Tensor, ...]], x: Tensor, expert: Tensor
 
 @pytest.mark.parametrize("group", [64, 16])
 @pytest.mark.parametrize(("features", "columns"), SHAPES)
-def test_lut4_experts_have_the_bits_of_the_plain_layer(
+def test_lut4_experts_are_bit_equal_to_single_layers(
     isas: list[str], features: int, columns: int, group: int
 ) -> None:
     codes = torch.randint(0, 16, (E, features, columns), dtype=torch.uint8)
@@ -80,7 +80,7 @@ def test_lut4_experts_have_the_bits_of_the_plain_layer(
 
 @pytest.mark.parametrize("weight_only", [False, True])
 @pytest.mark.parametrize(("features", "columns"), [*SHAPES, (17, 7)])
-def test_int8_experts_have_the_bits_of_the_plain_layer(
+def test_int8_experts_are_bit_equal_to_single_layers(
     isas: list[str], features: int, columns: int, weight_only: bool
 ) -> None:
     codes, scale = torch.randint(-127, 128, (E, features, columns), dtype=torch.int8), torch.rand(E, features)
@@ -98,7 +98,7 @@ def test_int8_experts_have_the_bits_of_the_plain_layer(
             assert same(got, expected.reshape(got.shape)), (isa, rows, top_k)
 
 
-def test_threads_change_no_bit_of_experts() -> None:
+def test_experts_are_bit_equal_for_any_thread_count() -> None:
     codes, scale = torch.randint(-127, 128, (E * 512, 1024), dtype=torch.int8), torch.rand(E * 512)
     weight = cpu.pack_int8(codes, scale)
     x, expert = drawn(40, 3, 1024)

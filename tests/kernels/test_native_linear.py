@@ -70,7 +70,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize(("bits", "group"), [(2, 64), (3, 64), (4, 64), (4, 16)])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (16, 64), (17, 128), (100, 512), (333, 192)])
-def test_lut4_is_its_twin_on_every_instruction_set(
+def test_lut4_equals_the_reference_on_every_instruction_set(
     isas: list[str], rows: int, columns: int, bits: int, group: int
 ) -> None:
     tensors, bias = lut4_tensors(rows, columns, bits, group), torch.randn(rows)
@@ -91,7 +91,9 @@ def test_lut4_is_its_twin_on_every_instruction_set(
     ("rows", "columns"), [(1, 1), (5, 130), (17, 3), (16, 64), (100, 190), (333, 1025), (20, 20_000)]
 )
 @pytest.mark.parametrize("kind", ["normal", "halves", "tiny", "huge"])
-def test_int8_has_the_bits_of_its_twin(isas: list[str], rows: int, columns: int, kind: str) -> None:
+def test_native_int8_is_bit_equal_to_the_reference(
+    isas: list[str], rows: int, columns: int, kind: str
+) -> None:
     codes, scale, bias = int8_tensors(rows, columns)
     x = {
         "normal": torch.randn(40, columns) * 3,
@@ -111,7 +113,7 @@ def test_int8_has_the_bits_of_its_twin(isas: list[str], rows: int, columns: int,
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 130), (17, 3), (100, 190), (333, 1025)])
-def test_balanced_int8_is_the_twin_of_the_product(isas: list[str], rows: int, columns: int) -> None:
+def test_balanced_int8_equals_the_reference(isas: list[str], rows: int, columns: int) -> None:
     codes, scale, bias = int8_tensors(rows, columns)
     x, by = torch.randn(40, columns), torch.rand(columns) * 8 + 0.01
     x[7], x[9, -1] = 0, NAN
@@ -140,7 +142,7 @@ def test_float_activations_are_close_and_do_not_depend_on_the_batch(
             assert torch.equal(int8_weight(x[:height], codes, scale, bias), first[:height]), (isa, height)
 
 
-def test_extreme_products_do_not_saturate(isas: list[str]) -> None:
+def test_extreme_int8_products_do_not_saturate(isas: list[str]) -> None:
     codes = torch.full((16, 4096), 127, dtype=torch.int8)
     x = torch.ones(3, 4096)
     x[1] = -1
@@ -150,7 +152,7 @@ def test_extreme_products_do_not_saturate(isas: list[str]) -> None:
         torch.testing.assert_close(y, (x @ codes.float().t()), rtol=1e-6, atol=0)
 
 
-def test_nan_and_infinity_stay_in_their_row(isas: list[str]) -> None:
+def test_nan_and_infinity_stay_in_their_row_of_a_product(isas: list[str]) -> None:
     tensors, (codes, scale, bias) = lut4_tensors(33, 128, 4), int8_tensors(33, 128)
     fine = lut4_tensors(33, 128, 4, 16)
     clean = torch.randn(20, 128)
@@ -173,7 +175,7 @@ def test_nan_and_infinity_stay_in_their_row(isas: list[str]) -> None:
         assert lut4(x[3:4], tensors).isnan().all()
 
 
-def test_threads_do_not_change_a_bit(isas: list[str]) -> None:
+def test_native_linear_is_bit_equal_for_any_thread_count(isas: list[str]) -> None:
     tensors, (codes, scale, bias) = lut4_tensors(640, 1024, 4), int8_tensors(640, 1024)
     fine = lut4_tensors(640, 1024, 4, 16)
     x, threads = torch.randn(70, 1024), torch.get_num_threads()
@@ -202,7 +204,7 @@ def test_scales_of_another_number_of_columns_are_refused(isas: list[str]) -> Non
         torch.ops.infer.linear_lut4_packed(torch.randn(1, 128), *wrong, None, 32)
 
 
-def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> None:
+def test_delayed_threads_leave_the_thread_team_temporarily(tmp_path: Path) -> None:
     compiler, program = build.compiler(), tmp_path / "crowd"
     if compiler is None:
         pytest.skip("no C++ compiler")

@@ -107,7 +107,7 @@ def test_linear_int8_static_clamps_and_weight_only_does_not_round() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["linear_int8", "linear_int8_weight", "linear_lut"])
-def test_a_bad_row_stays_alone_and_a_zero_row_gives_the_bias(name: str, value: float) -> None:
+def test_nan_affects_its_row_only_and_a_zero_row_gives_the_bias(name: str, value: float) -> None:
     x = torch.randn(5, 128)
     x[3] = 0
     run = runner(name, 128)
@@ -261,7 +261,7 @@ def test_conv2d_int8_isolates_samples_and_takes_an_empty_batch() -> None:
     assert OPS.conv2d_int8(x[:0], codes, scale).shape == (0, 4, 3, 3)
 
 
-def test_reloading_is_harmless_and_every_operator_has_a_decomposition() -> None:
+def test_operators_can_be_reloaded_and_have_decompositions() -> None:
     before = infer.kernels.names()
     for module in (infer.kernels.ops.linear_int8, infer.kernels.ops.linear_lut, infer.kernels):
         importlib.reload(module)

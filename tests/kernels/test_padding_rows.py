@@ -122,7 +122,7 @@ def test_padding_that_is_not_at_the_end_is_computed(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(run(packed, (x, none)), run(padded, (x, none)), rtol=1e-6, atol=1e-6)
 
 
-def test_numbers_in_padding_reach_no_answer() -> None:
+def test_values_in_padding_do_not_affect_outputs() -> None:
     program = prepack.packed(exported(Pooled("mean")))
     x, real = inputs([3, 20, 8])
     spoiled = torch.where(real.bool().unsqueeze(-1), x, torch.nan)
@@ -141,7 +141,7 @@ def test_a_row_has_the_same_bits_in_every_packed_batch() -> None:
         torch.testing.assert_close(alone[0], together[row], rtol=1e-6, atol=1e-6)
 
 
-def test_programs_without_padding_tell_where_attention_costs_as_much_as_layers() -> None:
+def test_programs_estimate_where_attention_costs_as_much_as_layers() -> None:
     packed = prepack.packed(exported(Pooled("mean")))
     layers = 4 * WIDTH * WIDTH + 2 * WIDTH * 192
     assert padding.attention_length(packed) == round(layers / (padding.ATTENTION_COST * 2 * WIDTH))

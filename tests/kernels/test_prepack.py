@@ -64,7 +64,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("quant", ["nf4", "nf4:16"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (16, 64), (33, 192), (100, 128)])
-def test_nf4_layers_compute_what_the_twin_does(rows: int, columns: int, bias: bool, quant: str) -> None:
+def test_prepacked_nf4_layers_equal_the_reference(rows: int, columns: int, bias: bool, quant: str) -> None:
     layer, x = nf4_layer(rows, columns, bias, quant), torch.randn(5, columns)
     program = prepack.packed(exported(layer, x))
     assert targets(program) == ["infer.linear_lut4_packed.default"]
@@ -74,14 +74,14 @@ def test_nf4_layers_compute_what_the_twin_does(rows: int, columns: int, bias: bo
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 64), (33, 50), (100, 127)])
-def test_int8_layers_compute_what_the_twin_does(rows: int, columns: int, bias: bool) -> None:
+def test_prepacked_int8_layers_equal_the_reference(rows: int, columns: int, bias: bool) -> None:
     layer, x = int8_layer(rows, columns, bias), torch.randn(5, columns).clamp_min(-0.2)
     program = prepack.packed(exported(layer, x))
     assert relative(program.module()(x), int8_twin(x, layer.codes, layer.scale, layer.bias)) < 1e-6
 
 
 @pytest.mark.parametrize("bits", ["2", "3", "4"])
-def test_a_codebook_for_each_32_rows_is_packed_with_its_rows(bits: str) -> None:
+def test_codebooks_of_32_rows_are_packed_with_their_rows(bits: str) -> None:
     tensors = cluster.quantize(torch.randn(70, 128), None, PLAN.with_(quant=f"cluster:{bits}"))
     layer, x = Packed(tensors, cluster.linear), torch.randn(3, 128)
     got = prepack.packed(exported(layer, x)).module()(x)
@@ -129,7 +129,7 @@ def test_a_half_precision_graph_keeps_its_dtype() -> None:
     assert relative(got.float(), layer(x.float())) < 0.03
 
 
-def test_portable_weights_that_an_embedding_still_reads_stay() -> None:
+def test_weights_shared_with_an_embedding_stay_portable() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def test_portable_weights_that_an_embedding_still_reads_stay() -> None:
     assert relative(program.module()(ids), model(ids)) < 0.03
 
 
-def test_the_program_given_is_left_as_it_was() -> None:
+def test_prepacking_leaves_the_given_program_unchanged() -> None:
     layer, x = nf4_layer(16, 64), torch.randn(2, 64)
     program = exported(layer, x)
     before = targets(program), list(program.state_dict)
@@ -198,7 +198,7 @@ def test_balanced_layers_are_chained() -> None:
         assert relative(whole.module()(x), single.module()(x)) < 1e-5
 
 
-def test_a_product_that_something_else_reads_stays() -> None:
+def test_a_product_with_another_reader_is_not_fused() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,20 +216,20 @@ def test_a_product_that_something_else_reads_stays() -> None:
 
 
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])
-def test_no_rows_give_no_rows(make: Any) -> None:
+def test_a_prepacked_layer_takes_an_empty_batch(make: Any) -> None:
     program = torch.export.export(make(20, 64).eval(), (torch.empty(0, 64),))
     assert prepack.packed(program).module()(torch.empty(0, 64)).shape == (0, 20)
 
 
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])
-def test_rows_that_are_not_dense_are_read_right(make: Any) -> None:
+def test_strided_rows_are_read_correctly(make: Any) -> None:
     layer = make(20, 64)
     module = prepack.packed(exported(layer, torch.randn(2, 64))).module()
     wide = torch.randn(6, 128)
     assert torch.equal(module(wide[::2, ::2]), module(wide[::2, ::2].contiguous()))
 
 
-def test_a_wrong_width_is_refused_with_the_width_that_was_given() -> None:
+def test_a_wrong_input_width_is_refused_with_its_value() -> None:
     packed = cpu.pack_int8(torch.ones(4, 8, dtype=torch.int8), torch.ones(4))
     with pytest.raises(RuntimeError, match="expected x with 8 columns, got 9"):
         torch.ops.infer.linear_int8_packed(torch.ones(1, 9), *packed, None, None, 4, 8)
@@ -241,7 +241,7 @@ def test_a_uniform_table_is_exact_in_int8() -> None:
     torch.testing.assert_close(rounded.float() * factor[:, None] / 127, table, rtol=1e-6, atol=0)
 
 
-def test_where_there_is_a_compiler_there_are_kernels() -> None:
+def test_kernels_are_built_where_a_compiler_exists() -> None:
     assert cpu.why_not() is None
 
 

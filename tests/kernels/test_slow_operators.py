@@ -89,7 +89,7 @@ def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: Graph) -> No
         assert f"infer.{name}.default" in used
 
 
-def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: Graph) -> None:
+def test_no_program_calls_a_slow_operator_in_any_form(graph: Graph) -> None:
     program = graph.exported
     assert forbidden(program) == []
     with quiet():
@@ -98,7 +98,7 @@ def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: Graph) -
         assert forbidden(prepack.packed(program)) == []
 
 
-def test_no_compiled_package_calls_a_trap(
+def test_no_compiled_package_calls_a_slow_operator(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read the C++ that AOTInductor generates; compiling it would take most of a minute and add no call."""
@@ -124,7 +124,7 @@ def test_no_compiled_package_calls_a_trap(
 
 
 @pytest.mark.parametrize("target", ["ort-u8u8", "ort-u8s8"])
-def test_no_onnx_file_holds_a_trap(graph: Graph, tmp_path: Path, target: str) -> None:
+def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, target: str) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     from infer.onnx import export
@@ -163,7 +163,7 @@ def test_without_vnni_onnx_runtime_gets_unsigned_weights(monkeypatch: pytest.Mon
     [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py")],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
-def test_no_source_names_a_trap(path: Path) -> None:
+def test_no_source_file_uses_a_slow_operator(path: Path) -> None:
     if CUDA_ONLY in path.parents:
         return
     for node in ast.walk(ast.parse(path.read_text())):

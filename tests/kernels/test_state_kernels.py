@@ -28,7 +28,7 @@ def test_every_state_layer_has_a_case() -> None:
 
 @pytest.mark.parametrize("width", [1, 16, 19, 40])
 @pytest.mark.parametrize("name", STATE_LAYERS)
-def test_native_equals_the_twin(name: str, width: int) -> None:
+def test_native_state_kernels_equal_the_reference(name: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     first, last, floats = state_operands(name, width, generator)
     cache = torch.randn((ROWS, floats + 3), generator=generator)
@@ -50,7 +50,7 @@ def test_native_equals_the_twin(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", STATE_LAYERS)
-def test_nan_stays_in_its_own_sequence(name: str) -> None:
+def test_nan_stays_in_its_sequence_of_a_state_kernel(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     first, last, floats = state_operands(name, 16, generator)
     first[0][4] = torch.nan

@@ -144,7 +144,7 @@ def test_groupwise_experts_take_no_row_and_refuse_a_wrong_number() -> None:
 
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
-def test_a_row_of_nan_stays_alone_among_experts() -> None:
+def test_nan_affects_its_own_row_of_experts_only() -> None:
     x, expert = drawn(4, 2, 64)
     x[1, 7] = torch.nan
     given = groupwise(FORMS[4], 8, 64)

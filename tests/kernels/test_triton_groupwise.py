@@ -51,7 +51,7 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 @on_device
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_few_rows_have_exact_weights(form: Form) -> None:
+def test_groupwise_products_of_few_rows_have_exact_weights(form: Form) -> None:
     if form[1] == 3:
         assert not groupwise_gemv.usable(layer(form, 5, 48)[0])
     given, bias = layer(form, 5, columns_of(form))
@@ -77,7 +77,7 @@ def test_tiles_and_decoded_weights_are_rounded_once(form: Form) -> None:
 
 @on_device
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_embeddings_equal_the_reference(form: Form) -> None:
+def test_groupwise_embeddings_equal_the_reference(form: Form) -> None:
     given, _ = layer(form, 20, columns_of(form))
     for dtype in (torch.int64, torch.int32):
         ids = torch.tensor([[19, 0], [3, 3]], device=DEVICE, dtype=dtype)
@@ -90,7 +90,7 @@ def test_embeddings_equal_the_reference(form: Form) -> None:
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_row_stays_alone(value: float) -> None:
+def test_nan_affects_its_own_groupwise_row_only(value: float) -> None:
     given, bias = layer((32, 4, torch.float16, True), 5, 96)
     x = torch.randn(4, 96, device=DEVICE)
     x[1, 7], x[2] = value, 0

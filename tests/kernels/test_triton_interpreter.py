@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="each file runs its tests on the GPU")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the interpreter's process")
-def test_kernels_compute_in_the_interpreter_what_their_twins_do() -> None:
+def test_triton_kernels_equal_their_references_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     definition = 'INTERPRETED = os.environ.get("TRITON_INTERPRET")'
     files = [

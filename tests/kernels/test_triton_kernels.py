@@ -77,7 +77,9 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 @on_device
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_few_rows_have_exact_weights(bits: int, group: int, shape: tuple[int, int, int]) -> None:
+def test_lut_products_of_few_rows_have_exact_weights(
+    bits: int, group: int, shape: tuple[int, int, int]
+) -> None:
     m, n, k = shape
     weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
@@ -105,9 +107,7 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
 @on_device
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tables", [1, None])
-def test_int8_activations_give_the_numbers_of_the_cpu(
-    shape: tuple[int, int, int], tables: int | None
-) -> None:
+def test_int8_activations_match_the_cpu_kernel(shape: tuple[int, int, int], tables: int | None) -> None:
     m, n, k = shape
     codes, table, scale, row_scale = lut_weights(n, k, 4)
     if tables is None:
@@ -195,7 +195,7 @@ def test_the_largest_int8_sums_are_exact() -> None:
 @on_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy computes for the interpreter
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_row_stays_alone_and_a_zero_row_gives_the_bias(value: float) -> None:
+def test_nan_affects_its_row_only_and_a_zero_row_gives_the_bias(value: float) -> None:
     x = torch.randn(4, 128, device=DEVICE)
     x[1, 7], x[2] = value, 0
     codes, scale, bias = int8_weights(5, 128)
@@ -327,7 +327,7 @@ def test_tiles_use_the_tensor_cores(captured: list[tuple], capability: int, inst
 
 @on_host
 @pytest.mark.parametrize("one", [False, True])  # Triton compiles a size of one into the kernel, as no tensor
-def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
+def test_every_triton_kernel_compiles(captured: list[tuple], one: bool) -> None:
     m, n, k = (1, 1, 64) if one else (20, 70, 128)
     codes, scale, bias = int8_weights(n, 1 if one else 100)
     x, ids = torch.randn(m, k), torch.tensor([0])
@@ -411,7 +411,7 @@ def test_rows_lie_on_the_grid_axis_without_a_limit(run_python) -> None:
 
 
 @on_host
-def test_without_a_gpu_the_reason_is_given() -> None:
+def test_missing_gives_the_reason_without_a_gpu() -> None:
     if gpu.why_not() is None:
         pytest.skip("there is a GPU that can run the kernels")
     assert "GPU" in str(gpu.why_not()) or "CUDA" in str(gpu.why_not())

@@ -34,7 +34,7 @@ CROSSED = [
 @pytest.mark.parametrize("segments", [SEGMENTS, CROSSED, [[0, 9, 1, 1]]], ids=["apart", "crossed", "one"])
 @pytest.mark.parametrize("width", [1, 19, 40])
 @pytest.mark.parametrize("name", STATE_LAYERS)
-def test_triton_equals_the_twin(name: str, width: int, segments: list[list[int]]) -> None:
+def test_triton_state_kernels_equal_the_reference(name: str, width: int, segments: list[list[int]]) -> None:
     generator = torch.Generator().manual_seed(width)
     first, last, floats = state_operands(name, width, generator)
     cache = torch.randn((ROWS, floats + 3), generator=generator)

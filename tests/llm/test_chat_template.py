@@ -55,7 +55,7 @@ def template(source: str, **others: str) -> ChatTemplate:
 @pytest.mark.parametrize("source", [CHATML, TOOLS])
 @pytest.mark.parametrize("messages", [[USER], TURNS])
 @pytest.mark.parametrize("asks", [True, False])
-def test_it_renders_what_transformers_renders(source: str, messages: list[dict], asks: bool) -> None:
+def test_chat_templates_render_as_in_transformers(source: str, messages: list[dict], asks: bool) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     tools = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]
     given = {"tools": tools, "add_generation_prompt": asks}
@@ -121,7 +121,7 @@ def test_strftime_now_is_today() -> None:
         (["x"], "an object with role and content, got str"),
     ],
 )
-def test_a_wrong_message_is_named(messages: list, sentence: str) -> None:
+def test_an_invalid_message_is_named_in_the_error(messages: list, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         template(CHATML).render(messages)
 
@@ -144,7 +144,7 @@ def test_a_refusal_by_the_template_keeps_its_message() -> None:
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_nothing_gets_out_of_the_sandbox(attack: str) -> None:
+def test_templates_cannot_escape_the_sandbox(attack: str) -> None:
     with pytest.raises((InputError, ArtifactError)) as caught:
         raise InputError(f"harmless: {template(attack).render([USER])!r}")
     assert "harmless: ''" in str(caught.value) or "harmless" not in str(caught.value)
@@ -162,7 +162,7 @@ def test_a_template_that_never_ends_is_stopped(bomb: str) -> None:
         template(bomb).render([USER])
 
 
-def test_a_damaged_template_says_where(tmp_path: Path) -> None:
+def test_a_template_syntax_error_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ArtifactError, match=r"chat template 'default' can't be read: .* - at .*"):
         ChatTemplate.open(tmp_path).check()
@@ -171,7 +171,7 @@ def test_a_damaged_template_says_where(tmp_path: Path) -> None:
         ChatTemplate.open(tmp_path)
 
 
-def test_templates_are_found_wherever_checkpoints_keep_them(tmp_path: Path) -> None:
+def test_templates_are_found_in_every_file_that_may_hold_one(tmp_path: Path) -> None:
     assert ChatTemplate.open(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "one", "bos_token": {"content": "<s>"}}))

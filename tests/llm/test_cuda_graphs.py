@@ -108,7 +108,7 @@ def test_batches_of_one_bucket_share_a_recording_and_keep_their_answers(step: St
     assert [f.value for f in graphed.findings] == ["recorded", "recorded"]
 
 
-def test_fewer_rows_of_logits_than_sequences(step: Step) -> None:
+def test_a_recorded_step_may_have_fewer_logit_rows_than_sequences(step: Step) -> None:
     cache = filled(step)
     named = decode(step, cache, 3)
     want = step.run(named)["logits"]
@@ -134,7 +134,7 @@ def test_prompts_and_drafts_are_replayed_as_the_plain_step(step: Step, new: list
     assert (recorder.records, recorder.replays) == (1, 2)
 
 
-def test_a_step_larger_than_every_bucket_runs_as_it_is(step: Step) -> None:
+def test_a_step_larger_than_every_bucket_runs_unrecorded(step: Step) -> None:
     wide = {"block_table": torch.zeros(2, 1), "query_start": torch.zeros(3), "logit_rows": torch.zeros(1)}
     assert mixed_bucket_of({**wide, "token_ids": torch.zeros(TOKENS[-1])}) == Bucket(8, 8, TOKENS[-1])
     assert mixed_bucket_of({**wide, "token_ids": torch.zeros(TOKENS[-1] + 1)}) is None
@@ -180,7 +180,7 @@ def test_a_failed_recording_is_reported_once_and_the_step_still_runs(step: Step)
     ]
 
 
-def test_another_cache_starts_anew(step: Step) -> None:
+def test_another_cache_discards_recorded_graphs(step: Step) -> None:
     recorder = FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
     one, other = filled(step), filled(step)
@@ -189,7 +189,7 @@ def test_another_cache_starts_anew(step: Step) -> None:
     assert (recorder.records, recorder.clears) == (2, 1)
 
 
-def test_a_failed_recording_costs_its_own_bucket_alone(step: Step) -> None:
+def test_a_failed_recording_disables_its_own_bucket_only(step: Step) -> None:
     cache, recorder = filled(step), FakeGraphs("out of memory")
     graphed = GraphedStep(step, "cpu", recorder)
     graphed.run(decode(step, cache, 4))
@@ -237,7 +237,7 @@ def test_cleared_graphs_leave_their_pool_and_keep_their_stream(monkeypatch: pyte
     assert streams[0] is not streams[1]
 
 
-def test_buckets_may_be_recorded_ahead(step: Step) -> None:
+def test_buckets_can_be_recorded_before_their_first_step(step: Step) -> None:
     cache, recorder = filled(step), FakeGraphs()
     before = cache.clone()
     graphed = GraphedStep(step, "cpu", recorder)
@@ -326,7 +326,7 @@ def test_the_bucket_is_the_smallest_that_holds_the_step(
     assert bucket_of(named) == (None if bucket is None else Bucket(*bucket))
 
 
-def test_what_was_staged_before_does_not_stay(step: Step) -> None:
+def test_inputs_staged_for_an_earlier_step_are_overwritten(step: Step) -> None:
     buffers = Buffers(Bucket(4, 8), "cpu")
     empty = {name: value.clone() for name, value in buffers.inputs.items()}
     buffers.fill(inputs(step.shape, torch.zeros(0), LENGTHS[:4], [1] * 4))
@@ -338,5 +338,5 @@ def test_what_was_staged_before_does_not_stay(step: Step) -> None:
         assert torch.equal(value[(rows, *columns)], empty[name][(rows, *columns)]), name
 
 
-def test_only_cuda_is_wrapped(step: Step) -> None:
+def test_graphs_are_recorded_on_cuda_only(step: Step) -> None:
     assert wrap(step, "cpu") is step

@@ -63,7 +63,7 @@ def pieces_of(name: str, prompt: list[int], tokens: list[int], *, skip: bool) ->
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_pieces_joined_are_the_text_decoded_at_once(name: str, data: st.DataObject) -> None:
+def test_streamed_text_pieces_join_to_the_full_text(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = st.integers(0, tokenizer.get_vocab_size() - 1)
     if name == "byte_level":  # mostly tokens of one byte, so that characters are cut
@@ -126,7 +126,7 @@ def shown_of(stops: StopStrings, pieces: list[str]) -> tuple[str, str | None]:
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_text_ends_at_the_same_stop_string_however_it_is_cut(data: st.DataObject) -> None:
+def test_a_stop_string_is_found_for_any_chunking(data: st.DataObject) -> None:
     words = st.text("abc", min_size=1, max_size=4)
     stops = data.draw(st.lists(words, min_size=1, max_size=3))
     text = data.draw(st.text("abcd", max_size=24))

@@ -74,7 +74,7 @@ def requests_of(rows: list[list[int]], **sampling: Any) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_are_those_of_transformers(name: str, made: Any, wanted: Any) -> None:
+def test_greedy_encoder_decoder_tokens_equal_transformers(name: str, made: Any, wanted: Any) -> None:
     with Predictor.load(made[name]) as predictor:
         found = predictor.generate(sources(), max_tokens=COUNT, temperature=0)
         assert [one.token_ids for one in found] == wanted[name]
@@ -82,7 +82,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, made: Any, wanted: A
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_the_same_after_preemption(name: str, made: Any, wanted: Any) -> None:
+def test_encoder_decoder_tokens_survive_preemption(name: str, made: Any, wanted: Any) -> None:
     with Predictor.load(made[name]) as predictor:
         shape = predictor.language_model.shape
         tokens, engine = run(predictor, requests_of(sources()), 8 * shape.layers * shape.page_bytes)
@@ -136,7 +136,7 @@ def test_requests_that_an_encoder_decoder_can_not_run_are_refused(made: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["mt5", "marian", "pegasus", "mbart", "m2m_100"])
-def test_the_step_of_other_families_is_that_of_the_model(name: str) -> None:
+def test_steps_of_all_encoder_decoder_families_equal_the_model(name: str) -> None:
     model = build(name)
     shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
     ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
@@ -172,7 +172,7 @@ def test_a_request_names_the_language_to_translate_into(made: Any) -> None:
         assert (caught.value.where, caught.value.hint) == ("tgt_lang", "Did you mean fra_Latn?")
 
 
-def test_a_decoder_of_another_form_is_refused_by_name() -> None:
+def test_an_unsupported_decoder_is_refused_by_name() -> None:
     import transformers
 
     sizes = {"hidden_size": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 64}
@@ -228,7 +228,7 @@ class PackedGraphs:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["bart", "marian"])
-def test_fused_layers_tell_the_source_from_their_own_tokens(name: str) -> None:
+def test_fused_layers_keep_source_and_decoder_tokens_apart(name: str) -> None:
     sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
     model: Any = build(name, **sizes)
     shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")

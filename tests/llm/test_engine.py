@@ -140,13 +140,13 @@ def test_paged_perplexity_of_a_trained_model_equals_transformers(quant: str, mos
     assert (found == pytest.approx(plain, rel=1e-5)) == (quant == "none")
 
 
-def test_pieces_of_prompts_change_nothing(llama: Eager) -> None:
+def test_chunked_prefill_does_not_change_the_output(llama: Eager) -> None:
     prompts = prompts_of(1, 5, 13, 32, 40)
     whole = run(engine(llama), prompts)
     assert run(engine(llama, step_tokens=8, mixed_tokens=3, max_running=4), prompts) == whole
 
 
-def test_a_prefix_that_is_known_is_not_read_again_and_changes_nothing(llama: Eager) -> None:
+def test_a_cached_prefix_is_not_recomputed_and_changes_no_output(llama: Eager) -> None:
     (first, tail, other) = prompts_of(30, 6, 9)
     cold = run(engine(llama), [first + tail, first + other])
     warm = engine(llama)
@@ -157,7 +157,7 @@ def test_a_prefix_that_is_known_is_not_read_again_and_changes_nothing(llama: Eag
     assert warm.stats().prefix_hits == 2 * 28  # seven full pages each
 
 
-def test_the_prefix_cache_knows_outputs_too(llama: Eager) -> None:
+def test_the_prefix_cache_holds_generated_tokens_too(llama: Eager) -> None:
     running = engine(llama)
     (prompt,) = prompts_of(10)
     answer = run(running, [prompt])[0]
@@ -176,7 +176,7 @@ def test_prompts_of_another_salt_or_adapter_share_no_pages(llama: Eager) -> None
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_preemption_changes_nothing(name: str) -> None:
+def test_preemption_does_not_change_the_output(name: str) -> None:
     step = Eager(build(name))
     prompts = prompts_of(9, 14, 17, 11, 20)
     roomy = run(engine(step), prompts)
@@ -185,7 +185,7 @@ def test_preemption_changes_nothing(name: str) -> None:
     assert small.stats().preemptions > 0
 
 
-def test_completions_of_one_prompt_are_those_of_the_same_seed_alone(llama: Eager) -> None:
+def test_parallel_completions_equal_single_ones_of_their_seed(llama: Eager) -> None:
     (prompt,) = prompts_of(14)  # ends within a page: the copies must not write to one another's
     sampling = Sampling(temperature=1.0, max_tokens=16, seed=5, n=4, ignore_eos=True)
     together = engine(llama)

@@ -90,7 +90,7 @@ def test_a_long_prompt_goes_on_while_short_ones_keep_coming() -> None:
     pytest.fail("the long prompt starved")
 
 
-def test_priority_goes_first_and_waiting_counts() -> None:
+def test_requests_run_by_priority_raised_by_waiting_time() -> None:
     now = [0.0]
     running = engine(max_running=1, aging=10.0, clock=lambda: now[0], step_tokens=32)
     running.submit(request("first", letters(4), max_tokens=4))
@@ -158,7 +158,7 @@ def test_cancelling_a_waiting_request_is_reported_before_going_idle() -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_with_a_sentence(asked: Request, sentence: str) -> None:
+def test_a_request_that_can_never_fit_is_refused_with_a_message(asked: Request, sentence: str) -> None:
     running = engine(pages=20)
     for call in (running.check, running.submit):
         with pytest.raises(InputError, match=sentence):
@@ -175,7 +175,7 @@ def test_a_request_that_fits_alone_always_finishes_under_load() -> None:
     assert running.stats().preemptions > 0
 
 
-def test_an_id_may_not_run_twice() -> None:
+def test_a_duplicate_request_id_is_refused() -> None:
     running = engine()
     running.submit(request("a", letters(3)))
     with pytest.raises(InputError, match="already running"):
@@ -207,7 +207,7 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
         engine(step_tokens=66, batch_invariant=True)
 
 
-def test_a_request_at_which_the_model_fails_fails_alone() -> None:
+def test_a_request_the_model_fails_on_fails_alone() -> None:
     step = FakeStep(PAGE)
     step.poison = {60}
     running = engine(step=step)
@@ -221,7 +221,7 @@ def test_a_request_at_which_the_model_fails_fails_alone() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("where", ["append_tokens", "append_token", "build"])
-def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
+def test_a_request_any_part_of_a_step_fails_on_fails_alone(
     monkeypatch: pytest.MonkeyPatch, where: str, n: int
 ) -> None:
     running = engine()
@@ -273,7 +273,7 @@ def test_logits_that_are_not_finite_end_their_sequence_alone() -> None:
     assert len(tokens(outputs, "bad")) == 2
 
 
-def test_stop_strings_end_the_text_and_the_tokens_say_what_was_drawn() -> None:
+def test_stop_strings_end_the_text_but_keep_the_sampled_tokens() -> None:
     asked = request("a", letters(5), max_tokens=20)
     whole = "".join(chr(64 + t) for t in expected(asked))
     stop = whole[4:7]
@@ -286,7 +286,7 @@ def test_stop_strings_end_the_text_and_the_tokens_say_what_was_drawn() -> None:
         assert (outputs[-1].finish, outputs[-1].stopped_by) == ("stop", stop)
 
 
-def test_what_was_held_back_is_shown_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_released_at_the_end() -> None:
     asked = request("a", letters(5), max_tokens=6)
     whole = "".join(chr(64 + t) for t in expected(asked))
     running = engine(tokenizer=words())
@@ -323,7 +323,7 @@ def test_max_tokens_0_generates_no_tokens() -> None:
     "sampling", [{}, {"temperature": 1.0, "seed": 4}, {"presence_penalty": 1.5, "logprobs": 1}]
 )
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
-def test_drafts_change_no_token_and_save_steps(sampling: dict[str, Any], wrong: float) -> None:
+def test_speculative_drafts_save_steps_and_change_no_token(sampling: dict[str, Any], wrong: float) -> None:
     asked = request("a", letters(7), max_tokens=60, **sampling)
     plain, guesses = engine(), FallibleDrafts(3, wrong)
     plain.submit(asked)
@@ -376,7 +376,7 @@ class Evens:
 
 
 @pytest.mark.parametrize("speculation", [None, FallibleDrafts(3, 0.2)])
-def test_a_grammar_allows_what_it_allows_and_ends_where_it_ends(speculation: FallibleDrafts | None) -> None:
+def test_a_grammar_constrains_tokens_and_ends_the_completion(speculation: FallibleDrafts | None) -> None:
     running = engine(grammars=Evens(), speculation=speculation)
     for name, n in (("a", 1), ("b", 2)):
         asked = request(name, letters(5), max_tokens=30, temperature=1.0, seed=3, n=n)
@@ -424,7 +424,7 @@ def test_prompts_that_are_scored_run_in_pieces_of_few_rows() -> None:
     assert [len(o.prompt_logprobs) for o in outputs if o.prompt_logprobs] == [40, 40, 40]
 
 
-def test_integrity_notices_a_page_that_was_forgotten() -> None:
+def test_check_integrity_detects_a_leaked_page() -> None:
     running = engine()
     running.submit(request("a", letters(9)))
     running.step()
@@ -442,7 +442,7 @@ def test_pages_of_rejected_drafts_are_released() -> None:
             assert len(sequence.pages) <= -(-(sequence.num_computed_tokens + 1) // PAGE)
 
 
-def test_statistics_count_what_was_done() -> None:
+def test_engine_statistics_count_steps_tokens_and_requests() -> None:
     running = engine()
     for i in range(3):
         running.submit(request(str(i), letters(9), max_tokens=5))
@@ -457,7 +457,7 @@ def test_statistics_count_what_was_done() -> None:
 
 
 @pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
-def test_what_a_request_held_is_free_when_it_ends_without_a_collection(ending: str) -> None:
+def test_requests_are_freed_without_garbage_collection(ending: str) -> None:
     running = engine()
     gc.collect()
     gc.disable()

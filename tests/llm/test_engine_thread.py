@@ -132,7 +132,7 @@ def test_outputs_of_one_step_come_in_one_call(engine_client: EngineThread, engin
     assert all(len(set(call)) == len(call) for call in calls)
 
 
-def test_each_deliver_gets_only_its_own(engine_client: EngineThread) -> None:
+def test_each_callback_gets_outputs_of_its_request_only(engine_client: EngineThread) -> None:
     boxes = {name: Box() for name in "abcdef"}
     for name, box in boxes.items():
         engine_client.submit(request(name, 1, 2, 3), box.put)
@@ -140,7 +140,7 @@ def test_each_deliver_gets_only_its_own(engine_client: EngineThread) -> None:
         assert {o.id for o in box.wait()} == {name}
 
 
-def test_the_engine_is_touched_by_one_thread(engine_client: EngineThread, engine: Echo) -> None:
+def test_the_engine_is_used_by_one_thread_only(engine_client: EngineThread, engine: Echo) -> None:
     box = Box()
 
     def many(name: str) -> None:
@@ -179,7 +179,7 @@ def test_submit_raises_for_an_invalid_request(engine_client: EngineThread) -> No
     assert engine_client.running == 0
 
 
-def test_what_only_the_engine_notices_ends_the_request(engine_client: EngineThread) -> None:
+def test_an_error_found_by_the_engine_ends_the_request(engine_client: EngineThread) -> None:
     box = Box()
     engine_client.submit(request("a", 666), box.put)
     (output,) = box.wait()
@@ -200,7 +200,7 @@ def test_requests_that_came_together_wait_until_the_engine_takes_them(
     assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
 
 
-def test_the_id_of_a_running_request_is_taken(engine_client: EngineThread, engine: Echo) -> None:
+def test_the_id_of_a_running_request_cannot_be_reused(engine_client: EngineThread, engine: Echo) -> None:
     engine.gate.clear()
     box = Box()
     engine_client.submit(request("a", 1), box.put)
@@ -230,7 +230,7 @@ def test_a_failure_of_the_engine_ends_all_requests_and_is_kept(
     assert engine_client.drain(1)
 
 
-def test_a_deliver_that_raises_ends_only_its_own_request(engine_client: EngineThread, engine: Echo) -> None:
+def test_a_callback_that_raises_ends_its_own_request_only(engine_client: EngineThread, engine: Echo) -> None:
     def broken(outputs: list[Output]) -> None:
         raise ValueError("not my day")
 
@@ -243,7 +243,9 @@ def test_a_deliver_that_raises_ends_only_its_own_request(engine_client: EngineTh
     assert engine.cancelled == ["bad"]
 
 
-def test_draining_finishes_what_is_there_and_takes_no_more(engine_client: EngineThread, engine: Echo) -> None:
+def test_draining_finishes_submitted_requests_and_refuses_new_ones(
+    engine_client: EngineThread, engine: Echo
+) -> None:
     box = Box()
     engine.gate.clear()
     engine_client.submit(request("a", 1, 2), box.put)
@@ -255,7 +257,7 @@ def test_draining_finishes_what_is_there_and_takes_no_more(engine_client: Engine
     assert box.all[-1].finish == "stop"
 
 
-def test_closing_cancels_what_runs(engine: Echo) -> None:
+def test_closing_cancels_running_requests(engine: Echo) -> None:
     engine_client, box = EngineThread(engine), Box()
     engine_client.submit(request("a", *range(100_000)), box.put)
     engine_client.close()

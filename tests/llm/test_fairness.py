@@ -85,7 +85,7 @@ def test_a_flood_of_high_priority_holds_up_no_other_tenant(invariant: bool) -> N
     clocked.engine.check_integrity()
 
 
-def test_a_flood_that_fills_the_cache_gives_pages_up() -> None:
+def test_a_tenant_that_fills_the_cache_is_preempted_for_others() -> None:
     clocked = Clocked(pages=40, step_tokens=64, max_running=16)
     for _ in range(24):
         clocked.ask("flood", tokens=30, prompt=20, n=2, priority=-100)
@@ -130,7 +130,7 @@ def test_every_tenant_is_served_within_a_bounded_number_of_steps(seed: int) -> N
     assert min(clocked.tokens["flood0"], clocked.tokens["flood1"]) > 1000
 
 
-def test_tenants_that_always_ask_get_equal_shares() -> None:
+def test_tenants_with_constant_load_get_equal_shares() -> None:
     clocked = Clocked(step_tokens=64, max_running=12)
     for step in range(600):
         waiting = Counter(s.tenant for s in clocked.engine.scheduler.waiting)
@@ -169,7 +169,7 @@ def test_priority_orders_the_requests_of_one_tenant() -> None:
     assert sorted(ids, key=clocked.finished.__getitem__) == [ids[1], ids[2], ids[0]]
 
 
-def test_a_priority_takes_no_place_of_another_tenant() -> None:
+def test_a_priority_does_not_displace_another_tenant() -> None:
     clocked = Clocked(step_tokens=64, max_running=2)
     slow = [clocked.ask(tenant, tokens=30) for tenant in "ab"]
     clocked.step()
@@ -225,7 +225,7 @@ def test_names_of_tenants_take_bounded_memory() -> None:
     assert shares.served["busy"] == 11
 
 
-def test_a_queue_overflows_only_for_those_below_their_part() -> None:
+def test_a_full_queue_refuses_only_tenants_beyond_their_share() -> None:
     found = defaultdict(list)
     for own in (1, 5, 6, 10):
         for total in (10, 11, 20, 21):

@@ -117,7 +117,7 @@ def test_any_walk_through_the_mask_ends_in_json_valid_under_the_schema(tokenizer
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_json_object_gives_an_object(grammars: GrammarCache, seed: int) -> None:
+def test_the_json_object_format_gives_an_object(grammars: GrammarCache, seed: int) -> None:
     assert isinstance(json.loads(wander(grammars, BYTES, {"json_object": True}, seed)), dict)
 
 
@@ -149,13 +149,13 @@ def test_the_end_token_may_come_only_when_the_output_is_complete(grammars: Gramm
     assert matcher.accept(0)
 
 
-def test_every_end_token_ends(grammars: GrammarCache) -> None:
+def test_every_end_token_ends_a_constrained_output(grammars: GrammarCache) -> None:
     matcher = GrammarCache(BYTES, VOCAB, [0, 1]).open({"choice": ["a"]})
     assert takes(matcher, "a")
     assert bitmask(matcher) == [0, 1]
 
 
-def test_a_refused_token_changes_nothing(grammars: GrammarCache) -> None:
+def test_a_refused_token_leaves_the_grammar_state_unchanged(grammars: GrammarCache) -> None:
     matcher = grammars.open({"regex": "ab+"})
     before = bitmask(matcher)
     for token in (0, BYTES.token_to_id("z"), 4159, VOCAB, 10**9, -1):
@@ -179,7 +179,7 @@ def test_rollback_restores_the_mask_of_each_position(grammars: GrammarCache) -> 
     assert bitmask(matcher) == masks[0]
 
 
-def test_completions_of_one_constraint_do_not_share_their_place(grammars: GrammarCache) -> None:
+def test_completions_of_one_grammar_have_separate_states(grammars: GrammarCache) -> None:
     first, second = (grammars.open({"choice": ["ab", "cd"]}) for _ in range(2))
     assert takes(first, "ab")
     assert takes(second, "cd")
@@ -245,9 +245,7 @@ def test_a_schema_keyword_that_can_not_be_enforced_is_refused_by_name(
     ],
     ids=repr,
 )
-def test_a_constraint_that_makes_no_sense_is_refused(
-    grammars: GrammarCache, constraint: dict[str, Any]
-) -> None:
+def test_an_invalid_constraint_is_refused(grammars: GrammarCache, constraint: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         grammars.check(constraint)
 
@@ -318,7 +316,7 @@ def test_a_pattern_with_exponential_states_ends_its_completion_only() -> None:
     assert bitmask(grammars.open(constraint))  # the one that broke is not what others get
 
 
-def test_a_compile_that_takes_too_long_is_given_up_and_holds_its_place(
+def test_a_slow_grammar_compilation_times_out_and_keeps_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(compile_seconds=0.05, compiling=1))
@@ -367,7 +365,7 @@ def test_a_grammar_in_use_is_not_compiled_again_after_its_eviction(grammars: Gra
     assert takes(first, "a")
 
 
-def test_a_grammar_for_nothing_but_the_empty_output_ends_at_once(grammars: GrammarCache) -> None:
+def test_a_grammar_of_the_empty_output_ends_at_once(grammars: GrammarCache) -> None:
     matcher = grammars.open({"regex": ""})
     assert bitmask(matcher) == [0]
     assert matcher.accept(0)
@@ -383,7 +381,7 @@ def test_schemas_that_differ_in_the_order_of_their_keys_differ(grammars: Grammar
     assert takes(grammars.open({"json_schema": two}), '{"b":2,"a":1}')
 
 
-def test_a_tokenizer_without_bytes_is_refused_with_a_sentence() -> None:
+def test_a_tokenizer_without_byte_tokens_is_refused() -> None:
     model = tokenizers.models.WordLevel({"<unk>": 0, "hello": 1, "</s>": 2}, unk_token="<unk>")  # noqa: S106
     with pytest.raises(NotUsableError, match="can't be constrained"):
         GrammarCache(tokenizers.Tokenizer(model), 3, [2]).check({"choice": ["hello"]})

@@ -67,7 +67,7 @@ def test_a_grammar_that_fails_late_ends_its_own_request_as_its_fault(where: str,
     running.check_integrity()
 
 
-def test_the_library_raises_a_grammar_error_for_it() -> None:
+def test_raise_error_maps_a_fault_to_a_grammar_error() -> None:
     with pytest.raises(GrammarError, match="too complex"):
         raise_error(Output(id="a", index=0, finish="error", stopped_by="too complex", fault="GrammarError"))
 
@@ -119,7 +119,7 @@ def test_a_stream_whose_grammar_fails_late_ends_with_the_client_s_error(
 
 
 @pytest.mark.parametrize("pattern", ["a{1000000}", "((a{1,1000}){1,1000}){1,1000}"])
-def test_a_matcher_that_met_a_limit_raises_instead_of_refusing_a_token(pattern: str) -> None:
+def test_a_matcher_beyond_its_limit_raises(pattern: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
     from infer.llm.text.grammar.grammar import GrammarCache

@@ -58,7 +58,7 @@ def refusal(plan: Plan, shape: StepShape | None) -> GateError:
     return raised.value
 
 
-def test_a_refusal_names_the_kv_cache_where_it_is_what_is_coarser() -> None:
+def test_a_refusal_names_the_kv_cache_where_it_causes_the_error() -> None:
     coarse = Plan(source="model", dtype="float32", kv_dtype="float16")
     assert coarser_cache(coarse)
     said = refusal(coarse, SHAPE)

@@ -75,7 +75,7 @@ def test_a_backend_without_steps_is_refused_before_loading(tmp_path: Path) -> No
     refuse_backend(plan("absent", backend="ort", task="generate"))
 
 
-def test_a_task_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unknown_task_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="generat.*score"):
         run(plan("absent", task="generat"), tmp_path / "a.infer")
 

@@ -8,7 +8,7 @@ from infer.errors import InputError
 from infer.llm.text.languages import language_id, languages, with_source_language
 
 
-def test_languages_are_special_tokens_of_three_spellings() -> None:
+def test_language_tokens_of_all_spellings_are_recognized() -> None:
     special = {
         0: "<s>",
         3: "<en>",
@@ -41,7 +41,5 @@ def test_a_language_is_found_by_its_name_or_refused_with_the_nearest() -> None:
         ([50], [9, 50]),
     ],
 )
-def test_the_language_of_a_source_stands_where_the_tokenizer_puts_it(
-    ids: list[int], expected: list[int]
-) -> None:
+def test_the_source_language_token_is_placed_as_by_the_tokenizer(ids: list[int], expected: list[int]) -> None:
     assert with_source_language(ids, {"de": 8, "ceb": 9}, 9) == expected

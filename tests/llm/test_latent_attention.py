@@ -32,7 +32,7 @@ NUMBERS = 2 * (32 + 16)  # of a token and layer: the latent and its rotated part
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_step_over_latents_gives_the_logits_of_transformers(name: str) -> None:
+def test_a_step_over_a_latent_cache_equals_transformers(name: str) -> None:
     model = build(name, sizes=SIZES[name])
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():

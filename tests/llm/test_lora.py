@@ -173,7 +173,7 @@ def test_an_adapter_works_over_a_quantized_base(tmp_path: Path) -> None:
     assert torch.allclose(found[1], logits(base, [5, 6, 7]), atol=1e-3)
 
 
-def test_a_huge_adapter_spoils_no_other_sequence(llama: Graph, tmp_path: Path) -> None:
+def test_an_adapter_of_large_weights_affects_its_sequence_only(llama: Graph, tmp_path: Path) -> None:
     assert llama.shape.adapters is not None
     adapters = Adapters(llama.shape.adapters)
     before = together(llama, adapters, [[5, 6, 7]], [0])
@@ -277,7 +277,7 @@ def test_an_adapter_in_use_is_not_unloaded(llama: Graph, loaded: Adapters) -> No
         running.submit(ask("c", "one"))
 
 
-def test_a_model_without_room_refuses_adapters() -> None:
+def test_a_model_without_adapter_slots_refuses_adapters() -> None:
     model = build("llama")
     shape = llm.probe(model, page=4, kv_dtype="float32")
     running = Engine(model, shape, tokenizer=None, eos_ids=[], kv_bytes=64 * shape.layers * shape.page_bytes)  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ def test_a_model_without_room_refuses_adapters() -> None:
         running.submit(ask("a", "one"))
 
 
-def test_slots_and_names_are_taken_once(loaded: Adapters, tmp_path: Path) -> None:
+def test_adapter_slots_and_names_are_unique(loaded: Adapters, tmp_path: Path) -> None:
     folder = tmp_path / "one"
     with pytest.raises(BusyError, match="is loaded"):
         loaded.load("one", folder)
@@ -373,6 +373,6 @@ def test_the_shape_with_its_layers_comes_back_from_a_manifest(llama: Graph) -> N
     assert [spec.name for spec in llama.inputs][-2:] == ["adapter_index", "adapter_weights"]
 
 
-def test_the_graph_has_no_constants_of_its_own(llama: Graph) -> None:
+def test_a_step_with_adapters_holds_no_constant_tensors(llama: Graph) -> None:
     """Only weights of the model have a place in an artifact."""
     assert not [name for name in llama.constants if "_tensor_constant" in name or "lifted" in name]

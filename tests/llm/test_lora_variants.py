@@ -138,7 +138,9 @@ def trained(model: nn.Module, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("variant", SAME)
-def test_the_logits_are_those_of_peft(variant: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_logits_of_lora_variants_equal_peft(
+    variant: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     base: Base = request.getfixturevalue("gpt2" if variant.startswith("gpt2") else "llama")
     trained(base.model, **SAME[variant]).save_pretrained(tmp_path)
     expected = logits(peft.PeftModel.from_pretrained(copy.deepcopy(base.model), tmp_path).eval(), PROMPT)
@@ -185,7 +187,7 @@ def changed(plain: Path, folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("variant", REFUSED)
-def test_what_is_not_computed_is_refused_by_its_field(
+def test_unsupported_lora_fields_are_refused_by_name(
     variant: str, llama: Base, plain: Path, tmp_path: Path
 ) -> None:
     said, fields = REFUSED[variant]
@@ -195,7 +197,7 @@ def test_what_is_not_computed_is_refused_by_its_field(
     assert time.monotonic() - began < 60
 
 
-def test_empty_values_of_unknown_fields_change_nothing(llama: Base, plain: Path, tmp_path: Path) -> None:
+def test_empty_values_of_unknown_lora_fields_are_ignored(llama: Base, plain: Path, tmp_path: Path) -> None:
     folder = changed(plain, tmp_path, nova=None, use_nova=False, nova_list=[], nova_config={})
     assert torch.equal(llama.loaded(folder), llama.loaded(plain))
 
@@ -205,7 +207,7 @@ def test_each_field_of_this_release_of_peft_is_in_a_table() -> None:
     assert {field.name for field in dataclasses.fields(peft.LoraConfig)} <= known
 
 
-def test_a_layer_given_twice_is_refused(llama: Base, plain: Path, tmp_path: Path) -> None:
+def test_an_adapter_with_a_layer_twice_is_refused(llama: Base, plain: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = changed(plain, tmp_path)

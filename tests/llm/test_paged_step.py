@@ -46,7 +46,7 @@ def test_a_step_gives_the_logits_of_transformers(name: str) -> None:
     torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_model_may_view_what_attention_returns() -> None:
+def test_attention_output_can_be_viewed_by_the_model() -> None:
     model = build("jetmoe", sizes=GROUPED)
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_layers_are_distinguished_by_their_order() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [*zip(KV_DTYPES, (1e-6, 1e-3, 1e-2, 2e-2, 6e-2), strict=True)])
-def test_a_cache_of_fewer_bits_stays_near(dtype: str, error: float) -> None:
+def test_a_step_over_a_quantized_cache_stays_close(dtype: str, error: float) -> None:
     model = build("llama")
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():

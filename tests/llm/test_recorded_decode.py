@@ -114,7 +114,7 @@ def test_recorded_steps_give_the_tokens_of_the_host_sampler(seed: int, late: int
 
 
 @pytest.mark.parametrize("options", SAMPLINGS[:-1], ids=str)
-def test_each_option_alone_is_sampled_on_the_device(options: dict[str, Any]) -> None:
+def test_each_sampling_option_runs_on_the_device(options: dict[str, Any]) -> None:
     requests = asked([options] * 2)
     fake = FakeStep()
     step, graphs = recorded(fake)
@@ -157,7 +157,7 @@ def test_grammars_are_masked_on_the_device_and_read_at_once(monkeypatch: pytest.
     assert not any(ahead(graphs))
 
 
-def test_rows_without_a_grammar_are_free_again_after_one_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grammar_mask_of_a_reused_row_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"temperature": 1.0, "frequency_penalty": 0.1, "ignore_eos": True}
     short, *others = asked([{**options, "max_tokens": 4}, options, options])
     requests = [Request(id="g", prompt=[4], sampling=short.sampling, grammar={"regex": ""}), *others]
@@ -243,7 +243,7 @@ def test_a_failed_recording_of_a_sampler_is_reported_and_steps_are_sampled_plain
     assert any("greedy sampler of 1 sequences" in f.what for f in step.findings)
 
 
-def test_constraints_on_the_device_are_those_of_the_host() -> None:
+def test_device_sampling_constraints_equal_the_host_sampler() -> None:
     rng = np.random.default_rng(0)
     sequences = []
     for i, options in enumerate(SAMPLINGS[4:7]):

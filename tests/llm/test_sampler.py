@@ -100,7 +100,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 63, 64, 65, 257, 700, 5003])
-def test_every_instruction_set_draws_as_numpy_does(isa: str, vocabulary: int) -> None:
+def test_the_native_sampler_equals_numpy_on_every_instruction_set(isa: str, vocabulary: int) -> None:
     logits = torch.randn(len(CUTS), vocabulary) * 3
     if vocabulary > 1:
         logits[:, ::3] = -torch.inf  # as a grammar leaves it
@@ -112,7 +112,7 @@ def test_every_instruction_set_draws_as_numpy_does(isa: str, vocabulary: int) ->
         assert natively(logits, samplings, places) == by_rows(logits, samplings, places)
 
 
-def test_natively_rows_that_are_no_numbers_or_allow_nothing_have_no_token(isa: str) -> None:
+def test_the_native_sampler_gives_no_token_for_nan_or_empty_rows(isa: str) -> None:
     logits = torch.randn(6, 70)
     logits[0, 69], logits[1, 3], logits[2, 64] = torch.nan, torch.nan, torch.inf
     logits[3] = -torch.inf
@@ -123,7 +123,7 @@ def test_natively_rows_that_are_no_numbers_or_allow_nothing_have_no_token(isa: s
         assert min(found[4:]) >= 0
 
 
-def test_natively_the_first_of_equals_is_the_most_likely(isa: str) -> None:
+def test_the_native_sampler_breaks_ties_by_the_lowest_id(isa: str) -> None:
     logits = torch.zeros(2, 200)
     logits[0, [70, 130]] = 2.0
     assert natively(logits, [Sampling(temperature=0.0)] * 2, [0.0] * 2) == [70, 0]
@@ -133,7 +133,7 @@ def test_natively_the_first_of_equals_is_the_most_likely(isa: str) -> None:
     ("vocabulary", "spread", "heat"),
     [*((700, s, h) for s in (0.1, 4.0) for h in (0.3, 1.0, 5.0)), (20000, 4.0, 1.0)],
 )
-def test_draws_are_those_of_the_slow_twin(heat: float, spread: float, vocabulary: int) -> None:
+def test_sampled_tokens_equal_the_reference_sampler(heat: float, spread: float, vocabulary: int) -> None:
     """40,000: more blocks than candidates."""
     logits = torch.randn(len(CUTS), vocabulary) * spread
     samplings = [Sampling(temperature=heat, **cut) for cut in CUTS]
@@ -152,7 +152,7 @@ def test_candidates_are_the_largest_in_order_with_ties_by_id(count: int) -> None
     assert sampler_cpu.candidates(row, count)[:count].tolist() == wanted
 
 
-def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
+def test_a_sampled_token_does_not_depend_on_other_rows() -> None:
     logits = torch.randn(len(CUTS), VOCABULARY) * 3
     rows = [sequence(temperature=1.0, seed=i, **cut) for i, cut in enumerate(CUTS)]
     sampler = Sampler(VOCABULARY, [])
@@ -161,7 +161,7 @@ def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
         assert sampler(logits[i : i + 1].clone(), [SampleRow(s, 0)]).tokens == [together[i]]
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_sampled_tokens_follow_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5]])
     one = sequence(temperature=0.7, seed=11)
     counts = np.zeros(5)
@@ -199,7 +199,7 @@ def shaped(row: Tensor, one: Sequence, end_ids: tuple[int, ...] = ()) -> Tensor:
     return logits[0]
 
 
-def test_penalties_are_those_of_the_formulas() -> None:
+def test_penalties_follow_their_formulas() -> None:
     row = torch.randn(16)
     one = sequence(
         (1, 2, 3, 2), temperature=0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25
@@ -229,7 +229,7 @@ def test_drafts_count_for_penalties_only_in_the_rows_behind_them() -> None:
     assert (logits != 0).nonzero().tolist() == [[1, 3], [2, 3], [2, 4]]
 
 
-def test_bias_and_forbidden_ends() -> None:
+def test_logit_bias_and_min_tokens_are_applied() -> None:
     row = torch.zeros(8)
     one = sequence(temperature=0, logit_bias={3: 2.5}, min_tokens=2, stop_token_ids=(6,))
     assert shaped(row, one, (1,)).tolist() == [0, -math.inf, 0, 2.5, 0, 0, -math.inf, 0]
@@ -256,9 +256,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_give_no_token_and_spoil_no_neighbour(
-    bad: float, temperature: float
-) -> None:
+def test_non_finite_logits_give_no_token_and_affect_no_other_row(bad: float, temperature: float) -> None:
     logits = torch.zeros(2, 600)
     logits[0, 7] = bad
     logits[1, 9] = 50.0
@@ -267,7 +265,7 @@ def test_logits_that_are_not_finite_give_no_token_and_spoil_no_neighbour(
     assert picked.tokens == [-1, 9]
 
 
-def test_a_device_is_waited_for_once_in_a_greedy_or_truncated_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_and_truncated_sampling_synchronize_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Tensor] = []
     whole = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda self: (copies.append(self), whole(self))[1])

@@ -25,7 +25,7 @@ def lookup(most: int = 4, **options: Any) -> SequenceLookup:
     return found
 
 
-def test_a_draft_is_what_followed_the_last_tokens_before() -> None:
+def test_a_draft_continues_an_earlier_match_of_the_last_tokens() -> None:
     assert lookup().draft([5, 1, 2, 3, 7, 8, 9, 4, 1, 2, 3], 3) == [7, 8, 9]
 
 
@@ -33,7 +33,7 @@ def test_the_longest_match_wins_over_the_latest() -> None:
     assert lookup().draft([1, 2, 3, 7, 7, 7, 9, 2, 3, 8, 8, 8, 1, 2, 3], 2) == [7, 7]
 
 
-def test_of_equal_matches_the_latest_wins() -> None:
+def test_the_latest_of_equally_long_matches_wins() -> None:
     assert lookup().draft([2, 3, 7, 2, 3, 8, 2, 3], 1) == [8]
 
 
@@ -61,7 +61,7 @@ def test_the_index_follows_the_output() -> None:
     assert speculator.draft(tokens, 1) == [5]
 
 
-def test_it_finds_what_a_plain_search_finds() -> None:
+def test_the_ngram_index_equals_a_linear_search() -> None:
     random = np.random.default_rng(0)
     tokens: list[int] = random.integers(0, 4, 6).tolist()
     speculator = lookup(patience=10**9)
@@ -106,7 +106,7 @@ def test_a_draft_grows_with_its_acceptance_and_shrinks_with_its_cost() -> None:
     assert rate.length(4, 0.3, 0.15) == 2
 
 
-def test_drafts_that_fail_are_off_after_eight_checks_and_tried_again_later() -> None:
+def test_rejected_drafts_pause_drafting_after_eight_checks() -> None:
     rate = AcceptanceRate(0.6, patience=8, retry=32)
     tried = []
     for chance in range(400):
@@ -210,7 +210,7 @@ def generate(step: Copier, speculation: PromptLookup | None, sampling: Sampling)
     ids=["greedy", "cool", "nucleus", "penalty"],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_the_output_is_the_one_without_drafts(sampling: Sampling, noise: float) -> None:
+def test_output_with_drafts_equals_output_without(sampling: Sampling, noise: float) -> None:
     speculation = PromptLookup(prior_cost=0.1)
     assert generate(Copier(noise), speculation, sampling) == generate(Copier(noise), None, sampling)
     assert speculation.stats.checks > 0
@@ -235,5 +235,5 @@ def test_an_output_that_never_repeats_costs_few_drafts() -> None:
     assert speculation.stats.drafted < 0.15 * 3 * 300
 
 
-def test_nothing_is_looked_up_for_an_answer_of_two_tokens() -> None:
+def test_no_lookup_index_is_built_for_two_output_tokens() -> None:
     assert PromptLookup().open(Request(id="a", prompt=[1], sampling=Sampling(max_tokens=2))) is None

@@ -24,7 +24,7 @@ def generate(path: Path, prompt: list[int], count: int = 12) -> list[int]:
     return list(found.token_ids)
 
 
-def test_float_generates_what_transformers_generates(tmp_path: Path) -> None:
+def test_a_float_state_space_artifact_generates_as_transformers(tmp_path: Path) -> None:
     sizes = STATEFUL["lfm2"]
     path = tiny(tmp_path, name="lfm2", sizes=sizes)
     ids = torch.tensor([PROMPT])

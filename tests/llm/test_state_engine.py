@@ -90,13 +90,13 @@ def expected(model: Any, prompt: list[int], count: int = 16) -> list[int]:
     return ids[0, len(prompt) :].tolist()
 
 
-def test_greedy_output_equals_that_of_transformers(hybrid: Eager) -> None:
+def test_greedy_output_of_state_space_models_equals_transformers(hybrid: Eager) -> None:
     prompts = prompts_of(5, 1, 33, 16)
     assert run(engine(hybrid), prompts) == [expected(hybrid.model, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "mamba2", "jamba"])
-def test_every_kind_of_layer_generates_what_transformers_does(name: str) -> None:
+def test_every_kind_of_state_layer_generates_as_transformers(name: str) -> None:
     step = Eager(build(name, sizes=STATEFUL[name]))
     prompts = prompts_of(9, 21)
     running = engine(step)
@@ -117,7 +117,7 @@ def test_every_kind_of_layer_generates_what_transformers_does(name: str) -> None
     ],
     ids=str,
 )
-def test_output_does_not_depend_on_the_limits(hybrid: Eager, limits: dict[str, Any]) -> None:
+def test_state_space_output_does_not_depend_on_engine_limits(hybrid: Eager, limits: dict[str, Any]) -> None:
     prompts = prompts_of(19, 6, 40, 3)
     assert run(engine(hybrid, **limits), prompts) == run(engine(hybrid), prompts)
 
@@ -129,7 +129,7 @@ def test_a_preempted_sequence_is_recomputed_from_no_state(hybrid: Eager) -> None
     assert narrow.stats().preemptions > 0
 
 
-def test_a_prefix_is_read_up_to_a_page_with_a_snapshot(hybrid: Eager) -> None:
+def test_a_prefix_is_reused_up_to_a_page_with_a_state_snapshot(hybrid: Eager) -> None:
     (prompt,) = prompts_of(30)
     running, fresh = engine(hybrid), engine(hybrid, prefix_cache=False)
     first = run(running, [prompt])[0]
@@ -176,14 +176,14 @@ def test_a_step_that_failed_runs_again_from_the_state_before(hybrid: Eager) -> N
     assert hybrid.fails == 0
 
 
-def test_drafts_are_off_where_a_state_would_have_to_be_undone(hybrid: Eager) -> None:
+def test_speculation_is_off_for_models_with_recurrent_state(hybrid: Eager) -> None:
     prompt = [5, 6, 7, 8] * 6
     running = engine(hybrid, speculation=PromptLookup())
     assert run(running, [prompt]) == run(engine(hybrid), [prompt])
     assert running.stats().draft_tokens == 0
 
 
-def test_memory_that_is_short_lowers_the_number_of_sequences(hybrid: Eager) -> None:
+def test_little_memory_lowers_the_number_of_running_sequences(hybrid: Eager) -> None:
     shape = hybrid.shape
     page = shape.layers * shape.page_bytes
     running = Engine(hybrid, shape, tokenizer=None, eos_ids=[2], kv_bytes=20 * page)

@@ -68,6 +68,6 @@ def test_segments_read_and_write_the_rows_they_name() -> None:
     assert torch.equal(cache[3], cache[0])
 
 
-def test_a_row_the_cache_does_not_have_is_an_error() -> None:
+def test_a_state_row_outside_the_cache_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="a row of 2"):
         conv(torch.zeros(1, 2), torch.zeros(2, 6), (0, 1, -1, 2))

@@ -34,7 +34,7 @@ def test_the_static_cache_rival_computes_the_model_in_one_graph(compiled: bool) 
     assert len(graphs) == (1 if compiled else 0)
 
 
-def test_a_row_that_does_not_fit_is_skipped_with_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_row_beyond_memory_is_skipped_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "why_not", lambda: None)  # else the module ends the process
     from bench.gpu import decode_step
 

@@ -74,7 +74,7 @@ def test_positions_a_model_counts_itself_are_refused() -> None:
         llm.probe(build("bart", sizes={**COMMON, "is_decoder": True, "is_encoder_decoder": False}))
 
 
-def test_only_the_exchanged_token_may_change() -> None:
+def test_changing_a_token_changes_only_its_own_outputs() -> None:
     before = torch.randn(1, NUM_TOKENS, 8)
     own, later = before.clone(), before.clone()
     own[0, CHANGED] += 1
@@ -98,7 +98,7 @@ class _Smear(nn.Module):
 
 @pytest.mark.parametrize("share", [1.0, 1e-3])
 @pytest.mark.parametrize("place", ["mlp", "self_attn.v_proj"])
-def test_a_planted_token_shift_is_named(place: str, share: float) -> None:
+def test_a_shifted_token_is_detected_by_the_step_probe(place: str, share: float) -> None:
     model = build("llama")
     owner = model.get_submodule(f"model.layers.1.{place}".rpartition(".")[0])
     setattr(owner, place.rpartition(".")[2], _Smear(owner.get_submodule(place.rpartition(".")[2]), share))

@@ -50,7 +50,7 @@ def test_text_of_any_length_round_trips(text: LLMTokenizer, words: str) -> None:
     assert text.decode(ids) == words
 
 
-def test_the_tokenizer_of_encoders_still_cuts(text: LLMTokenizer) -> None:
+def test_encoder_texts_are_truncated_by_the_tokenizer(text: LLMTokenizer) -> None:
     tokenizer = Tokenizer(PYDOC / "tokenizer.json", max_length=8)
     assert tokenizer.encode([WORDS[-2]]) == [text.encode(WORDS[-2])[:8]]
 
@@ -86,14 +86,14 @@ def test_an_id_outside_the_vocabulary_is_named(text: LLMTokenizer, ids: list[int
         text.decode(ids)
 
 
-def test_what_is_no_text_is_refused(text: LLMTokenizer) -> None:
+def test_inputs_that_are_not_text_are_refused(text: LLMTokenizer) -> None:
     with pytest.raises(InputError, match="a lone surrogate - at text"):
         text.encode("half \ud83d")
     with pytest.raises(InputError, match="expected text, got bytes"):
         text.encode(b"bytes")  # type: ignore[arg-type]
 
 
-def test_ends_of_a_text_come_from_every_file_that_names_one(tmp_path: Path) -> None:
+def test_end_tokens_are_read_from_every_file_that_names_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 9, "bos_token_id": 3}')
     assert GenerationConfig.open(tmp_path) == GenerationConfig((9,), 3)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6], "top_p": 0.9, "top_k": null}')

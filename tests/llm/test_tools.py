@@ -87,7 +87,7 @@ def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_calls_and_content_of_a_whole_output(name: str) -> None:
+def test_tool_calls_and_content_are_parsed_from_a_full_output(name: str) -> None:
     style, text, content, calls = CASES[name]
     found, read = parse(text, style, TOOLS)
     assert plain(read) == calls
@@ -174,7 +174,7 @@ def test_the_style_comes_from_the_chat_template(template: str | None, style: str
         ([{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)], "tools"),
     ],
 )  # fmt: skip
-def test_tools_that_make_no_sense_are_refused_at_their_place(tools: list[dict[str, Any]], where: str) -> None:
+def test_invalid_tools_are_refused_with_their_position(tools: list[dict[str, Any]], where: str) -> None:
     with pytest.raises(InputError) as caught:
         check_tools(tools)
     assert caught.value.where == where
@@ -191,7 +191,7 @@ def test_the_choice_of_a_tool_is_checked() -> None:
         check_choice("required", [])
 
 
-def test_nothing_is_constrained_where_the_model_is_free() -> None:
+def test_tool_choice_auto_does_not_constrain_the_output() -> None:
     assert constrain(TOOLS, "none") is None
     assert constrain(TOOLS, "auto") is None
 
@@ -217,7 +217,7 @@ def takes(grammars: Any, constraint: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral"])
-def test_required_lets_nothing_but_valid_calls_through(grammars: Any, style: ToolStyle) -> None:
+def test_tool_choice_required_allows_valid_calls_only(grammars: Any, style: ToolStyle) -> None:
     constraint = constrain(TOOLS, "required", style)
     one, other = CASES[style][1], CASES[style][1].replace("weather", "now")
     assert takes(grammars, constraint, one)
@@ -242,7 +242,7 @@ def test_one_call_where_parallel_ones_are_not_wanted(grammars: Any) -> None:
     assert not takes(grammars, constraint, f"{HERMES}\n{NOW}")
 
 
-def test_references_in_the_schema_of_a_tool_lead_into_it(grammars: Any) -> None:
+def test_schema_references_resolve_within_the_schema_of_their_tool(grammars: Any) -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}, "size": {"$ref": "#/$defs/size"}},
             "additionalProperties": False, "$defs": {"size": {"type": "integer"}},
             "default": {"$ref": "#"}}  # fmt: skip

@@ -160,7 +160,7 @@ FITTING: dict[str, tuple[Wrap, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("case", FITTING)
-def test_wrapped_checkpoints_load_and_say_what_was_taken(
+def test_wrapped_checkpoints_load_and_report_the_key_used(
     tmp_path: Path, net: Path, original: nn.Module, case: str, legacy: bool
 ) -> None:
     wrap, said, options = FITTING[case]
@@ -354,7 +354,7 @@ def hostile(marker: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", sorted(hostile(Path("x"))))
 @pytest.mark.parametrize("legacy", [False, True])
-def test_hostile_pickles_stay_refused_and_never_run(tmp_path: Path, case: str, legacy: bool) -> None:
+def test_hostile_pickles_are_refused_without_running_them(tmp_path: Path, case: str, legacy: bool) -> None:
     path, marker = tmp_path / "a.pt", tmp_path / "ran"
     held = {"state_dict": {"a": torch.ones(2)}, "args": hostile(marker)[case]}
     torch.save(held, path, _use_new_zipfile_serialization=not legacy)
@@ -375,7 +375,7 @@ def test_newer_pickle_protocols_are_named(tmp_path: Path, protocol: int) -> None
         TorchReader(tmp_path / "a.pt")
 
 
-def test_stand_ins_keep_nothing_and_are_gone_afterwards() -> None:
+def test_pickle_stand_ins_are_removed_after_loading() -> None:
     made = InertObject(1, run=os.system)
     made.__setstate__({"lr": 1})
     with pytest.raises(AttributeError):
@@ -387,7 +387,7 @@ def test_stand_ins_keep_nothing_and_are_gone_afterwards() -> None:
     assert not {"builtins.getattr", "builtins.eval", "os.system", "builtins.type"} & set(INERT_TYPES)
 
 
-def test_random_calls_of_listed_names_run_nothing(tmp_path: Path) -> None:
+def test_random_pickle_calls_execute_no_code(tmp_path: Path) -> None:
     """Call, build and fill every listed name with every kind of argument, in random order: an object or an error."""
     draw = np.random.default_rng(0)
     names = sorted(INERT_TYPES)

@@ -23,7 +23,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_context_ends_where_other_frequencies_begin(case: str, tmp_path: Path) -> None:
+def test_the_context_is_bounded_where_rope_frequencies_change(case: str, tmp_path: Path) -> None:
     name, changes, longest = CASES[case]
     model = build(name, sizes={**GROUPED, **changes})
     model.save_pretrained(tmp_path)

@@ -71,7 +71,7 @@ def original() -> nn.Module:
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
 @pytest.mark.parametrize("make", [as_torch, as_safetensors])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_way_to_fill_gives_the_same_outputs(
+def test_every_weight_loading_strategy_gives_equal_outputs(
     tmp_path: Path, original: nn.Module, strategy: str, make: Callable, stored: torch.dtype
 ) -> None:
     state = {k: v.to(stored) if v.is_floating_point() else v for k, v in original.state_dict().items()}
@@ -102,7 +102,7 @@ def test_mapped_weights_are_the_file_and_writing_them_is_private(tmp_path: Path,
     assert (tmp_path / "m.st").read_bytes() == before
 
 
-def test_filling_again_changes_nothing(tmp_path: Path, original: nn.Module) -> None:
+def test_filling_weights_twice_is_idempotent(tmp_path: Path, original: nn.Module) -> None:
     loaded = loaded_from(as_torch(original.state_dict(), tmp_path))
     fill(loaded)
     weight = loaded.module.conv.weight
@@ -146,7 +146,7 @@ def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None
         fill(loaded)
 
 
-def test_an_unknown_way_is_hinted(original: nn.Module) -> None:
+def test_an_unknown_loading_strategy_suggests_the_known_ones(original: nn.Module) -> None:
     loaded = loaded_from(DictReader(original.state_dict()))
     with pytest.raises(UsageError, match="no way to load named 'sequental'.*Did you mean sequential"):
         fill(loaded, strategy="sequental")

@@ -113,7 +113,7 @@ def test_longformer_makes_the_question_global(tmp_path: Path) -> None:
         torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-4)
 
 
-def test_a_vector_of_sound_does_not_depend_on_its_padding() -> None:
+def test_an_audio_embedding_does_not_depend_on_padding() -> None:
     import transformers
 
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def test_a_vector_of_sound_does_not_depend_on_its_padding() -> None:
     torch.testing.assert_close(padded, alone, atol=1e-4, rtol=1e-3)
 
 
-def test_masks_with_classes_become_the_classes_of_transformers() -> None:
+def test_segmentation_masks_give_the_classes_of_transformers() -> None:
     from transformers import Mask2FormerImageProcessorPil
     from transformers.models.mask2former.modeling_mask2former import (
         Mask2FormerForUniversalSegmentationOutput as Output,
@@ -155,7 +155,7 @@ class Fixed(torch.nn.Module):
         return self.found
 
 
-def test_random_boxes_lie_on_the_page() -> None:
+def test_synthetic_bounding_boxes_lie_within_the_page() -> None:
     boxes = random_inputs((TensorSpec("bbox", "int64", ("batch", "seq", 4)),), 0)["bbox"]
     assert int(boxes.min()) >= 0
     assert int(boxes.max()) <= 1000
@@ -178,7 +178,9 @@ def test_a_depth_map_has_the_size_of_the_image() -> None:
         ("WavLMForXVector", "wavlm", "ties the frames"),
     ],
 )
-def test_other_inputs_are_refused_by_name(name: str, model_type: str, said: str, tmp_path: Path) -> None:
+def test_architectures_with_unsupported_inputs_are_refused_by_name(
+    name: str, model_type: str, said: str, tmp_path: Path
+) -> None:
     from safetensors.torch import save_file
 
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": model_type}))

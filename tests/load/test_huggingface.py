@@ -130,7 +130,7 @@ def test_right_padding_does_not_reach_real_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
+def test_the_sliding_window_of_a_model_is_kept(tmp_path: Path) -> None:
     config = MistralConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=64, sliding_window=3)
     model = MistralForCausalLM(config).eval()
     loaded = opened(save(model, tmp_path))
@@ -148,7 +148,7 @@ def test_gpt2_without_a_base_prefix_in_the_checkpoint_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_shards_and_every_strategy_agree(tmp_path: Path, strategy: str) -> None:
+def test_sharded_checkpoints_load_equal_by_every_strategy(tmp_path: Path, strategy: str) -> None:
     model = llama()
     save(model, tmp_path, shard="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -267,7 +267,9 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict, err
         load(Plan(source=str(tmp_path), data="random"))
 
 
-def test_without_transformers_the_pip_line_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_names_the_pip_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import infer.load.sources.huggingface as huggingface
 
     save(llama(), tmp_path)

@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_are_told_by_content_whatever_the_suffix(tmp_path: Path, kind: str) -> None:
+def test_sources_are_identified_by_content_for_any_suffix(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.weights"
     KINDS[kind](path)
     found = identify(path)
@@ -82,7 +82,7 @@ def test_pickled_modules_list_what_makes_them_code(tmp_path: Path, kind: str) ->
     assert "torch.nn.modules.linear.Linear" in identify(tmp_path / "a.pt").globals
 
 
-def test_a_folder_and_a_recipe_are_known(tmp_path: Path) -> None:
+def test_folders_and_python_recipes_are_identified(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     assert identify(tmp_path).kind == "huggingface"
@@ -256,7 +256,7 @@ NAMED: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_suffix_names_what_the_bytes_do_not(tmp_path: Path, name: str) -> None:
+def test_unsupported_files_are_named_by_their_suffix(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(bytes(range(200, 256)) * 20)
     says, hint = NAMED[name]
     with pytest.raises(SourceError, match=f"{says}.*{hint}"):
@@ -272,7 +272,7 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_things_are_named_and_exit_3(tmp_path: Path, case: str) -> None:
+def test_unsupported_sources_are_named_and_exit_with_3(tmp_path: Path, case: str) -> None:
     make, sentence = WRONG[case]
     path = tmp_path / "source"
     make(path)
@@ -299,7 +299,7 @@ def test_a_python_file_without_a_function_asks_for_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
-def test_a_payload_is_listed_and_never_runs(tmp_path: Path, form: str) -> None:
+def test_a_pickle_payload_is_listed_and_never_executed(tmp_path: Path, form: str) -> None:
     path, marker = tmp_path / "a.pt", tmp_path / "ran"
     value = {"weight": torch.ones(2), "x": Payload(marker)}
     if form == "pickle":
@@ -313,7 +313,7 @@ def test_a_payload_is_listed_and_never_runs(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["module", "torchscript", "exported", "legacy-module"])
-def test_code_is_refused_without_trust_with_a_way_out(tmp_path: Path, kind: str) -> None:
+def test_code_is_refused_without_trust_with_an_alternative(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.pt"
     KINDS[kind](path)
     with pytest.raises(UnsafeSourceError, match="it is code.*--trust-code") as caught:
@@ -321,7 +321,7 @@ def test_code_is_refused_without_trust_with_a_way_out(tmp_path: Path, kind: str)
     assert caught.value.exit_code == 3
 
 
-def test_every_cut_of_every_file_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_raises_an_infer_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for kind in ("state-dict", "safetensors", "onnx"):
         KINDS[kind](path)

@@ -101,7 +101,7 @@ def odd(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
 @pytest.mark.parametrize(
     "name", ["weights/a.bin", "manifest.json", "manifest.sig", "golden/inputs.safetensors"]
 )
-def test_no_file_of_an_artifact_may_be_another_thing(tmp_path: Path, odd: Callable, name: str) -> None:
+def test_devices_and_links_in_an_artifact_are_refused(tmp_path: Path, odd: Callable, name: str) -> None:
     output = make(tmp_path / "toy.infer")
     said = json.loads((output / "manifest.json").read_bytes())
     said["files"].setdefault(name, "0" * 64)
@@ -144,21 +144,23 @@ def test_a_folder_that_became_a_link_is_refused(tmp_path: Path) -> None:
     "name",
     ["../secret", "/etc", "a\nb", "weights/../../x", "a\0b", "a//b", "./a", "", "a\\b", "x" * 2000, "weights/A.BIN"],
 )  # fmt: skip
-def test_names_that_are_no_plain_paths_are_refused(tmp_path: Path, name: str) -> None:
+def test_file_names_outside_the_artifact_are_refused(tmp_path: Path, name: str) -> None:
     output = make(tmp_path / "toy.infer")
     rehash(output, **{name: "0" * 64})
     with pytest.raises(ArtifactError):
         store.verify(output, store.read_manifest(output))
 
 
-def test_a_name_that_is_no_text_is_shown_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_that_is_not_utf8_is_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = make(tmp_path / "toy.infer")
     Path(os.fsdecode(bytes(output) + b"/\xff\x1b[2J")).write_text("x")
     assert main(["verify", str(output)]) == 3
     assert "not in the manifest: \\xff\\x1b[2J" in capsys.readouterr().err
 
 
-def test_a_size_that_differs_is_told_before_anything_is_read(
+def test_a_wrong_file_size_is_reported_before_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = make(tmp_path / "toy.infer")
@@ -210,7 +212,7 @@ def test_an_artifact_of_hard_links_opens(tmp_path: Path) -> None:
 # Sources, data and options.
 
 
-def test_no_source_may_be_another_thing(
+def test_a_source_that_is_not_a_regular_file_is_refused(
     tmp_path: Path, odd: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = odd(tmp_path / "model.pt")
@@ -221,13 +223,13 @@ def test_no_source_may_be_another_thing(
 
 
 @pytest.mark.parametrize("name", ["d.npz", "d.npy", "d.pt", "d.txt", "d.png"])
-def test_no_data_may_be_another_thing(tmp_path: Path, odd: Callable, name: str) -> None:
+def test_data_that_is_not_a_regular_file_is_refused(tmp_path: Path, odd: Callable, name: str) -> None:
     path = odd(tmp_path / name)
     with within(10), pytest.raises((SourceError, UsageError)):
         read_data(str(path), ONE)
 
 
-def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: Callable) -> None:
+def test_plan_template_and_key_files_must_be_regular_files(tmp_path: Path, odd: Callable) -> None:
     from infer.cli.optimize import read_plan
     from infer.llm.text.chat_template import carry
 
@@ -242,7 +244,7 @@ def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: 
                 read()
 
 
-def test_no_part_of_a_hugging_face_folder_may_be_another_thing(tmp_path: Path, odd: Callable) -> None:
+def test_files_of_a_hugging_face_folder_must_be_regular_files(tmp_path: Path, odd: Callable) -> None:
     from infer.load.model_metadata import read_json
     from infer.load.weights.safetensors_reader import SafetensorsReader, read_header
 
@@ -264,7 +266,7 @@ def test_no_part_of_a_hugging_face_folder_may_be_another_thing(tmp_path: Path, o
         ChatTemplate.open(tmp_path)
 
 
-def test_no_manifest_that_a_server_looks_at_may_be_another_thing(tmp_path: Path, odd: Callable) -> None:
+def test_manifests_read_by_a_server_must_be_regular_files(tmp_path: Path, odd: Callable) -> None:
     place = tmp_path / "m.infer"
     odd(place / "manifest.json")
     with within(10):
@@ -333,7 +335,7 @@ def empty_safetensors() -> bytes:
         ({"golden/inputs.safetensors": b"\xff" * 40}, "golden tensors can't be read"),
     ],
 )
-def test_a_corrupt_file_with_the_right_hash_is_exit_3(
+def test_a_corrupt_file_with_a_valid_hash_exits_with_3(
     foreign: Callable[..., Path], contents: dict[str, bytes], sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = foreign(contents)
@@ -364,7 +366,7 @@ def test_a_corrupt_file_with_the_right_hash_is_exit_3(
         {"meta": {"generation": 3}},
     ],
 )
-def test_a_manifest_that_lies_is_exit_3(
+def test_a_manifest_with_false_values_exits_with_3(
     foreign: Callable[..., Path], changes: dict[str, object], capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = foreign(**changes)
@@ -381,7 +383,7 @@ def test_golden_outputs_of_other_names_are_refused(foreign: Callable[..., Path],
         Predictor.load(made)
 
 
-def test_a_batch_that_no_machine_holds_is_not_warmed_up(foreign: Callable[..., Path]) -> None:
+def test_a_batch_beyond_memory_is_not_warmed_up(foreign: Callable[..., Path]) -> None:
     made = foreign(sizes={"batch": [1, 1 << 40]})
     with Predictor.load(made) as predictor:
         predictor.max_batch = 1 << 40
@@ -418,7 +420,7 @@ def test_control_characters_of_an_artifact_never_reach_the_terminal(
     assert "<script>alert" not in page.read_text()
 
 
-def test_a_report_that_is_no_report_is_refused(foreign: Callable[..., Path]) -> None:
+def test_an_invalid_report_file_is_refused(foreign: Callable[..., Path]) -> None:
     for data in (b"{", b"[]", b'{"findings": [3]}', b'{"findings": {"a": 1}}', b"\xff", b"[" * 10000):
         made = foreign({"report.json": data})
         with pytest.raises(ArtifactError):
@@ -437,7 +439,7 @@ def test_sizes_of_files_are_in_the_manifest(tmp_path: Path) -> None:
     assert msgspec.structs.replace(manifest(), lengths={}).lengths == {}
 
 
-def test_texts_of_a_model_that_no_parser_takes_are_refused(tmp_path: Path) -> None:
+def test_unparsable_text_files_of_a_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
     template = ChatTemplate.open(tmp_path)
     assert template is not None

@@ -143,7 +143,7 @@ def test_an_expanded_tensor_in_the_old_format_is_refused(tmp_path: Path, net: Pa
         load(Plan(source=str(tmp_path / "old.pt"), model=f"{net}:build"))
 
 
-def test_without_a_model_exactly_that_is_asked(checkpoint: Path) -> None:
+def test_a_state_dict_without_a_model_asks_for_the_model_option(checkpoint: Path) -> None:
     with pytest.raises(
         UsageError, match=r"holds 12 tensors, first scale \[6\].*--model net\.py:build"
     ) as caught:
@@ -166,7 +166,7 @@ def test_without_a_model_exactly_that_is_asked(checkpoint: Path) -> None:
         ("biuld", UsageError, r"no factory in .*'biuld'\. Known: .*Did you mean build\?"),
     ],
 )
-def test_a_wrong_factory_is_refused(
+def test_a_model_factory_of_the_wrong_form_is_refused(
     net: Path, checkpoint: Path, factory: str, error: type, text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -200,7 +200,7 @@ def test_nan_weights_stop_the_load(tmp_path: Path, net: Path, original: nn.Modul
         fill(loaded)
 
 
-def test_a_recipe_alone_brings_its_own_weights(net: Path, original: nn.Module) -> None:
+def test_a_python_recipe_alone_provides_its_weights(net: Path, original: nn.Module) -> None:
     loaded = load(Plan(source=f"{net}:build"))
     assert loaded.kind == "module"
     assert loaded.reader is None
@@ -264,7 +264,7 @@ class TwoIn(nn.Module):
         return self.fc(x) + y
 
 
-def test_arrays_of_the_data_tell_the_inputs_of_torchscript(tmp_path: Path) -> None:
+def test_inputs_of_torchscript_are_inferred_from_the_data(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(Branching().eval()).save(str(tmp_path / "one.pt"))

@@ -73,7 +73,7 @@ def test_a_checkpoint_has_its_own_number_of_classes(library: str, by_model: bool
         ("torchvision:tiny_net.IMAGENET1K_V1", "v1 0", 30),
     ],
 )
-def test_class_names_and_images_are_the_librarys(
+def test_class_names_and_preprocessing_come_from_the_library(
     name: str, first: str, shortest: int, tmp_path: Path
 ) -> None:
     found = opened(name, weights=saved(trained(Tiny(1000)), tmp_path / "w.pt"))
@@ -90,7 +90,7 @@ def test_a_checkpoint_without_classifier_gives_features(tmp_path: Path) -> None:
     assert (found.task, found.outputs) == ("image-embedding", ("embedding",))
 
 
-def test_a_segmenter_leaves_what_only_training_reads(tmp_path: Path) -> None:
+def test_auxiliary_heads_of_a_segmenter_are_dropped(tmp_path: Path) -> None:
     made = trained(Segmenter(21, aux=True))
     found = opened("torchvision:fcn", weights=saved(made, tmp_path / "w.pt"))
     images = torch.randn(2, 3, 30, 37)
@@ -111,7 +111,7 @@ def test_a_folder_of_timm_opens_with_its_class_names(tmp_path: Path) -> None:
     assert found.meta["labels"] == ["cat", "n2"]
 
 
-def test_other_sizes_of_images_come_by_input(tmp_path: Path) -> None:
+def test_the_input_option_sets_another_image_size(tmp_path: Path) -> None:
     path = saved(trained(Tiny(7)), tmp_path / "w.pt")
     found = opened("timm:tiny_net", weights=path, inputs=("pixel_values=float32[batch,3,32,32]",))
     assert found.inputs[0].shape == ("batch", 3, 32, 32)
@@ -139,7 +139,7 @@ def test_other_sizes_of_images_come_by_input(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_name_that_can_not_be_opened_is_refused(source: str, options: dict[str, Any], message: str) -> None:
+def test_an_unknown_library_model_name_is_refused(source: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         opened(source, **options)
     assert message in str(caught.value)
@@ -180,7 +180,7 @@ def test_an_odd_pixel_of_a_crop_lies_where_torchvision_puts_it(size: tuple[int, 
     np.testing.assert_allclose(steps.row(Image.fromarray(pixels)), theirs, atol=1e-5)
 
 
-def test_random_weights_are_asked_for_and_said_in_the_verdict(tmp_path: Path) -> None:
+def test_random_weights_need_an_option_and_are_in_the_verdict(tmp_path: Path) -> None:
     path = tmp_path / "random.infer"
     plan = Plan(source="timm:tiny_net", weights="random", data="random", backend="eager", batches=())
     outcome = optimize(plan, path)

@@ -34,7 +34,7 @@ def program() -> tuple[nn.Module, torch.fx.GraphModule, tuple[torch.Tensor, torc
     return model, torch.export.export(model, inputs, strict=False).module(check_guards=False), inputs
 
 
-def test_the_numbers_stay_and_the_layers_are_back() -> None:
+def test_layers_restored_from_a_program_give_equal_outputs() -> None:
     model, module, inputs = program()
     expected = model(*inputs)
     assert restore_layers(module) == 6
@@ -45,7 +45,7 @@ def test_the_numbers_stay_and_the_layers_are_back() -> None:
     assert kinds == ["Conv2d", "Embedding", "Linear", "Linear", "Linear", "Linear"]
 
 
-def test_a_computed_weight_is_left_alone() -> None:
+def test_a_computed_weight_becomes_no_layer() -> None:
     _, module, _ = program()
     restore_layers(module)
     left = [n for n in module.graph.nodes if n.target is torch.ops.aten.linear.default]

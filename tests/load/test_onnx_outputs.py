@@ -84,7 +84,7 @@ def test_probabilities_are_a_tensor_and_texts_are_left_out(tmp_path: Path, texts
     assert path.read_bytes() == before
 
 
-def test_what_was_left_is_said_with_the_names_of_the_columns(tmp_path: Path) -> None:
+def test_dropped_onnx_outputs_are_reported_with_class_names(tmp_path: Path) -> None:
     loaded = load(Plan(source=str(classifier(tmp_path / "m.onnx", texts=True)), data="random"))
     assert said(loaded, "outputs") == [
         "left output 'output_label': it is of dtype string, not a tensor of numbers",
@@ -107,7 +107,7 @@ def test_external_weights_come_along_and_plain_models_are_not_copied(tmp_path: P
     assert load(Plan(source=str(plain), data="random")).onnx == plain
 
 
-def test_a_model_of_texts_only_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_model_of_string_outputs_only_is_refused_with_a_hint(tmp_path: Path) -> None:
     path = classifier(tmp_path / "m.onnx", texts=True, zipped=False)
     with pytest.raises(
         NotUsableError, match="no output of the model is a tensor of numbers.*dtype string.*zipmap"
@@ -153,7 +153,7 @@ def test_different_first_sizes_keep_their_names(tmp_path: Path) -> None:
     assert [s.shape[0] for s in load(Plan(source=str(path), data="random")).inputs] == ["N", "M"]
 
 
-def test_quantized_models_are_kept_as_they_are_and_said(tmp_path: Path) -> None:
+def test_quantized_onnx_models_are_kept_and_reported(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info
     weights = {
         "w": np.ones((64, 64), np.int8), "s": np.float32(0.1), "z": np.int8(0), "xs": np.float32(0.05),

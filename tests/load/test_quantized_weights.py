@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to gi
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_codes_give_the_weight_that_was_packed(case: str) -> None:
+def test_decoded_codes_equal_the_packed_weight(case: str) -> None:
     parts, weight, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
     reader = opened(parts, settings)
     assert sorted(reader.names()) == ["layer.weight", "norm.weight"]
@@ -40,7 +40,7 @@ def test_codes_give_the_weight_that_was_packed(case: str) -> None:
     assert torch.equal(reader.read("norm.weight"), torch.ones(3))
 
 
-def test_experts_in_mxfp4_are_those_of_transformers() -> None:
+def test_mxfp4_experts_equal_transformers() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     rng = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def test_experts_in_mxfp4_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("case", ["gptq act-order", "awq", "nf4", "packed int4", "float8 in blocks"])
-def test_a_quantized_folder_answers_as_its_weights(case: str, tmp_path: Path) -> None:
+def test_a_quantized_folder_gives_outputs_of_its_decoded_weights(case: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     model: Any = tiny_decoders.build("llama")
@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_forms_that_are_not_read_are_refused_by_name(name: str) -> None:
+def test_unsupported_quantization_methods_are_refused_by_name(name: str) -> None:
     settings, message = REFUSED[name]
     with pytest.raises(SourceError, match=message) as caught:
         opened({"weight": torch.ones(4, 4)}, settings)
@@ -161,7 +161,7 @@ DAMAGED: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_parts_that_do_not_fit_are_refused_by_name(name: str) -> None:
+def test_quantized_tensors_of_wrong_shape_are_refused_by_name(name: str) -> None:
     case, part, change, message = DAMAGED[name]
     parts, _, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
     if change is None:

@@ -82,7 +82,7 @@ def test_random_tokens_are_of_the_whole_vocabulary() -> None:
     assert padded["input_ids"].max() == 0
 
 
-def test_random_is_loud_seeded_and_only_by_name() -> None:
+def test_random_data_is_reported_seeded_and_opt_in() -> None:
     samples, said, digest = read_data("random", TWO, seed=3)
     assert samples["x"].shape == (8, 3)
     assert samples["ids"].shape == (8, 8)
@@ -123,7 +123,7 @@ def test_pickled_arrays_and_code_are_refused(tmp_path: Path) -> None:
         read_data(str(tmp_path / "d.pt"), ONE)
 
 
-def test_files_that_are_no_data_are_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_data_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no .*gone.npz"):
         read_data(str(tmp_path / "gone.npz"), ONE)
     (tmp_path / "a.csv").write_text("1,2,3")
@@ -173,7 +173,7 @@ def test_text_for_a_language_model_is_full_windows(tmp_path: Path, tokenizer: Pa
         read_data(str(tmp_path / "empty.txt"), decoder)
 
 
-def test_json_is_not_taken_for_text(tmp_path: Path) -> None:
+def test_json_files_are_not_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([1]))
     with pytest.raises(SourceError, match="got a.json"):
         read_data(str(tmp_path / "a.json"), ONE)

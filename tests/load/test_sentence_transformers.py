@@ -98,7 +98,7 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("modes", [*MODES, ("cls", "max", "mean")], ids=str)
-def test_every_pooling_gives_the_vectors_of_the_library(bert: Path, tmp_path: Path, modes: Any) -> None:
+def test_every_pooling_equals_sentence_transformers(bert: Path, tmp_path: Path, modes: Any) -> None:
     theirs = SentenceTransformer(modules=[Transformer(str(bert)), Pooling(32, modes)], device="cpu")
     theirs.save_pretrained(str(tmp_path / "m"))
     loaded = opened(tmp_path / "m")
@@ -270,7 +270,7 @@ def projected(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("file", "change", "sentence"), REFUSED, ids=[case[2] for case in REFUSED])
-def test_a_folder_that_can_not_be_followed_is_refused_by_name(
+def test_an_unsupported_sentence_transformers_module_is_refused(
     projected: Path, tmp_path: Path, file: str, change: Callable[[Any], Any], sentence: str
 ) -> None:
     shutil.copytree(projected, tmp_path / "m")

@@ -52,7 +52,7 @@ def test_codes_of_every_method_decode_bit_equal(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", FLOAT8)
-def test_float8_can_not_be_carried_over_and_says_so(case: str) -> None:
+def test_float8_codes_are_refused_for_carry_over_with_a_reason(case: str) -> None:
     parts, _, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
     codes = opened(parts, settings).codes("layer.weight")
     assert codes is not None

@@ -95,7 +95,7 @@ def test_samples_of_a_pair_classifier_hold_pairs_and_single_texts(folder: Path, 
 
 
 @pytest.mark.parametrize("row", [("a", 1), ("a", "b", "c"), {"a": "b"}])
-def test_what_is_no_pair_of_texts_is_refused(folder: Path, row: Any) -> None:
+def test_inputs_that_are_not_text_pairs_are_refused(folder: Path, row: Any) -> None:
     from infer.llm.text.tokenizer import Tokenizer
 
     with pytest.raises(InputError, match="expected text, got"):

@@ -51,7 +51,7 @@ def saved(name: str, folder: Path, sizes: tuple[dict[str, Any], dict[str, Any]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_tower_answers_text_as_the_whole_model_does(name: str, tmp_path: Path) -> None:
+def test_the_language_tower_gives_the_logits_of_the_whole_model(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)
     loaded = load.load(Plan(source=str(tmp_path), data="random"))
     load.fill(loaded)

@@ -86,7 +86,7 @@ def test_pickled_weights_of_a_folder_are_read_as_weights_only(folder: Path, mode
     ]
 
 
-def test_safetensors_are_taken_where_there_are_both(folder: Path, model: Any) -> None:
+def test_safetensors_are_preferred_over_pickled_weights(folder: Path, model: Any) -> None:
     save_file(
         {name: value.clone() for name, value in model.state_dict().items()}, folder / "model.safetensors"
     )
@@ -94,7 +94,7 @@ def test_safetensors_are_taken_where_there_are_both(folder: Path, model: Any) ->
     assert_is(opened(folder), model)
 
 
-def test_an_index_means_its_folder(folder: Path, model: Any) -> None:
+def test_an_index_file_as_source_means_its_folder(folder: Path, model: Any) -> None:
     save_shards(model.state_dict(), folder)
     assert_is(opened(folder / INDEX), model)
     for path in folder.glob("pytorch_model*"):

@@ -53,7 +53,7 @@ def test_every_reader_gives_what_was_saved(tmp_path: Path) -> None:
     assert_equal_to(DictReader(saved), saved)
 
 
-def test_what_is_read_is_memory_of_its_own(tmp_path: Path) -> None:
+def test_read_tensors_own_their_memory(tmp_path: Path) -> None:
     saved = {"a": torch.ones(2, 2)}
     torch.save(saved, tmp_path / "a.pt")
     for reader in (TorchReader(tmp_path / "a.pt"), DictReader(saved)):
@@ -214,7 +214,7 @@ def entry(start: int, stop: int, shape: list[int] | None = None, dtype: str = "F
         (b"\1\2", "expected a header"),
     ],
 )
-def test_unsound_safetensors_are_refused_with_a_sentence(tmp_path: Path, content: bytes, text: str) -> None:
+def test_invalid_safetensors_are_refused_with_a_message(tmp_path: Path, content: bytes, text: str) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=text) as caught:
@@ -242,7 +242,7 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
         ({}, "expected an index with 'weight_map'"),
     ],
 )
-def test_an_index_that_lies_is_refused(tmp_path: Path, weight_map: dict[str, str], text: str) -> None:
+def test_an_index_with_wrong_shards_is_refused(tmp_path: Path, weight_map: dict[str, str], text: str) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "m-1.safetensors")
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
@@ -272,7 +272,7 @@ def test_nan_and_infinity_are_named_by_tensor_and_rows(value: float) -> None:
         reader.read("fc.weight")
 
 
-def test_large_finite_values_are_not_taken_for_infinite() -> None:
+def test_large_finite_weights_are_accepted() -> None:
     assert non_finite(torch.full((100,), 3e38)) == 0
     assert non_finite(torch.full((100,), 6e4, dtype=torch.float16)) == 0
     assert non_finite(torch.ones(3, dtype=torch.int64)) == 0
@@ -285,7 +285,7 @@ def test_row_blocks_cover_all_rows_once() -> None:
     assert list(row_blocks((0, 4), 4)) == []
 
 
-def test_num_bytes_counts_floats_as_asked() -> None:
+def test_num_bytes_counts_floats_in_the_given_dtype() -> None:
     reader = DictReader({"a": torch.zeros(10, dtype=torch.float16), "ids": torch.zeros(2, dtype=torch.int64)})
     assert num_bytes(reader) == 36
     assert num_bytes(reader, dtype=torch.float32) == 56

@@ -82,7 +82,7 @@ def test_int8_covers_matmul_and_gemm_but_not_small_ones(tmp_path: Path) -> None:
         assert np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
 
 
-def test_int8_is_small_on_disk(tmp_path: Path) -> None:
+def test_an_int8_onnx_file_is_smaller(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
     onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8")
     written = sum(file.stat().st_size for file in (tmp_path / "int8").iterdir())
@@ -164,7 +164,7 @@ def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, n
     assert heavy < 0.6 * (tmp_path / "model.onnx").stat().st_size + 2000
 
 
-def test_what_stays_float_is_counted_with_its_reason(tmp_path: Path) -> None:
+def test_onnx_weights_left_in_float_are_counted_with_a_reason(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
     _, coverage = onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")
     assert "768 values; below 4096" in coverage.left["MatMul"].reason

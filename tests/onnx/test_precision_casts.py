@@ -51,7 +51,7 @@ def lowered(made: Any, dtype: Any, path: Path) -> onnx.ModelProto:
     return onnx.load(str(path))
 
 
-def test_float16_numbers_stay_close(original: Any, tmp_path: Path) -> None:
+def test_float16_graphs_stay_close_to_float32(original: Any, tmp_path: Path) -> None:
     made, samples, want = original
     lowered(made, "float16", tmp_path / "m.onnx")
     opened = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
@@ -61,7 +61,7 @@ def test_float16_numbers_stay_close(original: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_ends_are_float32_and_weights_are_not(original: Any, tmp_path: Path, dtype: str) -> None:
+def test_float16_graphs_have_float32_inputs_and_outputs(original: Any, tmp_path: Path, dtype: str) -> None:
     model = lowered(original[0], dtype, tmp_path / "m.onnx")
     ends = [*model.graph.input, *model.graph.output]
     kinds = {value.name: value.type.tensor_type.elem_type for value in ends}
@@ -83,13 +83,13 @@ def test_normalization_and_softmax_stay_float32(original: Any, tmp_path: Path) -
             assert kinds[node.output[0]] == onnx.TensorProto.FLOAT16, node.op_type
 
 
-def test_what_float16_cannot_hold_is_clipped_not_infinite(original: Any, tmp_path: Path) -> None:
+def test_values_beyond_float16_are_clipped_not_infinite(original: Any, tmp_path: Path) -> None:
     model = lowered(original[0], "float16", tmp_path / "m.onnx")
     for tensor in model.graph.initializer:
         assert np.isfinite(onnx.numpy_helper.to_array(tensor).astype(np.float64)).all(), tensor.name
 
 
-def test_a_graph_with_bodies_is_refused() -> None:
+def test_a_graph_with_subgraphs_is_refused() -> None:
     text = """<ir_version: 10, opset_import: ["" : 20]>
     agraph (bool c, float[2] x) => (float[2] y) {
         y = If (c) <then_branch = g1 () => (float[2] a) { a = Identity(x) },

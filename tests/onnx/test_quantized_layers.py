@@ -125,7 +125,7 @@ def test_static_convolutions_become_qlinearconv(tmp_path: Path, target: Target) 
 
 
 @pytest.mark.parametrize("kind", ["", "_weight"])
-def test_other_convolutions_run_in_float_and_say_so(tmp_path: Path, kind: str) -> None:
+def test_unsupported_convolutions_stay_float_and_are_reported(tmp_path: Path, kind: str) -> None:
     got, want, nodes, done = run(convolutions(kind), torch.randn(3, 3, 16, 16), tmp_path, "ort-u8u8")
     assert nodes["ConvInteger"] == 0
     assert nodes["Conv"] == len(done.in_float) == 3

@@ -63,7 +63,7 @@ def run(path: Path, x: Tensor) -> np.ndarray:
     return onnxruntime.InferenceSession(str(path)).run(None, {"x": x.numpy()})[0]
 
 
-def test_ranges_are_those_of_the_inputs_of_each_layer(source: Path) -> None:
+def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None:
     given = rows(11)
     ranges = static_int8.input_ranges(source, given, onnx_source.copy)
     assert set(ranges) == {"x", "b", "g", "i"}
@@ -91,7 +91,7 @@ def test_products_and_convolutions_become_integers_of_small_error(
     assert {"MatMulInteger", "QuantizeLinear"} <= operators
 
 
-def test_without_rows_of_their_own_ranges_are_refused(source: Path) -> None:
+def test_calibration_without_separate_rows_is_refused(source: Path) -> None:
     with pytest.raises(NotUsableError, match="no rows to calibrate with.*Give more rows with --data"):
         static_int8.input_ranges(source, {}, onnx_source.copy)
 

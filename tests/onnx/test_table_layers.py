@@ -63,7 +63,7 @@ def test_int4_is_one_node_that_computes_with_the_codes(tmp_path: Path, columns: 
 @pytest.mark.parametrize(
     ("bits", "count", "group"), [(2, 1, 64), (3, 3, 64), (4, 1, 64), (4, 3, 64), (6, 3, 64), (4, 1, 16)]
 )
-def test_other_tables_have_two_forms(tmp_path: Path, bits: int, count: int, group: int) -> None:
+def test_non_uniform_tables_have_two_onnx_forms(tmp_path: Path, bits: int, count: int, group: int) -> None:
     layers, x = nn.Sequential(Lut(128, 80, bits, count, group)), torch.randn(5, 128)
     got, want, nodes = run(layers, x, tmp_path / "blocks")
     assert relative_error(got, want) < 0.012
@@ -134,7 +134,7 @@ def test_files_hold_codes_and_int8_scales(tmp_path: Path) -> None:
     assert exporter.folder_bytes(tmp_path / "model.onnx") < packed * 1.15
 
 
-def test_a_table_is_uniform_or_not() -> None:
+def test_uniform_tables_are_recognized() -> None:
     exact = torch.tensor([int4.TABLE]).numpy()
     assert table_layers.uniform_step(exact) == pytest.approx(1 / 8)
     assert table_layers.uniform_step(exact * 3) == pytest.approx(3 / 8)

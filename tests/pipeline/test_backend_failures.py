@@ -53,7 +53,7 @@ def test_auto_goes_on_to_the_next_backend_after_any_exception(
     assert made.report.plan.backend == "eager"
 
 
-def test_a_named_backend_that_fails_is_exit_5_and_names_another(
+def test_a_failing_requested_backend_exits_with_5_and_a_hint(
     linear: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, "eager", "lower", KeyError("alpha"))
@@ -77,7 +77,7 @@ def test_a_named_backend_that_fails_is_exit_5_and_names_another(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_memory_and_disk_that_run_out_are_exit_7(
+def test_out_of_memory_and_full_disk_exit_with_7(
     linear: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     for name in ("eager", "ort", "inductor"):
@@ -118,7 +118,7 @@ class Lookup(nn.Module):
     ],
     ids=["compared", "timed", "calibrated", "budgeted"],
 )
-def test_data_that_the_float_model_fails_on_are_exit_3(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_data_the_float_model_fails_on_exits_with_3(tmp_path: Path, asked: dict[str, Any]) -> None:
     ids = torch.arange(80).reshape(16, 5) % 10
     ids[8:, 3] = 40  # rows that no example of the capture holds
     torch.save(Lookup(), tmp_path / "model.pt")
@@ -136,7 +136,7 @@ def test_data_that_the_float_model_fails_on_are_exit_3(tmp_path: Path, asked: di
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_last_logs_are_kept() -> None:
+def test_only_the_most_recent_failure_logs_are_kept() -> None:
     paths = [library_errors.log("eager", ValueError(str(i))) for i in range(library_errors.KEPT + 3)]
     assert sum(path.exists() for path in paths) == library_errors.KEPT
     assert paths[-1].exists()

@@ -125,14 +125,14 @@ def test_a_published_artifact_is_accurate_and_smaller(
 
 
 @pytest.mark.usefixtures("measured_memory")
-def test_a_published_artifact_says_what_memory_it_takes(tmp_path: Path) -> None:
+def test_a_published_artifact_reports_its_memory(tmp_path: Path) -> None:
     made = stages.optimize(UNTIMED.with_(backend="eager", quant="int8"), tmp_path / "d.infer")
     memory = made.report.memory
     assert 0 < memory.runtime < memory.peak
     assert memory.open_seconds > 0
 
 
-def test_any_artifact_can_be_made_again_from_its_own_manifest(int8: stages.Outcome, tmp_path: Path) -> None:
+def test_an_artifact_can_be_reproduced_from_its_manifest(int8: stages.Outcome, tmp_path: Path) -> None:
     second = stages.optimize(int8.manifest.plan, tmp_path / "b.infer")
     assert second.manifest.plan == int8.manifest.plan
     weights = "weights/model.safetensors"
@@ -168,7 +168,7 @@ def test_names_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
         stages.optimize(nowhere.with_(quant="cluster:7"), tmp_path / "d.infer")
 
 
-def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
+def test_trt_without_a_device_suggests_another_backend(tmp_path: Path) -> None:
     if plugins.why_not("backends", "trt") is None:
         pytest.skip("TensorRT runs here")
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
         stages.optimize(DIGITS.with_(backend="trt", quant="int8"), tmp_path / "d.infer")
 
 
-def test_int8_for_trt_is_calibrated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_for_trt_is_calibrated_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins.get("backends", "trt"), "missing", lambda: None)
     run = stages.resolve(DIGITS.with_(backend="trt", quant="int8"))
     assert run.plan.quant == "int8:static"
@@ -191,7 +191,7 @@ def test_an_existing_artifact_is_not_overwritten(int8: stages.Outcome) -> None:
     assert {path: path.read_bytes() for path in int8.path.rglob("*") if path.is_file()} == before
 
 
-def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:
+def test_auto_chooses_a_backend_and_reports_the_reason(tmp_path: Path) -> None:
     made = stages.optimize(DIGITS.with_(backend="auto"), tmp_path / "d.infer")
     choice = next(c for c in made.manifest.choices if c.what == "backend")
     assert choice.asked == "auto"
@@ -201,7 +201,7 @@ def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:
         assert recipe("digits").evaluate(predictor.predict)["accuracy"] >= 0.98
 
 
-def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_file(tmp_path: Path) -> None:
     class Interrupting(Reporter):
         def step(self, name: str, detail: str = "") -> None:
             if name == "compare":

@@ -29,7 +29,7 @@ def build(): torch.manual_seed(0); return Rows()
 
 
 @pytest.mark.parametrize("quant", ["none", "int8"])
-def test_a_fixed_batch_is_published_and_said_and_takes_any_rows(tmp_path: Path, quant: str) -> None:
+def test_a_fixed_batch_model_is_published_and_serves_any_rows(tmp_path: Path, quant: str) -> None:
     (tmp_path / "net.py").write_text(NET)
     plan = Plan(
         source=f"{tmp_path}/net.py:build", backend="eager", quant=quant, batches=(), allow_slower=True

@@ -28,7 +28,7 @@ CASES = [
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case.seed}-{case.form}-{case.backend}-{case.quant}"
 )
-def test_generated_modules_are_right_or_refused(case: Case, tmp_path: Path) -> None:
+def test_generated_modules_are_faithful_or_refused(case: Case, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     ending = modules.run(case, tmp_path)
     assert not ending.wrong, ending
@@ -42,14 +42,14 @@ def test_state_that_outlives_a_call_is_refused(tmp_path: Path) -> None:
     assert "requests before" in ending.said
 
 
-def test_the_table_counts_endings_by_kind() -> None:
+def test_the_fuzz_table_counts_outcomes_by_kind() -> None:
     case = Case(6, "pickle", "eager", "none", True)
     lines = modules.table({case: CaseOutcome(5, "a sentence")}).splitlines()
     row = next(line for line in lines if line.startswith("conv3d"))
     assert row.split() == ["conv3d", "0", "0", "0", "0", "1", "0", "0"]
 
 
-def test_a_recipe_is_the_same_model_every_time() -> None:
+def test_a_generated_recipe_is_deterministic() -> None:
     for seed in range(8):
         one, other = generated.build(seed).state_dict(), generated.build(seed).state_dict()
         assert generated.recipe(seed) == generated.recipe(seed)
@@ -84,5 +84,5 @@ def test_random_buffers_in_no_checkpoint_are_repeated_or_refused(seeded: bool) -
         ("no layer of this model can be int8 (refused stem: weight has 384 values)", ""),
     ],
 )
-def test_a_refusal_in_words_of_python_is_a_finding(said: str, wrong: str) -> None:
+def test_a_refusal_with_a_python_error_text_is_a_failure(said: str, wrong: str) -> None:
     assert modules.refused(5, said, set()).wrong == wrong

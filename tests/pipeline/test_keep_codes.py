@@ -135,7 +135,7 @@ def test_experts_of_gpt_oss_run_on_their_mxfp4_codes(tmp_path: Path) -> None:
     assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
 
 
-def test_keep_of_a_float_source_says_what_it_lacks(tmp_path: Path) -> None:
+def test_keep_of_a_float_source_names_the_missing_codes(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", tiny_decoders.build("llama"), "llama")
     plan = Plan(
         source=str(tmp_path / "m.gguf"), quant="keep", backend="eager", data="random", allow_slower=True

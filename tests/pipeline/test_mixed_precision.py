@@ -40,7 +40,7 @@ def bits(manifest: Manifest) -> float:
     return found["bits per quantized weight"]
 
 
-def test_a_budget_holds_in_what_is_published(mixed: stages.Outcome) -> None:
+def test_a_published_artifact_stays_within_its_budget(mixed: stages.Outcome) -> None:
     assert bits(mixed.manifest) <= 4.6
     formats = {row.name: row.format for row in mixed.manifest.layers}
     assert formats["blocks.1.down"] == "int8"
@@ -48,7 +48,7 @@ def test_a_budget_holds_in_what_is_published(mixed: stages.Outcome) -> None:
     assert formats["stem"] == "float"
 
 
-def test_every_layer_says_its_format_its_bits_what_it_costs_and_why(mixed: stages.Outcome) -> None:
+def test_every_layer_reports_format_bits_cost_and_reason(mixed: stages.Outcome) -> None:
     rows = {row.name: row for row in mixed.manifest.layers}
     assert rows["blocks.1.down"].why == "pinned"
     assert rows["stem"].why == "weight has 9 columns; cluster blocks are 64 wide"
@@ -85,7 +85,7 @@ def test_the_report_shows_the_layers_in_terminal_page_and_json(
     assert [row["name"] for row in stored["layers"]] == [row.name for row in mixed.manifest.layers]
 
 
-def test_what_calibrated_is_in_the_manifest_and_did_not_judge(mixed: stages.Outcome) -> None:
+def test_calibration_rows_are_recorded_and_not_used_for_fidelity(mixed: stages.Outcome) -> None:
     (rows,) = (f for f in mixed.manifest.findings if f.what == "calibration rows")
     assert rows.value == 256
     assert "calibration_inputs; sha256 " in rows.why
@@ -103,7 +103,7 @@ def test_calibration_says_which_layers_it_reached_and_what_a_static_step_clips(t
     assert 0 <= found["saturation"].value <= found["worst saturation"].value < 0.2
 
 
-def test_pinned_layers_do_not_rise_and_the_gate_speaks(tmp_path: Path) -> None:
+def test_pinned_layers_are_not_raised_and_the_gate_refuses(tmp_path: Path) -> None:
     with pytest.raises(GateError, match="not faithful enough: .*; every layer is pinned, or float already"):
         stages.optimize(
             DIGITS.with_(quant="cluster:2", layers={"*": "cluster:2"}, max_error=0.01), tmp_path / "d.infer"
@@ -121,7 +121,7 @@ def error_of(plan: Plan) -> float:
     return float((got - want).norm() / want.norm())
 
 
-def test_sensitive_layers_rise_instead_of_a_refusal(tmp_path: Path) -> None:
+def test_sensitive_layers_are_raised_instead_of_a_refusal(tmp_path: Path) -> None:
     plan = DIGITS.with_(quant="cluster:2")
     plan = plan.with_(max_error=0.85 * error_of(plan))
     made = stages.optimize(plan, tmp_path / "d.infer")
@@ -166,7 +166,7 @@ def test_contradictions_fail_before_anything_is_loaded(tmp_path: Path, asked: di
         stages.optimize(Plan(source=str(tmp_path / "absent.pt"), **asked), tmp_path / "d.infer")
 
 
-def test_a_budget_names_its_own_limits() -> None:
+def test_fidelity_limits_follow_the_budget() -> None:
     assert precision(Plan(source="x", quant="cluster:3", bits=8.0)) == "int8"
     assert precision(Plan(source="x", quant="cluster:3", bits=4.5)) == "4bit"
     assert precision(Plan(source="x", quant="cluster:2", bits=3.5)) == "3bit"

@@ -46,7 +46,7 @@ def error(model: nn.Module, original: nn.Module, x: Tensor) -> float:
         return float((model(x) - original(x)).norm() / original(x).norm())
 
 
-def test_the_stage_teaches_on_calibration_rows_and_helps_on_those_that_judge() -> None:
+def test_recovery_trains_on_calibration_rows_and_helps_on_others() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         original = Scores().eval()
@@ -60,7 +60,7 @@ def test_the_stage_teaches_on_calibration_rows_and_helps_on_those_that_judge() -
     assert error(small, original, known.samples["x"]) < before
 
 
-def test_all_text_that_does_not_judge_teaches(tmp_path: Path) -> None:
+def test_recovery_trains_on_all_text_but_the_evaluation_rows(tmp_path: Path) -> None:
     folder = tiny_chats.source(tmp_path / "llama")
     text = random.Random(0).choices("abcdefgh ", k=128 * 200)
     (tmp_path / "text.txt").write_text("".join(text))
@@ -75,7 +75,7 @@ def test_all_text_that_does_not_judge_teaches(tmp_path: Path) -> None:
     assert len(judging) + len(teaching) == len("".join(text)) // found.samples["input_ids"].shape[1]
 
 
-def test_weights_on_disk_can_not_teach() -> None:
+def test_recovery_needs_weights_in_memory() -> None:
     with pytest.raises(NotUsableError, match="not in memory"):
         recover_quality(PLAN, Scores(), calibration_set(None), Reporter())
 
@@ -86,11 +86,11 @@ def test_recovery_needs_a_format() -> None:
 
 
 @pytest.mark.parametrize(("text", "budget"), [("30min", (1800.0, None)), ("200000", (None, 200000))])
-def test_budgets_of_recovery(text: str, budget: tuple[float | None, int | None]) -> None:
+def test_recovery_budgets_are_parsed(text: str, budget: tuple[float | None, int | None]) -> None:
     assert recovery_budget(text) == budget
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "30 minutes", "1.5"])
-def test_other_budgets_are_refused(text: str) -> None:
+def test_invalid_recovery_budgets_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         recovery_budget(text)

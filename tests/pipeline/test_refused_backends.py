@@ -18,7 +18,7 @@ OF_TORCHS_OWN_TESTS = ("TESTING_ONLY", "minifier")
 
 
 @pytest.mark.parametrize("name", REPLACEMENTS)
-def test_each_name_is_refused_with_its_reason_and_a_backend_that_exists(name: str) -> None:
+def test_a_known_foreign_backend_is_refused_with_a_replacement(name: str) -> None:
     reason, other = REPLACEMENTS[name]
     assert other in plugins.names("backends")
     assert name not in plugins.names("backends")
@@ -28,7 +28,7 @@ def test_each_name_is_refused_with_its_reason_and_a_backend_that_exists(name: st
     assert f"Use --backend {other}" in str(error.value)
 
 
-def test_every_backend_that_torch_registers_has_an_answer() -> None:
+def test_every_torch_compile_backend_is_known_or_refused() -> None:
     registered = torch._dynamo.list_backends(exclude_tags=())
     known = {*REPLACEMENTS, *plugins.names("backends")}
     assert [n for n in registered if n not in known and not any(w in n for w in OF_TORCHS_OWN_TESTS)] == []
@@ -42,7 +42,7 @@ def test_the_cookbook_lists_every_name_with_its_replacement() -> None:
         )
 
 
-def test_the_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_backend_name_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", "model.pt", "--backend", "ipex"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Intel Extension for PyTorch has ended; its kernels are in torch and OpenVINO" in said

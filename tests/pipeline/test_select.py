@@ -72,11 +72,11 @@ def test_a_gain_at_a_large_batch_does_not_hide_a_loss_at_a_small_one() -> None:
     )
 
 
-def test_within_three_percent_the_least_total_time_decides() -> None:
+def test_trials_within_three_percent_are_ranked_by_total_time() -> None:
     assert chosen(trial("ort", (1.0, 1.02)), trial("inductor", (1.01, 1.0)))[0] == "inductor"
 
 
-def test_trials_that_were_not_timed_can_be_chosen() -> None:
+def test_an_untimed_trial_can_be_selected() -> None:
     untimed = [Trial(name, Path(), [], {}, 1, 1, changed=False) for name in ("inductor", "ort")]
     assert chosen(*untimed) == ("inductor", "not timed")
 
@@ -140,7 +140,7 @@ def test_plain_torch_is_not_tried_for_losing_to_another_float_form(tried: Any) -
     assert tried(PLAN.with_(quant="int8"), ours, trial("eager", (1.0, 1.0)))[0] == ["inductor"]
 
 
-def test_a_whole_window_graph_is_written_again_after_layers_rose(
+def test_a_whole_window_graph_is_rewritten_after_raised_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     saved: list[Path] = []
@@ -156,7 +156,7 @@ def test_a_whole_window_graph_is_written_again_after_layers_rose(
     assert len(saved) == 2
 
 
-def test_calls_in_turns_share_a_machine_that_slows_down() -> None:
+def test_interleaved_calls_cancel_a_machine_that_slows_down() -> None:
     """One after the other, the second would seem slower by as much as the machine slowed down."""
     now, calls = [0.0], [0]
 

@@ -125,14 +125,14 @@ def test_the_fastest_float_form_of_any_backend_is_the_baseline() -> None:
 
 
 @pytest.mark.usefixtures("given")
-def test_of_auto_the_float_form_of_a_backend_that_lost_by_far_is_not_lowered() -> None:
+def test_auto_does_not_lower_float_forms_of_much_slower_backends() -> None:
     forms = Forms(graph(), plain=(1.0, 1.0), inductor=(1.0, 1.0), ort=(1.0, 1.0))
     timed(PLAN, [trial("inductor", 0.1, 0.1), trial("ort", 2.0, 2.0)], forms)
     assert forms.lowered == ["inductor"]
 
 
 @pytest.mark.usefixtures("given")
-def test_a_later_trial_meets_the_float_forms_of_earlier_ones(tmp_path: Path) -> None:
+def test_a_later_trial_is_timed_against_earlier_float_forms(tmp_path: Path) -> None:
     """Plain torch in int8, tried last, is compared with the float form of ONNX Runtime too."""
     made, first, last = graph(), trial("ort", 0.8, 0.8), trial("eager", 0.9, 0.9)
     forms = FloatReferences(made, tmp_path, module=Net().eval())
@@ -154,7 +154,7 @@ def test_a_backend_that_was_asked_for_is_compared_with_itself_and_plain_torch() 
 
 
 @pytest.mark.usefixtures("given")
-def test_a_float_form_that_can_not_be_made_is_said() -> None:
+def test_a_float_form_that_fails_is_reported() -> None:
     ours = trial("ort", 0.9, 0.9)
     found = timed(PLAN.with_(backend="ort"), [ours], Forms(graph(), plain=(1.0, 1.0)))
     assert found == ["no ort float32", "float form torch eager"]
@@ -194,7 +194,7 @@ def test_prompts_count_in_the_time_of_a_request(decode: float, prompt: float, sl
     assert f"reading a prompt {prompt:.2f}x slower" in made.verdict or prompt < 1
 
 
-def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> None:
+def test_the_eager_baseline_is_the_users_own_module(tmp_path: Path) -> None:
     module = Net().eval()
     made = graph(module)
     plain = FloatReferences(made, tmp_path, module=module)._plain(PLAN, None)
@@ -202,7 +202,7 @@ def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> Non
     torch.testing.assert_close(plain.run(made.samples), made.run(made.samples))
 
 
-def test_a_plain_call_gives_what_the_program_gives_whatever_the_order() -> None:
+def test_a_plain_call_equals_the_program_for_any_input_order() -> None:
     made = graph()
     call = plain_call(made.exported, made.inputs)
     for rows in (1, 5):
@@ -230,11 +230,11 @@ FITS = FastInputs(
     ],
     ids=["dtype", "size", "rows differ", "too many", "none", "rank", "a list", "half"],
 )
-def test_only_inputs_that_fit_take_the_short_way(a: Any, b: Any) -> None:
+def test_only_matching_inputs_take_the_fast_path(a: Any, b: Any) -> None:
     assert FITS.tensors({"a": a, "b": b}) is None
 
 
-def test_inputs_that_fit_come_as_tensors_in_the_order_of_the_specs() -> None:
+def test_matching_inputs_become_tensors_in_the_order_of_the_specs() -> None:
     given = {"b": np.arange(2), "a": np.ones((3, 2), "float32").T}
     found = FITS.tensors(given)
     assert list(found) == ["a", "b"]
@@ -243,7 +243,7 @@ def test_inputs_that_fit_come_as_tensors_in_the_order_of_the_specs() -> None:
     assert FITS.tensors({**given, "c": given["b"]}) is None
 
 
-def test_the_short_way_answers_as_the_long_one() -> None:
+def test_the_input_fast_path_equals_the_checked_path() -> None:
     made = graph()
     calls = CheckedRunner(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
     arrays = {name: value.numpy() for name, value in made.samples.items()}

@@ -126,7 +126,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RaisedArtifact:
     return RaisedArtifact(folder, calls, steps)
 
 
-def test_renaming_every_display_label_changes_nothing_decided(
+def test_no_decision_depends_on_display_labels(
     made: RaisedArtifact, tmp_path: Path, run_python: Callable[[str], str]
 ) -> None:
     output = tmp_path / "digits.infer"
@@ -136,7 +136,7 @@ def test_renaming_every_display_label_changes_nothing_decided(
     assert renamed == plain
 
 
-def test_the_source_is_opened_once_though_layers_rise(made: RaisedArtifact) -> None:
+def test_the_source_is_opened_once_even_if_layers_are_raised(made: RaisedArtifact) -> None:
     assert made.steps.count("compress") > 1
     assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "attach_samples": 1}
 

@@ -47,7 +47,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (eat, ResourceError, "more memory than is free"),
     ],
 )
-def test_what_opening_it_would_do_is_a_sentence(
+def test_a_crash_while_opening_in_a_subprocess_is_an_error(
     stranger: Path,
     monkeypatch: pytest.MonkeyPatch,
     act: Callable[..., None],
@@ -74,7 +74,7 @@ def test_an_artifact_of_this_user_or_a_trusted_one_opens_at_once(
     isolated_open.open_in_subprocess(make(tmp_path / "own.infer"))
 
 
-def test_other_faults_are_reported_by_the_real_opening(
+def test_errors_other_than_crashes_are_left_to_the_opening_process(
     stranger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     isolated_open.open_in_subprocess(stranger)

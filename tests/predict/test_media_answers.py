@@ -100,7 +100,7 @@ def test_objects_have_the_boxes_of_transformers(tmp_path: Path, images: Path) ->
     np.testing.assert_allclose(boxes, want["boxes"][order].numpy(), atol=1.01)
 
 
-def test_classes_of_pixels_have_their_share_of_the_area(tmp_path: Path, images: Path) -> None:
+def test_segmentation_answers_give_the_area_share_of_classes(tmp_path: Path, images: Path) -> None:
     config = transformers.SegformerConfig(
         hidden_sizes=[8, 16, 24, 32],
         depths=[1] * 4,
@@ -122,7 +122,7 @@ def test_classes_of_pixels_have_their_share_of_the_area(tmp_path: Path, images: 
     assert {row["label"]: row["area"] for row in found} == {k: v for k, v in want.items() if v}
 
 
-def test_sound_has_labels_and_other_rates_are_resampled(tmp_path: Path, sounds: Path) -> None:
+def test_audio_is_classified_at_any_sampling_rate(tmp_path: Path, sounds: Path) -> None:
     model = save(
         transformers.HubertForSequenceClassification(transformers.HubertConfig(**SPEECH, **NAMED)),
         tmp_path / "m",
@@ -208,7 +208,7 @@ def test_boxes_below_the_threshold_are_left_out() -> None:
     assert answers.boxes(logits[1:], np.zeros((1, 4)), (1, 1), []) == []
 
 
-def test_a_model_whose_task_has_no_answer_says_so(tiny_artifact: Path) -> None:
+def test_a_task_without_answers_is_refused_with_a_reason(tiny_artifact: Path) -> None:
     with (
         Predictor.load(tiny_artifact) as predictor,
         pytest.raises(UsageError, match="its task is text-generation"),

@@ -73,7 +73,7 @@ def model(recipe: Path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 32, 33, 100])
-def test_it_gives_what_the_model_gives(predictor: Predictor, recipe: Path, rows: int) -> None:
+def test_predictor_outputs_equal_the_model(predictor: Predictor, recipe: Path, rows: int) -> None:
     x, bias = torch.randn(rows, 64), torch.randn(rows)
     with torch.no_grad():
         expected = model(recipe)(x, bias)
@@ -82,11 +82,11 @@ def test_it_gives_what_the_model_gives(predictor: Predictor, recipe: Path, rows:
     np.testing.assert_allclose(answer["y"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_torch_in_torch_out(predictor: Predictor) -> None:
+def test_torch_inputs_give_torch_outputs(predictor: Predictor) -> None:
     assert isinstance(predictor.predict({"x": torch.zeros(2, 64), "bias": torch.zeros(2)})["y"], torch.Tensor)
 
 
-def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -> None:
+def test_a_list_of_requests_is_answered_in_order(predictor: Predictor) -> None:
     requests = [
         {"x": np.random.randn(n, 64).astype("float32"), "bias": np.zeros(n, "float32")} for n in (1, 3, 2)
     ]
@@ -122,7 +122,7 @@ def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -
         ({"x": 1, "bias": 2, "z": 3}, "no input named 'z'; expected 'x' float32"),
     ],
 )
-def test_a_wrong_input_is_named(predictor: Predictor, request_: dict, sentence: str) -> None:
+def test_an_invalid_input_is_named_in_the_error(predictor: Predictor, request_: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         predictor.predict(request_)
 
@@ -141,7 +141,7 @@ def test_nan_in_one_row_stays_in_that_row(predictor: Predictor) -> None:
     assert np.isnan(dirty[2]).all()
 
 
-def test_many_threads_get_their_own_answers(predictor: Predictor) -> None:
+def test_concurrent_threads_get_their_own_outputs(predictor: Predictor) -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -157,7 +157,7 @@ def test_many_threads_get_their_own_answers(predictor: Predictor) -> None:
     assert not wrong
 
 
-def test_it_knows_what_it_holds(predictor: Predictor) -> None:
+def test_a_predictor_describes_inputs_outputs_and_report(predictor: Predictor) -> None:
     assert [str(s) for s in predictor.inputs] == ["'x' float32 [batch, 64]", "'bias' float32 [batch]"]
     assert [str(s) for s in predictor.outputs] == ["'y' float32 [batch, 8]"]
     assert predictor.name == "model"
@@ -165,7 +165,7 @@ def test_it_knows_what_it_holds(predictor: Predictor) -> None:
     predictor.warmup()
 
 
-def test_a_closed_predictor_says_so(made: Path) -> None:
+def test_a_closed_predictor_raises_a_usage_error(made: Path) -> None:
     predictor = Predictor.load(made)
     predictor.close()
     with pytest.raises(UsageError, match="closed"):
@@ -177,7 +177,7 @@ def test_text_for_a_tensor_model_is_refused(predictor: Predictor) -> None:
         predictor.tokenize(["hello"])
 
 
-def test_wrong_numbers_are_caught_when_it_is_opened(made: Path, tmp_path: Path) -> None:
+def test_wrong_golden_outputs_are_detected_on_opening(made: Path, tmp_path: Path) -> None:
     from infer.artifact import store
 
     copy = tmp_path / "model.infer"
@@ -214,7 +214,7 @@ def test_an_artifact_of_another_machine_is_lowered_again(made: Path, monkeypatch
         ].shape == (1, 8)
 
 
-def test_what_was_lowered_again_is_of_the_folder_that_is_opened(
+def test_the_cache_of_lowered_graphs_is_keyed_by_artifact(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import backends.eager as eager
@@ -231,6 +231,6 @@ def test_what_was_lowered_again_is_of_the_folder_that_is_opened(
     assert answer.shape == (1, 8)
 
 
-def test_something_else_is_not_an_artifact(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InferError, match="not an artifact of infer"):
         Predictor.load(tmp_path)

@@ -97,7 +97,7 @@ def closes(found: list[dict[str, Any]], expected: list[dict[str, Any]], name: st
     np.testing.assert_allclose([r["score"] for r in found], [r["score"] for r in expected], atol=1e-4)
 
 
-def test_tokens_become_entities(tmp_path: Path, texts: Path) -> None:
+def test_token_classification_answers_are_entities(tmp_path: Path, texts: Path) -> None:
     model = bert(
         tmp_path / "m", "TokenClassification", id2label=LABELS, label2id={v: k for k, v in LABELS.items()}
     )
@@ -140,7 +140,7 @@ def test_a_question_is_answered_by_a_span_of_a_long_context(tmp_path: Path, text
     assert short["score"] == pytest.approx(float(torch.outer(first, last).triu().max()), abs=1e-4)
 
 
-def test_a_mask_is_filled(tmp_path: Path, texts: Path) -> None:
+def test_fill_mask_answers_are_ranked_tokens(tmp_path: Path, texts: Path) -> None:
     model = bert(tmp_path / "m", "MaskedLM")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
@@ -236,7 +236,7 @@ def test_a_quantized_choice_is_judged_by_question(tmp_path: Path) -> None:
     assert found["top1"] >= 0.98
 
 
-def test_labels_of_texts_and_pairs_have_scores(tmp_path: Path, texts: Path) -> None:
+def test_texts_and_pairs_are_classified_with_scores(tmp_path: Path, texts: Path) -> None:
     labels = {0: "no", 1: "perhaps", 2: "yes"}
     model = bert(
         tmp_path / "m", "SequenceClassification", id2label=labels, label2id={v: k for k, v in labels.items()}

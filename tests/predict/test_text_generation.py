@@ -79,7 +79,7 @@ def test_many_prompts_give_a_list_and_n_gives_lists(model: Predictor) -> None:
     assert model.generate([]) == []
 
 
-def test_a_seed_repeats(model: Predictor) -> None:
+def test_generation_is_reproducible_by_seed(model: Predictor) -> None:
     one, two = (model.generate(PROMPT, max_tokens=8, seed=11).token_ids for _ in range(2))
     assert one == two
 
@@ -90,7 +90,7 @@ def test_more_prompts_than_the_engine_queues_all_get_done(model: Predictor) -> N
     assert {tuple(c.token_ids) for c in made} == {tuple(greedy([3, 4], 1))}
 
 
-def test_the_second_time_a_prompt_is_found_in_the_cache(model: Predictor) -> None:
+def test_a_repeated_prompt_is_a_prefix_cache_hit(model: Predictor) -> None:
     prompt = list(range(10, 110))
     assert model.generate(prompt, max_tokens=1).cached_tokens == 0
     assert model.generate(prompt, max_tokens=1).cached_tokens == 96
@@ -108,7 +108,7 @@ def test_a_batch_invariant_model_gives_the_same_bits_under_load(model: Predictor
     assert calls[0] >= 20 * 11  # of one token: nobody's next token was computed beside another's
 
 
-def test_text_in_text_out(lm: Predictor) -> None:
+def test_generate_takes_and_returns_text(lm: Predictor) -> None:
     made = lm.generate("Return the", max_tokens=6, temperature=0)
     assert made.text == lm.language_model.decode(made.token_ids)
     assert str(made) == made.text
@@ -123,7 +123,7 @@ def test_a_stop_string_ends_the_text_before_it(lm: Predictor) -> None:
     assert made.text == free.text[: free.text.index(stop)]
 
 
-def test_pieces_make_up_the_completion(lm: Predictor) -> None:
+def test_streamed_pieces_join_to_the_completion(lm: Predictor) -> None:
     whole = lm.generate("import os", max_tokens=12, seed=5)
     with lm.stream("import os", max_tokens=12, seed=5) as stream:
         pieces = list(stream)
@@ -149,7 +149,7 @@ def test_a_stream_that_is_not_read_is_cancelled(model: Predictor, way: str) -> N
     assert model.engine_client.stats().cancelled == cancelled + 1
 
 
-def test_async_twins_give_the_same(model: Predictor) -> None:
+def test_async_methods_equal_their_sync_forms(model: Predictor) -> None:
     async def both() -> tuple[list[int], list[int]]:
         one = asyncio.create_task(model.agenerate(PROMPT, max_tokens=6, temperature=0, ignore_eos=True))
         async with model.astream(PROMPT, max_tokens=6, temperature=0, ignore_eos=True) as stream:
@@ -215,7 +215,7 @@ def test_text_is_scored_per_byte_too(lm: Predictor) -> None:
     assert 1 < score.perplexity < 4096
 
 
-def test_a_chat_is_its_template_completed(lm: Predictor) -> None:
+def test_chat_completes_the_rendered_template(lm: Predictor) -> None:
     messages = [{"role": "user", "content": "What is a list?"}]
     made = lm.chat(messages, max_tokens=5, temperature=0)
     prompt = "<|begin|>What is a list?\n\n"
@@ -227,7 +227,7 @@ def test_a_chat_is_its_template_completed(lm: Predictor) -> None:
     assert "".join(map(str, streamed)) == made.text
 
 
-def test_what_the_makers_recommend_is_the_default(lm: Predictor) -> None:
+def test_recommended_sampling_settings_are_the_defaults(lm: Predictor) -> None:
     made = lm.language_model.sampling(10, {"max_tokens": None, "top_p": None})
     assert (made.temperature, made.top_p, made.max_tokens) == (0.7, 0.9, 256)
     assert lm.language_model.sampling(500, {}).max_tokens == 12
@@ -238,7 +238,7 @@ def test_a_choice_constrains_the_output(lm: Predictor) -> None:
     assert lm.generate("Is it so? ", choice=["yes", "no"]).text in ("yes", "no")
 
 
-def test_calls_of_tools_are_read_from_the_answer(lm: Predictor) -> None:
+def test_tool_calls_are_parsed_from_the_output(lm: Predictor) -> None:
     pytest.importorskip("llguidance")
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     said = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -263,7 +263,9 @@ def test_calls_of_tools_are_read_from_the_answer(lm: Predictor) -> None:
         (None, {}, "expected text or token ids, got NoneType"),
     ],
 )
-def test_a_wrong_call_is_named(model: Predictor, prompt: object, options: dict, sentence: str | None) -> None:
+def test_an_invalid_generate_call_names_the_argument(
+    model: Predictor, prompt: object, options: dict, sentence: str | None
+) -> None:
     if sentence is None:
         assert model.generate(prompt, **options) == []
         return
@@ -308,7 +310,7 @@ def test_a_closed_predictor_generates_nothing(model: Predictor) -> None:
         closed.generate(PROMPT)
 
 
-def test_memory_is_what_was_given(model: Predictor) -> None:
+def test_kv_memory_bounds_the_cache(model: Predictor) -> None:
     engine = model.language_model.engine
     assert 0 < engine.cache.nbytes <= 8_000_000
     with pytest.raises(UsageError, match="expected a size like 2GiB or 500MB, got 'much' - at kv_memory"):

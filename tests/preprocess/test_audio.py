@@ -35,7 +35,7 @@ def wav(samples: np.ndarray, rate: int, width: int = 2, channels: int = 1) -> by
 
 
 @pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)])
-def test_samples_are_read_at_every_depth(width: int, channels: int) -> None:
+def test_audio_is_read_at_every_bit_depth(width: int, channels: int) -> None:
     want = tone(8000)
     got = open_sound(wav(want, 8000, width, channels), 8000)
     np.testing.assert_allclose(got, want, atol=1.1 / 2 ** (8 * width - 1))
@@ -55,7 +55,7 @@ def test_resampling_down_removes_what_the_rate_cannot_hold() -> None:
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("normalizes", [False, True])
-def test_samples_are_those_of_transformers(tmp_path: Path, masks: bool, normalizes: bool) -> None:
+def test_decoded_audio_equals_transformers(tmp_path: Path, masks: bool, normalizes: bool) -> None:
     transformers = pytest.importorskip("transformers")
     extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=masks, do_normalize=normalizes)
     extractor.save_pretrained(tmp_path)
@@ -70,7 +70,7 @@ def test_samples_are_those_of_transformers(tmp_path: Path, masks: bool, normaliz
 
 @pytest.mark.filterwarnings("ignore:At least one mel filter")
 @pytest.mark.parametrize(("name", "reads"), [("AST", "input_values"), ("Whisper", "input_features")])
-def test_spectrograms_are_those_of_transformers(tmp_path: Path, name: str, reads: str) -> None:
+def test_spectrograms_equal_transformers(tmp_path: Path, name: str, reads: str) -> None:
     extractor = getattr(pytest.importorskip("transformers"), f"{name}FeatureExtractor")()
     extractor.save_pretrained(tmp_path)
     found, why = read_preprocessor(tmp_path, reads, 1)
@@ -94,7 +94,7 @@ def test_rows_of_a_batch_are_padded_with_their_mask() -> None:
     assert found["attention_mask"].sum(1).tolist() == [3, 5]
 
 
-def test_what_is_no_sound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_audio_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="expected a WAV file"):
         open_sound(b"RIFF" + bytes(40), 16000)
     with pytest.raises(InputError, match="no samples"):
@@ -126,7 +126,7 @@ def test_a_truncated_file_gives_the_samples_that_it_has() -> None:
     assert len(open_sound(data[:44], 16000)) == 0
 
 
-def test_another_rate_needs_a_resampler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_sampling_rate_needs_a_resampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer.preprocess.audio.find_spec", lambda name: None)
     assert len(open_sound(wav(tone(16000), 16000), 16000)) == 3200
     with pytest.raises(NotUsableError, match="expected sound of 16000 Hz, got 8000 Hz"):

@@ -50,7 +50,7 @@ def picture(height: int, width: int, mode: str = "RGB") -> Image.Image:
         ("SiglipImageProcessorPil", {"size": {"height": 24, "width": 24}}),
     ],
 )
-def test_pixels_are_those_of_transformers(tmp_path: Path, name: str, values: dict[str, Any]) -> None:
+def test_preprocessed_pixels_equal_transformers(tmp_path: Path, name: str, values: dict[str, Any]) -> None:
     processor = getattr(pytest.importorskip("transformers"), name)(**values)
     processor.save_pretrained(tmp_path)
     ours, why = read_preprocessor(tmp_path, "pixel_values", 3)
@@ -122,7 +122,7 @@ def test_an_image_is_turned_upright_by_its_exif_orientation(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(50)])
-def test_what_is_no_image_is_refused(data: bytes) -> None:
+def test_files_that_are_not_images_are_refused(data: bytes) -> None:
     with pytest.raises(SourceError, match="expected an image"):
         open_image(data)
 
@@ -134,7 +134,7 @@ def test_a_truncated_image_is_refused() -> None:
         open_image(file.getvalue()[:-200])
 
 
-def test_a_strip_that_would_grow_without_bound_is_refused() -> None:
+def test_an_extreme_aspect_ratio_is_refused_before_resizing() -> None:
     with pytest.raises(InputError, match="would be resized to"):
         ImagePreprocessor(shortest_edge=224).row(Image.new("RGB", (60_000, 1)))
 

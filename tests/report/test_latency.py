@@ -54,7 +54,7 @@ def test_summary_gives_percentiles_mean_and_spread() -> None:
         (0.5, 2.0, "within noise"),
     ],
 )
-def test_verdict_follows_the_whole_interval(low: float, high: float, said: str) -> None:
+def test_the_verdict_follows_the_whole_confidence_interval(low: float, high: float, said: str) -> None:
     assert latency.verdict(low, high) == said
 
 
@@ -92,13 +92,13 @@ def test_a_clear_difference_stops_early_and_says_how_much() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "pairs"), [(0.45, 5), (0.12, 8), (0.01, 11)])
-def test_long_calls_that_differ_by_far_are_believed_sooner(seconds: float, pairs: int) -> None:
+def test_large_differences_of_slow_calls_stop_early(seconds: float, pairs: int) -> None:
     fake = Fake()
     a, b = fake.call("a", lambda: 0.1 * seconds), fake.call("b", lambda: seconds)
     assert latency.paired(a, b, clock=fake.clock).pairs == pairs
 
 
-def test_one_pair_that_is_not_far_off_needs_all_of_them() -> None:
+def test_similar_slow_calls_need_all_pairs() -> None:
     fake, odd = Fake(), [0.5] * 20
     odd[6] = 0.9  # after the warm-up and the call that sets the repeats
     falling = iter(odd)
@@ -106,7 +106,7 @@ def test_one_pair_that_is_not_far_off_needs_all_of_them() -> None:
     assert latency.paired(a, b, clock=fake.clock).pairs == 11
 
 
-def test_noise_that_never_settles_ends_with_the_budget() -> None:
+def test_measurement_of_persistent_noise_ends_with_the_budget() -> None:
     fake = Fake()
     a, b = fake.call("a", noisy(0.05, 1.5, 3)), fake.call("b", noisy(0.05, 1.5, 4))
     result = latency.paired(a, b, clock=fake.clock, max_seconds=5.0)
@@ -139,7 +139,7 @@ def test_measure_reaches_both_minima_and_counts_warm_up_apart() -> None:
     assert len(fake.order) == taken.n + taken.warmup
 
 
-def test_measure_stops_at_the_most_runs() -> None:
+def test_measure_stops_at_the_maximum_number_of_runs() -> None:
     fake = Fake()
     assert latency.measure(fake.call("a", lambda: 0.0), clock=fake.clock, max_runs=50).n == 50
 
@@ -152,7 +152,7 @@ def test_warm_up_goes_on_while_calls_get_faster_and_gives_up_after_ten() -> None
     assert latency.warm_up(fake.call("a", lambda: next(halving)), clock=fake.clock) == 10
 
 
-def test_garbage_collection_waits_and_comes_back_after_an_error() -> None:
+def test_garbage_collection_is_paused_and_restored_after_errors() -> None:
     fake, seen = Fake(), list[bool]()
 
     def took() -> float:

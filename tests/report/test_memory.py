@@ -65,9 +65,7 @@ def test_stored_weights_come_from_the_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("permitted", [True, False])
-def test_peak_memory_sees_a_block_that_came_and_went(
-    permitted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peak_memory_includes_freed_allocations(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not permitted:
         monkeypatch.setattr(hardware, "reset_peak", lambda: False)
     elif not hardware.reset_peak():
@@ -93,7 +91,7 @@ def test_probe_measures_a_fresh_process(tiny_artifact: Path) -> None:
     assert [f.what for f in found.findings()][:2] == ["weights", "runtime"]
 
 
-def test_a_probe_that_fails_says_its_last_words(tiny_artifact: Path) -> None:
+def test_a_failed_memory_probe_reports_its_last_output(tiny_artifact: Path) -> None:
     found = memory.probe("inducter", tiny_artifact)
     assert found.peak is None
     assert "no backend named 'inducter'" in found.failure
@@ -104,7 +102,7 @@ def test_a_probe_that_fails_says_its_last_words(tiny_artifact: Path) -> None:
     ("num_bytes", "flops", "seconds", "bound"),
     [(1000, 10, 10.0, "memory"), (100, 10_000, 10.0, "compute"), (100, None, 1.0, "memory")],
 )
-def test_floor_is_the_larger_of_reading_and_computing(
+def test_the_roofline_floor_is_the_larger_of_memory_and_compute(
     num_bytes: int, flops: int | None, seconds: float, bound: str
 ) -> None:
     assert roofline.least_time(num_bytes, flops, bandwidth=100.0, peak=1000.0) == (seconds, bound)
@@ -149,7 +147,7 @@ def test_bytes_read_leave_out_tables_that_are_looked_up() -> None:
     assert roofline.bytes_read(graph.exported) == 4 * (16 * 4 + 4)
 
 
-def test_a_model_in_the_cache_is_judged_by_the_caches_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_within_cache_uses_the_cache_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
     monkeypatch.setattr(hardware, "bandwidth_for", lambda num_bytes, _: 8e9 if num_bytes < 1e6 else 1e9)
     monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e12)
@@ -185,7 +183,7 @@ def test_a_trace_opens_as_json_and_its_operators_are_ranked(name: str, tmp_path:
     assert "aten::mm" in {op.name for op in profile.trace(lambda: x @ x, path)}
 
 
-def test_a_trace_with_another_ending_is_refused(tmp_path: Path) -> None:
+def test_a_trace_path_with_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a trace is a .json or a .json.gz file, got 'x.html'"):
         profile.trace(lambda: None, tmp_path / "x.html")
 
@@ -206,7 +204,7 @@ def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> N
 
 
 @linux_only
-def test_a_fork_that_fails_gives_way_to_a_fresh_process(
+def test_a_failed_forked_probe_falls_back_to_a_new_process(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forking = ForkingProbe()

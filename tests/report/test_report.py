@@ -185,19 +185,19 @@ def printed(report: document.Report, width: int | None = None) -> str:
     return out.getvalue()
 
 
-def test_headline_says_speed_size_fidelity_and_verdict() -> None:
+def test_the_headline_has_speed_size_fidelity_and_verdict() -> None:
     said = sample().headline
     assert said == "faster 2.10x (batch 1), 1.34x (batch 8) · 3.9x smaller · top-1 agreement 99.7 % · passed"
 
 
-def test_report_survives_json() -> None:
+def test_a_report_round_trips_through_json() -> None:
     report = sample()
     again = document.decode(document.encode(report))
     assert again == report
     assert b'"original_size": 90900000' in document.encode(report)
 
 
-def test_unknown_is_null_and_a_dash_never_infinity() -> None:
+def test_unknown_figures_are_null_in_json_and_a_dash_in_text() -> None:
     unknown = {"memory": Memory(failure="the probe failed: killed"), "original_size": None, "ceiling": None}
     report = sample((Metric("logits", "relative_error", 0.01),), unknown)
     data = document.encode(report)
@@ -285,7 +285,7 @@ def test_page_is_well_formed_and_refers_to_nothing_outside() -> None:
     assert not re.search(r"https?://", text)
 
 
-def test_page_says_verdict_choices_numbers_versions_and_command() -> None:
+def test_the_page_has_verdict_choices_figures_and_command() -> None:
     text = read(sample()).text
     for said in ("3.9x smaller", "no CUDA device", "0.477 [0.467, 0.486]", "high-water mark", "torch 2.13.0"):
         assert said in text
@@ -348,7 +348,7 @@ def test_a_narrow_terminal_keeps_the_verdict_of_each_batch() -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()[:-1]) <= 60
 
 
-def test_card_stands_before_the_numbers() -> None:
+def test_the_model_card_precedes_the_figures() -> None:
     text = printed(sample())
     assert "bandwidth  10.8 GB/s (measured, all threads)" in text
     assert text.index("Card") < text.index("Latency") < text.index("Fidelity") < text.index("Memory")
@@ -362,7 +362,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("ink", ["ink", "soft", "good", "bad"])
-def test_text_keeps_its_contrast_in_light_and_dark(ink: str) -> None:
+def test_text_contrast_is_sufficient_in_light_and_dark_mode(ink: str) -> None:
     from infer.report.rendering.style import CSS
 
     for palette in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL):
@@ -375,7 +375,7 @@ def test_text_keeps_its_contrast_in_light_and_dark(ink: str) -> None:
     ("value", "said"),
     [(None, "-"), (2.5, "2.50 s"), (0.0123, "12.3 ms"), (4.2e-6, "4.20 µs"), (3e-9, "3.00 ns"), (0.0, "0 s")],
 )
-def test_seconds_keep_three_figures(value: float | None, said: str) -> None:
+def test_seconds_are_printed_with_three_significant_digits(value: float | None, said: str) -> None:
     assert formatting.seconds(value) == said
 
 
@@ -393,13 +393,13 @@ def test_shares_are_never_rounded_up_to_all(value: float, said: str) -> None:
     assert formatting.share(value) == said
 
 
-def test_larger_and_equal_sizes_are_said_as_such() -> None:
+def test_larger_and_equal_sizes_are_reported_as_such() -> None:
     assert formatting.smaller(100, 200) == "2.0x larger"
     assert formatting.smaller(100, 101) == "same size"
     assert formatting.smaller(None, 5) is None
 
 
-def test_mixed_verdicts_are_said_per_batch() -> None:
+def test_mixed_verdicts_are_reported_per_batch() -> None:
     pairs = [(1, pair(1.0, 2.0, "faster")), (8, pair(1.0, 1.0, "same"))]
     assert formatting.speeds(pairs) == "faster 2.00x (batch 1), same (batch 8)"
     assert formatting.speeds([(1, pair(1.0, 1.0, "same")), (8, pair(1.0, 1.0, "same"))]) == "same"
@@ -421,7 +421,7 @@ def test_command_repeats_every_option_that_is_not_the_default() -> None:
     )
 
 
-def test_a_latency_survives_json() -> None:
+def test_a_latency_round_trips_through_json() -> None:
     taken = Latency(1.0, 2.0, 3.0, 1.5, 0.5, 9, 0.2, 3)
     assert msgspec.json.decode(msgspec.json.encode(taken), type=Latency) == taken
 

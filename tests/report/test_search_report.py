@@ -71,7 +71,7 @@ def test_the_table_has_the_chosen_trial_first_and_skipped_ones_last() -> None:
     assert all(len(row) == len(search_tables.HEADS) for row in rows)
 
 
-def test_a_trial_outside_the_budgets_says_what_they_would_have_to_be() -> None:
+def test_a_trial_outside_the_budgets_names_the_needed_budgets() -> None:
     by_name = {row[1]: row[-1] for row in search_tables.rows(record())}
     assert by_name["inductor int8"] == "within the budgets"
     assert by_name["inductor float"] == "would need --max-latency 6ms and --max-memory 500MB"
@@ -93,7 +93,7 @@ def test_the_last_screen_of_a_search_fits_one_screen() -> None:
     assert any(line.startswith("front     ") for line in lines)
 
 
-def test_without_two_points_there_is_no_plot() -> None:
+def test_a_search_of_one_point_has_no_plot() -> None:
     found = record()
     assert search_plot.plot(msgspec.structs.replace(found, trials=found.trials[:1])) == ""
     assert search_plot.plot(msgspec.structs.replace(found, trials=())) == ""
@@ -121,7 +121,7 @@ def test_every_value_of_an_axis_has_its_place_between_the_ends(values: list[floa
     assert all(10 <= axis.place(tick) <= 110 for tick in axis.ticks())
 
 
-def test_the_line_of_the_front_only_improves() -> None:
+def test_the_plotted_pareto_front_is_monotonic() -> None:
     drawn = search_plot.plot(record())
     path = re.search(r'class="front" d="M([^"]+)"', drawn)
     assert path is not None

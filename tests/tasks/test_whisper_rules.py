@@ -26,7 +26,9 @@ def tokens() -> WhisperTokens:
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_rules_are_the_logits_processors_of_transformers(tokens: WhisperTokens, timestamps: bool) -> None:
+def test_whisper_rules_equal_the_transformers_logits_processors(
+    tokens: WhisperTokens, timestamps: bool
+) -> None:
     module = pytest.importorskip("transformers.generation.logits_process")
     generator = np.random.default_rng(0)
     prompt = tokens.prompt("en", "transcribe", timestamps=timestamps)
@@ -52,7 +54,7 @@ def test_rules_are_the_logits_processors_of_transformers(tokens: WhisperTokens, 
                 break
 
 
-def test_nothing_but_a_language_is_detected(tokens: WhisperTokens) -> None:
+def test_language_detection_allows_language_tokens_only(tokens: WhisperTokens) -> None:
     logits = np.arange(VOCABULARY, dtype=np.float32)
     tokens.detection.apply(logits, [])
     assert np.flatnonzero(np.isfinite(logits)).tolist() == [22, 23]
@@ -74,7 +76,7 @@ def test_nothing_but_a_language_is_detected(tokens: WhisperTokens) -> None:
         [31, 1, 33, 33, 2, 36, 36, 4, 40, 40, 1],
     ],
 )
-def test_segments_are_those_of_transformers(tokens: WhisperTokens, output: list[int]) -> None:
+def test_whisper_segments_equal_transformers(tokens: WhisperTokens, output: list[int]) -> None:
     module = pytest.importorskip("transformers.models.whisper.generation_whisper")
     seconds = 30.0
     theirs, offset = module.WhisperGenerationMixin._retrieve_segment(
@@ -91,7 +93,7 @@ def test_segments_are_those_of_transformers(tokens: WhisperTokens, output: list[
     assert [list(one.tokens) for one in ours] == want
 
 
-def test_the_prompt_tells_language_task_and_times(tokens: WhisperTokens) -> None:
+def test_the_whisper_prompt_has_language_task_and_timestamp_tokens(tokens: WhisperTokens) -> None:
     assert tokens.prompt("de", "translate", timestamps=True) == [21, 23, 25]
     assert tokens.prompt("en", "transcribe", timestamps=False) == [21, 22, 24, 29]
     english = WhisperTokens({**CONFIG, "lang_to_id": None, "task_to_id": None}, "here")

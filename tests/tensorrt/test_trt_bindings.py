@@ -100,7 +100,7 @@ def _owner(node: ast.expr) -> str | None:
     return HOLDS.get(name)
 
 
-def test_the_names_in_use_are_found_in_the_source() -> None:
+def test_tensorrt_names_used_by_the_source_are_found() -> None:
     names, methods = used()
     assert {"Builder", "OnnxParser", "NetworkDefinitionCreationFlag.STRONGLY_TYPED"} <= set(names)
     assert {"execute_async_v3", "build_serialized_network", "set_memory_pool_limit"} <= {

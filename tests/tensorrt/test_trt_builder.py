@@ -177,7 +177,7 @@ def test_the_table_of_capabilities_is_the_builders(builder: Any) -> None:
     assert {f"SM{sm}" for sm in trt_library.RTX_CAPABILITIES} == {n for n in names if n.startswith("SM")}
 
 
-def test_the_parsers_words_name_the_node(tmp_path: Path) -> None:
+def test_a_parser_error_names_the_node(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     info = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in "xy"]
     node = onnx.helper.make_node("Nowhere", ["x"], ["y"], name="the_node", domain="nobody")

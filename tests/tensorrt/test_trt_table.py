@@ -24,7 +24,7 @@ def cells() -> list[Cell]:
     return msgspec.json.decode(PATHS[-1].read_bytes(), type=Results).cells
 
 
-def test_every_cell_is_built_or_refused_by_a_known_sentence(cells: list[Cell]) -> None:
+def test_every_table_cell_is_built_or_refused_for_a_known_reason(cells: list[Cell]) -> None:
     for cell in cells:
         assert cell.outcome in ("built", "refused"), cell
         if cell.outcome == "refused" and not cell.why.startswith(OF_THE_FORMAT):
@@ -69,7 +69,7 @@ def test_a_run_of_some_cells_keeps_the_others_of_the_day(
     assert cells_of_today([two, three], True) == [one, two]
 
 
-def test_native_prints_do_not_mix_with_results(capfd: pytest.CaptureFixture[str]) -> None:
+def test_native_output_does_not_mix_with_results(capfd: pytest.CaptureFixture[str]) -> None:
     with stdout_for_results() as results:
         os.write(1, b"WARNING: of the builder\n")
         print("of Python", flush=True)

@@ -59,7 +59,7 @@ def test_refusals_keep_their_kind_and_place(decoders: MediaDecoders) -> None:
     assert decoders.image(image(PICTURE)).size == (21, 33)
 
 
-def test_a_crash_costs_one_file(decoders: MediaDecoders) -> None:
+def test_a_decoder_crash_fails_one_file_only(decoders: MediaDecoders) -> None:
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(decoders.image, image(PICTURE)) for _ in range(4)]
         bad = pool.submit(decoders.image, image(b"CRASH"))
@@ -69,9 +69,7 @@ def test_a_crash_costs_one_file(decoders: MediaDecoders) -> None:
     assert refused.value.where == "inputs[3]"
 
 
-def test_a_file_that_takes_too_long_is_given_up(
-    decoders: MediaDecoders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_media_file_times_out(decoders: MediaDecoders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SECONDS", 0.2)
     with pytest.raises(InputError, match="took longer than 0.2 s"):
         decoders.image(image(b"HANG"))

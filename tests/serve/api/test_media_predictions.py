@@ -68,7 +68,7 @@ def test_parameters_are_those_of_hugging_face(client: httpx.Client) -> None:
     assert raw[0]["score"] == pytest.approx(4 * 250 / 255, abs=1e-4)
 
 
-def test_a_form_and_the_file_itself_are_read(client: httpx.Client) -> None:
+def test_multipart_forms_and_raw_file_bodies_are_read(client: httpx.Client) -> None:
     want = ask(client, "colors", b64(png(RED)))
     files = {"file": ("a.png", png(RED))}
     assert client.post("/predict", data={"model": "colors"}, files=files).json() == want
@@ -104,7 +104,7 @@ def test_the_inference_client_of_hugging_face_reads_the_answers(monkeypatch: pyt
         assert client.audio_classification(wav(np.ones(400) * 0.9))[0].label == "loud"
 
 
-def test_objects_have_boxes_in_pixels(client: httpx.Client) -> None:
+def test_object_detection_returns_boxes_in_pixels(client: httpx.Client) -> None:
     found = ask(client, "finder", b64(two_halves()))
     assert [one["label"] for one in found] == ["red", "green"]
     assert found[0]["box"] == {"xmin": 0, "ymin": 0, "xmax": 20, "ymax": 20}
@@ -164,11 +164,11 @@ def test_boxes_of_sigmoid_detectors_are_those_of_transformers() -> None:
     np.testing.assert_allclose(boxes, want["boxes"].numpy(), atol=1.01)
 
 
-def test_a_vector_of_an_image_is_a_list(client: httpx.Client) -> None:
+def test_an_image_embedding_is_a_json_list(client: httpx.Client) -> None:
     assert ask(client, "look", b64(png(RED))) == pytest.approx([250 / 255, 10 / 255, 10 / 255])
 
 
-def test_sound_has_labels(client: httpx.Client) -> None:
+def test_audio_classification_returns_labels(client: httpx.Client) -> None:
     loud, quiet = wav(np.ones(400) * 0.9), wav(np.ones(4000) * 0.1, 8000)
     found = ask(client, "loudness", [b64(loud), b64(quiet)])
     assert [one[0]["label"] for one in found] == ["loud", "quiet"]
@@ -204,7 +204,7 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
 @pytest.mark.parametrize(
     ("model", "inputs", "status", "text"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
 )
-def test_a_wrong_file_is_refused_with_a_sentence(
+def test_an_invalid_media_file_is_refused_with_a_message(
     client: httpx.Client, model: str, inputs: Any, status: int, text: str
 ) -> None:
     answer = client.post("/predict", json={"model": model, "inputs": inputs})

@@ -186,7 +186,7 @@ REFUSED: list[tuple[str, str, JSON, int, str]] = [
 @pytest.mark.parametrize(
     ("path", "body", "status", "text"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED]
 )
-def test_a_wrong_request_is_refused_with_a_sentence(
+def test_an_invalid_rerank_request_is_refused_with_a_message(
     client: httpx.Client, path: str, body: JSON, status: int, text: str
 ) -> None:
     import json

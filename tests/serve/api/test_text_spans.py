@@ -104,7 +104,7 @@ def ask(url: str, model: str, inputs: object, **parameters: object) -> httpx.Res
     return httpx.post(f"{url}/predict", json=asked, timeout=60)
 
 
-def test_entities_have_their_place_in_the_text(url: str) -> None:
+def test_entities_have_character_offsets(url: str) -> None:
     found = ask(url, "tagger", TEXT).json()
     assert [(one["entity_group"], one["word"]) for one in found] == [
         ("PER", "Ada Lovelace"),
@@ -117,7 +117,7 @@ def test_entities_have_their_place_in_the_text(url: str) -> None:
     assert both[1] == []
 
 
-def test_a_question_has_its_answer_in_a_long_context(url: str) -> None:
+def test_a_question_is_answered_from_a_long_context(url: str) -> None:
     context = "and to London " * 12 + "Ada wrote to Charles Babbage in London"
     found = ask(url, "answerer", {"question": "Ada wrote to", "context": context}).json()
     assert set(found) == {"answer", "score", "start", "end"}
@@ -170,7 +170,7 @@ def test_the_inference_client_of_hugging_face_reads_both(
         ("answerer", {"question": "in " * 40, "context": "Ada"}, "the question takes all of the 24 tokens"),
     ],
 )
-def test_inputs_of_another_form_are_refused(url: str, model: str, inputs: object, said: str) -> None:
+def test_malformed_text_span_inputs_are_refused(url: str, model: str, inputs: object, said: str) -> None:
     answer = ask(url, model, inputs)
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]
@@ -203,14 +203,14 @@ def test_a_parameter_of_another_task_is_refused(url: str, model: str, parameters
     assert said in answer.json()["error"]
 
 
-def test_a_choice_has_its_probability(url: str) -> None:
+def test_multiple_choice_returns_a_probability_per_choice(url: str) -> None:
     asked = {"question": "Ada", "choices": ["London", "in London and", "wrote to"]}
     found = ask(url, "chooser", asked, top_k=2).json()
     assert [one["label"] for one in found] == ["in London and", "wrote to"]
     assert found[0]["score"] / found[1]["score"] == pytest.approx(np.e, rel=1e-5)
 
 
-def test_the_tokenizer_process_gives_the_same_places(tmp_path: Path) -> None:
+def test_the_tokenizer_process_gives_the_same_offsets(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     own = Tokenizer(tmp_path / "tokenizer.json", max_length=24)
     context = "Ada wrote to Charles Babbage in London " * 8

@@ -79,7 +79,7 @@ def test_a_segment_is_all_that_verbose_json_gives_by_itself(raw: httpx.Client) -
     assert answer["language"] == "unknown"
 
 
-def test_subtitles_begin_anew_after_a_pause(raw: httpx.Client) -> None:
+def test_a_pause_starts_a_new_subtitle(raw: httpx.Client) -> None:
     sound = np.concatenate([speech("ab "), np.zeros(RATE * 2, np.float32), speech("cad")])
     answer = post(raw, {"response_format": "srt"}, wav(sound))
     assert answer.headers["content-type"].startswith("text/plain")
@@ -139,7 +139,7 @@ def test_word_times_are_those_of_transformers(tmp_path: Path) -> None:
     assert ours == [(one["word"], one["start_offset"], one["end_offset"]) for one in theirs.word_offsets]
 
 
-def test_another_rate_and_format_are_read(raw: httpx.Client) -> None:
+def test_other_sampling_rates_and_audio_formats_are_read(raw: httpx.Client) -> None:
     soundfile = pytest.importorskip("soundfile")
     sound = np.repeat(speech(WORDS, 4), 4)  # at four times the rate
     file = io.BytesIO()
@@ -147,7 +147,7 @@ def test_another_rate_and_format_are_read(raw: httpx.Client) -> None:
     assert post(raw, file=file.getvalue()).json()["text"] == WORDS
 
 
-def test_an_old_artifact_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+def test_an_old_artifact_refuses_unsupported_transcription_options(tmp_path: Path) -> None:
     with (
         live(transcriber(tmp_path, samples_per_frame=None)) as server,
         httpx.Client(base_url=server.url) as raw,
@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, dict[str, Any], bytes, int, str]] = [
 @pytest.mark.parametrize(
     ("fields", "file", "status", "text"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
 )
-def test_a_wrong_request_is_refused_with_a_sentence(
+def test_an_invalid_transcription_request_is_refused(
     raw: httpx.Client, fields: dict[str, Any], file: bytes, status: int, text: str
 ) -> None:
     answer = post(raw, fields, file)
@@ -195,6 +195,6 @@ def test_a_wrong_request_is_refused_with_a_sentence(
     assert post(raw).json()["text"] == WORDS
 
 
-def test_a_key_is_asked_for_before_the_body_is_read(tmp_path: Path) -> None:
+def test_the_api_key_is_checked_before_the_body_is_read(tmp_path: Path) -> None:
     with live(transcriber(tmp_path), api_key="secret") as server:
         assert httpx.post(server.url + URL, files={"file": ("a", b"")}).status_code == 401

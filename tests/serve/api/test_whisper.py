@@ -194,7 +194,7 @@ def test_translation_has_a_route_of_its_own(client: openai.OpenAI, folder: Path)
     assert_same(answer, expected(folder, samples, language="de", task="translate", return_timestamps=True))
 
 
-def test_what_the_model_cannot_do_is_refused(client: openai.OpenAI) -> None:
+def test_unsupported_transcription_tasks_are_refused(client: openai.OpenAI) -> None:
     for options, said in (
         ({"language": "fr"}, "a language code such as"),
         ({"timestamp_granularities": ["word"]}, "times of segments, not of words"),

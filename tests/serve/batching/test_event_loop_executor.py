@@ -37,7 +37,7 @@ class Loop:
         return [timer.when() for timer in self.timers if not timer.cancelled]
 
 
-def test_a_delayed_batch_has_one_timer() -> None:
+def test_a_delayed_batch_starts_one_timer() -> None:
     loop, polls = Loop(), []
     engine: Any = SimpleNamespace(loop=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
     executor: Any = SimpleNamespace(watched=True)

@@ -103,7 +103,7 @@ def test_data_like_boundaries_costs_no_more_than_its_size(filler: bytes) -> None
     assert time.process_time() - began < 20  # seconds; a quadratic parser takes hours
 
 
-def test_any_damage_gives_a_form_or_a_refusal() -> None:
+def test_a_damaged_multipart_body_parses_or_is_refused() -> None:
     good = body((named(b"model"), b"m"), (FILE, b"abc" * 20))
     generator = np.random.default_rng(1)
     for _ in range(300):

@@ -32,7 +32,7 @@ def test_the_openapi_document_holds_for_every_route_in_all_modes(tmp_path: Path)
         assert set(asked) == {"GET /openapi.json"}
 
 
-def test_a_document_that_lies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_openapi_document_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from infer.serve.http import openapi
 
     real = openapi.statuses
