@@ -25,7 +25,13 @@ from ..spec import Finding
 from .artifact_source import is_artifact, open_artifact
 from .checkpoint_folder import FolderWriter
 from .exact_float import DTYPES
-from .gguf_metadata import architecture_for, check_settings, llama3_factors, model_metadata
+from .gguf_metadata import (
+    architecture_for,
+    check_settings,
+    llama3_factors,
+    model_metadata,
+    resolved,
+)
 from .gguf_tensors import TensorWriter
 from .gguf_vocabulary import vocabulary_metadata
 from .gguf_writer import KEEP, TYPES, OutputTensor, flat_rows, write_gguf
@@ -136,7 +142,7 @@ def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:
         raise NotUsableError(
             f"GGUF files hold language models, the task of this one is {source.task}", hint="Use --to hf"
         )
-    config = _full_config(source.folder)
+    config = resolved(_full_config(source.folder), source.reader)
     _, architecture = architecture_for(str(config["model_type"]))
     metadata = model_metadata(config, path.stem)
     writer = TensorWriter(source.reader, config, architecture, kind)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import NotUsableError
-from ..load.gguf.architectures import ARCHITECTURES, Architecture
+from ..load.gguf.architecture import Architecture
+from ..load.gguf.architectures import ARCHITECTURES
+from ..load.weights import WeightReader
 
 _ALIKE = {"mistral": "llama"}  # model types whose settings and tensors are another's
 # Settings without effect on the values, or about the file rather than the model.
@@ -57,13 +59,29 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if isinstance(value, bool | int | float) and value is not None:
             own[key] = value
     own |= {"attention.key_length": width, "attention.value_length": width}
-    own["rope.dimension_count"] = int(width * config.get("partial_rotary_factor", 1.0))
+    part = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    own["rope.dimension_count"] = int(width * part)
     own["rope.freq_base"] = float(own["rope.freq_base"])
+    kinds = config.get("layer_types") or []
+    if architecture.convolutions:
+        own["attention.head_count_kv"] = [
+            own["attention.head_count_kv"] if kind == "full_attention" else 0 for kind in kinds
+        ]
+    if "attention.sliding_window_pattern" in architecture.keys and "sliding_attention" in kinds:
+        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
     own |= _scaling(rope or {}, config)
     return {
         **{"general.architecture": prefix, "general.name": name, "general.alignment": 32},
         **{f"{prefix}.{key}": value for key, value in own.items()},
     }
+
+
+def resolved(config: Mapping[str, Any], reader: WeightReader) -> dict[str, Any]:
+    """Return the configuration with the width of LFM2's layers as its weights have it, which it computes itself."""
+    if not config.get("block_auto_adjust_ff_dim"):
+        return dict(config)
+    width = reader.shape("model.layers.0.feed_forward.w1.weight")[0]
+    return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": width, "block_ff_dim": width}
 
 
 def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

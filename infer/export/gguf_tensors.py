@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotUsableError
-from ..load.gguf.architectures import Architecture
+from ..load.gguf.architecture import Architecture
 from ..load.gguf.block_types import BLOCK_TYPES
 from ..load.gguf.reader import rotary_order
 from ..load.weights import WeightReader, stored_codes
@@ -23,7 +23,6 @@ from .gguf_writer import KEEP, NUMBERS, OutputTensor, encode, flat_rows
 from .source_report import SourceReport
 from .stored_rows import Difference, blocks_of
 
-_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
 _STACKED = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 Rows = Callable[[Tensor], Tensor]  # numbers of rows int64 [n] → these rows
@@ -48,6 +47,7 @@ class TensorWriter:
         inner = {name: stem for stem, name in self.architecture.tensors.items() if "{}" not in name}
         if "block_sparse_moe.gate" in inner:
             inner["mlp.gate"] = inner["block_sparse_moe.gate"]  # its name since transformers 5
+        top = {name: stem for stem, name in self.architecture.top.items()}
         tied = bool(self.config.get("tie_word_embeddings"))
         found: dict[str, OutputTensor] = {}
         for name in self.reader.names():
@@ -58,7 +58,7 @@ class TensorWriter:
                 found |= self._experts(name, match[1], match[2])
                 continue
             stem, ending = name.rpartition(".")[::2]
-            theirs = _TOP.get(stem) if match is None else inner.get(match[2])
+            theirs = top.get(stem) if match is None else inner.get(match[2])
             if theirs is None:
                 raise NotUsableError(
                     f"{name!r} has no place in a GGUF file of {self.config['model_type']}", hint=HINT
@@ -73,11 +73,13 @@ class TensorWriter:
             shape = shape[-1:]
         if len(shape) < 2:
             values = self.reader.read(name).float().reshape(1, -1)
-            if self.architecture.norms_plus_one and theirs.endswith("norm"):
+            if self.architecture.norms_plus_one and theirs.endswith("norm") and name.endswith(".weight"):
                 values = values + 1
             if (order := self._order(theirs, values.shape[1])) is not None:
                 values = values[:, order]
             return OutputTensor("F32", shape, flat_rows(values.contiguous()))
+        if theirs == "shortconv.conv":  # [channels, 1, width]
+            return OutputTensor("F32", (shape[0], shape[2]), flat_rows(self.reader.read(name).float()))
         order = self._order(theirs, shape[0])
         if theirs.startswith("ffn_gate_inp"):
             return OutputTensor("F32", shape, partial(self.reader.rows, name))

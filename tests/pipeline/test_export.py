@@ -31,7 +31,10 @@ def test_blocks_are_bit_equal_to_those_of_the_formats_package(kind: str) -> None
     assert encode(torch.from_numpy(rows), kind).numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(
+    "case",
+    ["llama", "qwen3", "gemma2", "qwen3_moe", "mixtral", "cohere", "phi", "nemotron", "exaone4", "lfm2"],
+)
 def test_a_gguf_file_holds_the_weights_and_tokens_of_its_source(case: str, tmp_path: Path) -> None:
     source = checkpoint(tmp_path, case, **ARCHITECTURES[case])
     path = tmp_path / "m.gguf"

@@ -29,6 +29,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "granite": {"attention_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 4.0},
     "starcoder2": {"sliding_window": None},
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 8},
+    "glm4": {"head_dim": 16},
+    "stablelm": {"use_qkv_bias": True},
+    "phi": {},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4},
+    "seed_oss": {"head_dim": 16},
+    "ernie4_5": {"head_dim": 16},
+    "arcee": {},
+    "nemotron": {"head_dim": 16},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
 }
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PERMUTED = ("llama", "smollm3", "granite")
-PLUS_ONE = ("gemma", "gemma2", "gemma3")
+PERMUTED = ("llama", "smollm3", "granite", "arcee", "internlm2")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 EXPERT_PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 LETTERS = [
     chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -96,6 +96,8 @@ def _stored(
         values = values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
     if architecture in PLUS_ONE and name.endswith("norm.weight"):
         values = values + np.float32(1)
+    if stored.endswith("shortconv.conv.weight"):
+        values = values[:, 0]
     if name.endswith("shared_expert_gate.weight"):
         values = values[0]
     return [(stored, values)]
@@ -131,11 +133,15 @@ def _settings(writer: gguf.GGUFWriter, config: Any, more: dict[str, Any], archit
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    heads = config.num_key_value_heads
+    if "conv" in (kinds := getattr(config, "layer_types", None) or ()):
+        heads = [heads if kind == "full_attention" else 0 for kind in kinds]
+    writer.add_head_count_kv(heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(width)
     writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
+    part = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(width * part))
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for key, value in more.items():
@@ -144,6 +150,8 @@ def _settings(writer: gguf.GGUFWriter, config: Any, more: dict[str, Any], archit
             writer.add_bool(full, value)
         elif isinstance(value, str):
             writer.add_string(full, value)
+        elif isinstance(value, list):
+            writer.add_array(full, value)
         elif isinstance(value, int):
             writer.add_uint32(full, value)
         else:

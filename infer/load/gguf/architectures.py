@@ -1,163 +1,220 @@
-"""Architectures of GGUF files: transformers' settings from the metadata, and names of tensors.
-
-Conventions of llama.cpp's converter: rows of q and k of some architectures are permuted for its rotary embedding, and
-norms of Gemma hold 1 + weight.
-"""
+"""Architectures of GGUF files by their name in the metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from .architecture import (
+    ATTENTION,
+    BIASES,
+    COMMON,
+    EXPERTS,
+    GATED,
+    GEMMA2,
+    LAYER_NORM,
+    LLAMA,
+    MIXTRAL_EXPERTS,
+    PLAIN,
+    POST_NORMS,
+    QWEN_EXPERTS,
+    RMS,
+    SHARED_EXPERT,
+    SOFTCAPS,
+    TOP,
+    Architecture,
+)
 
-# Metadata key after the architecture's name → setting of transformers.
-_COMMON = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-}
-_RMS = _COMMON | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_EXPERTS = {
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "expert_count": "num_experts",
-}
-_SOFTCAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window",
-}
-# Name in a block without `.weight` and `.bias` → name in a layer of transformers.
-_ATTENTION = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-_GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_LLAMA = _ATTENTION | _GATED | {"ffn_norm": "post_attention_layernorm"}
-_GEMMA2 = _LLAMA | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_QWEN_EXPERTS = {
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-}
-_SHARED_EXPERT = {
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-_MIXTRAL_EXPERTS = {
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-    "ffn_gate_inp": "block_sparse_moe.gate",
-}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Layout of a model in the file: settings by metadata key, fixed settings, names of the tensors of a block."""
-
-    model_type: str
-    class_name: str
-    keys: Mapping[str, str]
-    tensors: Mapping[str, str]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    permuted: bool = False  # rows of q and k, for llama.cpp's rotary embedding
-    norms_plus_one: bool = False
-    large_layers: int = 0  # depth at which Gemma scales by hidden_size / heads instead of head_dim
-
+_WINDOWS = {"attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "layer_types"}
+_SECTIONS = frozenset(
+    {"rope.dimension_sections", "n_deepstack_layers"}
+)  # positions of texts are equal in all sections
+_NORMS_AFTER = (
+    {k: v for k, v in LLAMA.items() if not k.endswith("_norm")}
+    | POST_NORMS
+    | {k: v for k, v in ATTENTION.items() if k in ("attn_q_norm", "attn_k_norm")}
+)
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _RMS, _LLAMA, permuted=True),
+    "llama": Architecture("llama", "LlamaForCausalLM", RMS, LLAMA, permuted=True),
     "llama+experts": Architecture(
         "mixtral",
         "MixtralForCausalLM",
-        _RMS | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-        _LLAMA | _MIXTRAL_EXPERTS,
+        RMS | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        LLAMA | MIXTRAL_EXPERTS,
         permuted=True,
     ),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _RMS, _LLAMA),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _RMS, _LLAMA),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", RMS, LLAMA),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", RMS, LLAMA),
     "qwen2moe": Architecture(
-        "qwen2_moe", "Qwen2MoeForCausalLM", _RMS | _EXPERTS, _LLAMA | _QWEN_EXPERTS | _SHARED_EXPERT
+        "qwen2_moe", "Qwen2MoeForCausalLM", RMS | EXPERTS, LLAMA | QWEN_EXPERTS | SHARED_EXPERT
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        _RMS | _EXPERTS,
-        _LLAMA | _QWEN_EXPERTS,
+        RMS | EXPERTS,
+        LLAMA | QWEN_EXPERTS,
         {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
     "phi3": Architecture(
         "phi3",
         "Phi3ForCausalLM",
-        _RMS
+        RMS
         | {
             "attention.sliding_window": "sliding_window",
             "rope.scaling.original_context_length": "original_max_position_embeddings",
         },
-        _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        rotates_part=True,
     ),
-    "gemma": Architecture("gemma", "GemmaForCausalLM", _RMS, _LLAMA, norms_plus_one=True),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", RMS, LLAMA, norms_plus_one=True),
     "gemma2": Architecture(
-        "gemma2", "Gemma2ForCausalLM", _RMS | _SOFTCAPS, _GEMMA2, norms_plus_one=True, large_layers=46
+        "gemma2", "Gemma2ForCausalLM", RMS | SOFTCAPS, GEMMA2, norms_plus_one=True, large_layers=46
     ),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        _RMS | _SOFTCAPS | {"rope.freq_base_swa": "rope_local_base_freq"},
-        _GEMMA2,
+        RMS | SOFTCAPS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        GEMMA2,
         norms_plus_one=True,
         large_layers=62,
     ),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _RMS, _LLAMA, permuted=True),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", RMS, LLAMA, permuted=True),
     "olmo2": Architecture(
         "olmo2",
         "Olmo2ForCausalLM",
-        _RMS,
-        {k: v for k, v in _LLAMA.items() if not k.endswith("_norm")}
-        | {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "post_attention_norm": "post_attention_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        RMS,
+        _NORMS_AFTER,
     ),
     "granite": Architecture(
         "granite",
         "GraniteForCausalLM",
-        _RMS
+        RMS
         | {
             "attention.scale": "attention_multiplier",
             "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier",
             "logit_scale": "logits_scaling",
         },
-        _LLAMA,
+        LLAMA,
         permuted=True,
     ),
     "starcoder2": Architecture(
         "starcoder2",
         "Starcoder2ForCausalLM",
-        _COMMON | {"attention.layer_norm_epsilon": "norm_epsilon"},
-        _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        COMMON | {"attention.layer_norm_epsilon": "norm_epsilon"},
+        LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         {"sliding_window": None},
+    ),
+    "command-r": Architecture(
+        "cohere",
+        "CohereForCausalLM",
+        LAYER_NORM | {"logit_scale": "logit_scale"},
+        ATTENTION | GATED,
+        present=BIASES | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        LAYER_NORM | {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"},
+        ATTENTION | GATED,
+    ),
+    "glm4": Architecture(
+        "glm4",
+        "Glm4ForCausalLM",
+        RMS,
+        LLAMA
+        | {
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        rotates_part=True,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
+        {k: v for k, v in LLAMA.items() if k not in ("attn_q_norm", "attn_k_norm")},
+        rotates_part=True,
+        present={"use_qkv_bias": "blk.0.attn_q.bias"},
+    ),
+    "phi2": Architecture(
+        "phi",
+        "PhiForCausalLM",
+        LAYER_NORM,
+        {
+            **{k: ATTENTION[k] for k in ("attn_norm", "attn_q", "attn_k", "attn_v")},
+            **{"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        },
+        rotates_part=True,
+        top=TOP | {"output_norm": "model.final_layernorm"},
+    ),
+    "exaone4": Architecture(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        RMS | _WINDOWS,
+        _NORMS_AFTER,
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        RMS,
+        LLAMA | {"post_attention_norm": "post_attention_layernorm"},
+        present=BIASES | {"attention_out_bias": "blk.0.attn_output.bias"},
+    ),
+    "ernie4_5": Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", RMS, LLAMA, present={"use_bias": "blk.0.attn_q.bias"}
+    ),
+    "arcee": Architecture(
+        "arcee",
+        "ArceeForCausalLM",
+        RMS,
+        ATTENTION | PLAIN | {"ffn_norm": "post_attention_layernorm"},
+        permuted=True,
+    ),
+    "nemotron": Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        COMMON | {"attention.layer_norm_epsilon": "norm_eps"},
+        ATTENTION | PLAIN | {"ffn_norm": "post_attention_layernorm"},
+        norms_plus_one=True,
+        rotates_part=True,
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        "OlmoeForCausalLM",
+        RMS | EXPERTS,
+        LLAMA | QWEN_EXPERTS,
+        {"norm_topk_prob": False},
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        COMMON | {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+        {
+            **{k: ATTENTION[k] for k in ("attn_q", "attn_k", "attn_v")},
+            **{"attn_output": "self_attn.out_proj", "attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+            **{"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"},
+            **{"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2"},
+            **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+        },
+        {"block_auto_adjust_ff_dim": False},
+        convolutions=True,
+        top={
+            "token_embd": "model.embed_tokens",
+            "token_embd_norm": "model.embedding_norm",
+            "output": "lm_head",
+        },
+        present={},
+    ),
+    # Models of others' layout: InternLM 2 is Llama's, the text parts of Qwen's vision models are Qwen's.
+    "internlm2": Architecture("llama", "LlamaForCausalLM", RMS, LLAMA, permuted=True),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", RMS, LLAMA, unused=_SECTIONS),
+    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", RMS, LLAMA, unused=_SECTIONS),
+    "qwen3vlmoe": Architecture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        RMS | EXPERTS,
+        LLAMA | QWEN_EXPERTS,
+        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        unused=_SECTIONS,
     ),
 }

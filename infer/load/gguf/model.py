@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import SourceError
-from .architectures import ARCHITECTURES, Architecture
+from .architecture import Architecture
+from .architectures import ARCHITECTURES
 from .header import GgufHeader, GgufTensor
-from .reader import GgufReader, StoredTensor, expert_slices, rotary_order
+from .reader import StoredTensor, expert_slices, rotary_order
+from .rope_settings import FOLDER_HINT, ROPE_FACTORS, refused, rope_settings
 
-FOLDER_HINT = "Give the Hugging Face folder it was made from"
 # Handled apart from the architecture's own keys, or without effect on the values.
 _OTHER_KEYS = frozenset(
     {
@@ -27,9 +28,7 @@ _OTHER_KEYS = frozenset(
         *("rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scale_linear"),
     }
 )
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)(\.weight|\.bias)")
+_BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_]+(?:\.[a-z_]+)?)(\.weight|\.bias)")
 _TOP_NAME = re.compile(r"([a-z0-9_]+)(\.weight|\.bias)")
 
 
@@ -61,39 +60,38 @@ def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
     unknown = [
         key
         for key in own
-        if key not in architecture.keys and key not in _OTHER_KEYS and not _is_off(own[key])
+        if key not in {*architecture.keys, *architecture.unused, *_OTHER_KEYS} and not _is_off(own[key])
     ]
     if unknown:
-        raise _refused(path, f"the setting {prefix}.{unknown[0]} = {str(own[unknown[0]])[:80]}")
+        raise refused(path, f"the setting {prefix}.{unknown[0]} = {str(own[unknown[0]])[:80]}")
     if own.get("attention.causal", True) is not True or own.get("pooling_type"):
-        raise _refused(path, "an embedding model (pooling_type, or attention that is not causal)")
+        raise refused(path, "an embedding model (pooling_type, or attention that is not causal)")
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "architectures": [architecture.class_name],
         "vocab_size": _tensor(header, "token_embd.weight", path).shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        **{name: tensor in header.tensors for name, tensor in architecture.present.items()},
         **architecture.fixed,
     }
+    if architecture.convolutions:
+        own["attention.head_count_kv"], config["layer_types"] = _attention_layers(own, prefix, path)
     for key, name in architecture.keys.items():
-        if key in own and not _is_off(own[key]):
+        if key in own and name == "layer_types":
+            config[name] = _layer_types(own[key], f"{prefix}.{key}", path)
+        elif key in own and not _is_off(own[key]):
             config[name] = _one_value(own[key], f"{prefix}.{key}", path)
     for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"):
         if not isinstance(config.get(name), int):
             raise SourceError(f"the metadata lack {_key_of(architecture, prefix, name)}", where=str(path))
-    _check_heads(config, own, prefix, path)
-    return config | _attention_scale(config, architecture) | _rope(header, config, own, path)
+    if "layer_types" in architecture.keys.values() and "sliding_window" not in config:
+        config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    _check_heads(config, own, architecture, f"{prefix}.", path)
+    return config | _attention_scale(config, architecture) | rope_settings(header, config, own, path)
 
 
 def _is_off(value: Any) -> bool:
     return isinstance(value, bool | int | float | str) and value in (0, False, "", "none")
-
-
-def _refused(path: Path, what: str) -> SourceError:
-    return SourceError(
-        f"{what}: infer does not read this from a GGUF file", where=str(path), hint=FOLDER_HINT
-    )
 
 
 def _key_of(architecture: Architecture, prefix: str, setting: str) -> str:
@@ -105,7 +103,7 @@ def _one_value(value: Any, key: str, path: Path) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if value.size == 0 or (value != value.flat[0]).any():
-        raise _refused(path, f"the setting {key}, which differs between layers")
+        raise refused(path, f"the setting {key}, which differs between layers")
     return value.flat[0].item()
 
 
@@ -115,18 +113,38 @@ def _tensor(header: GgufHeader, name: str, path: Path) -> GgufTensor:
     return header.tensors[name]
 
 
-def _check_heads(config: dict[str, Any], own: Mapping[str, Any], prefix: str, path: Path) -> None:
+def _layer_types(windows: Any, key: str, path: Path) -> list[str]:
+    """Return the kinds of attention of an array that is true for layers with a window."""
+    if not isinstance(windows, np.ndarray) or windows.dtype != np.bool_:
+        raise refused(path, f"the setting {key}, which is not one boolean for each layer")
+    return ["sliding_attention" if one else "full_attention" for one in windows]
+
+
+def _attention_layers(own: Mapping[str, Any], prefix: str, path: Path) -> tuple[int, list[str]]:
+    """Return the number of key-value heads, and the kinds of layers: those without such heads are convolutions."""
+    heads = own.get("attention.head_count_kv")
+    if not isinstance(heads, np.ndarray) or heads.dtype.kind not in "iu" or not heads.any():
+        raise refused(
+            path, f"the setting {prefix}.attention.head_count_kv, which is not one number for each layer"
+        )
+    return int(heads.max()), ["full_attention" if one else "conv" for one in heads]
+
+
+def _check_heads(
+    config: dict[str, Any], own: Mapping[str, Any], architecture: Architecture, prefix: str, path: Path
+) -> None:
     """Resolve head_dim; raise `SourceError` for values wider than keys and partly rotated heads."""
     rotated = own.get("rope.dimension_count")
-    width = config.get("head_dim") or rotated or config["hidden_size"] // config["num_attention_heads"]
+    width = config.get("head_dim") or (0 if architecture.rotates_part else rotated)
+    width = width or config["hidden_size"] // config["num_attention_heads"]
     config["head_dim"] = width
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     values = own.get("attention.value_length", width)
     if values != width:
-        raise _refused(path, f"{prefix}.attention.value_length = {values} beside keys of {width}")
+        raise refused(path, f"{prefix}attention.value_length = {values} beside keys of {width}")
     if rotated not in (None, width):
-        if config["model_type"] != "phi3":
-            raise _refused(path, f"{prefix}.rope.dimension_count = {rotated} of heads of {width}")
+        if not architecture.rotates_part:
+            raise refused(path, f"{prefix}rope.dimension_count = {rotated} of heads of {width}")
         config["partial_rotary_factor"] = rotated / width
 
 
@@ -139,74 +157,26 @@ def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> d
     return {"query_pre_attn_scalar": scale}
 
 
-def _rope(
-    header: GgufHeader, config: Mapping[str, Any], own: Mapping[str, Any], path: Path
-) -> dict[str, Any]:
-    """Return the scaling of rotary positions: linear, YaRN, or factors of frequencies that the file holds."""
-    factors = {name: _factors(header, name) for name in _ROPE_FACTORS if name in header.tensors}
-    kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", 0.0)
-    original = own.get("rope.scaling.original_context_length")
-    if "rope_freqs.weight" in factors:
-        both = factors["rope_freqs.weight"]
-        return {
-            "rope_scaling": {
-                **{"rope_type": "longrope", "short_factor": both, "long_factor": both, "factor": 1.0},
-                **{
-                    "attention_factor": 1.0,
-                    "original_max_position_embeddings": config["max_position_embeddings"],
-                },
-            }
-        }
-    if len(factors) == 2:
-        long, short = (factors[name] for name in _ROPE_FACTORS[1:])
-        scaling: dict[str, Any] = {
-            "rope_type": "longrope",
-            "type": "longrope",
-            "short_factor": short,
-            "long_factor": long,
-        }
-        if "rope.scaling.attn_factor" in own:
-            scaling["attention_factor"] = own["rope.scaling.attn_factor"]
-        return {"rope_scaling": scaling}
-    if kind == "linear" and factor:
-        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind == "yarn" and factor and original and "rope.scaling.attn_factor" not in own:
-        return {
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": factor,
-                "original_max_position_embeddings": original,
-            }
-        }
-    if kind != "none" or factors:
-        raise _refused(path, f"positions scaled by {kind!r} (factor {factor}, original length {original})")
-    return {}
-
-
-def _factors(header: GgufHeader, name: str) -> list[float]:
-    found = header.tensors[name]
-    reader = GgufReader({name: StoredTensor(found, found.shape)})
-    return [float(value) for value in reader.read(name)]
-
-
 def stored_tensors(header: GgufHeader, config: Mapping[str, Any], path: Path) -> dict[str, StoredTensor]:
     """Return the tensors by transformers' names; raise `SourceError` for one that no name is known for."""
     _, architecture = architecture_of(header, path)
     found: dict[str, StoredTensor] = {}
     for name, tensor in header.tensors.items():
-        if name in _ROPE_FACTORS:
+        if name in ROPE_FACTORS:
             continue
         renamed, stem = _renamed(name, architecture)
         if not renamed:
-            raise _refused(path, f"tensor {name!r} of {header.metadata['general.architecture']}")
+            raise refused(path, f"tensor {name!r} of {header.metadata['general.architecture']}")
         stored = StoredTensor(tensor, tensor.shape)
-        if architecture.norms_plus_one and stem.endswith("norm"):
+        if architecture.norms_plus_one and stem.endswith("norm") and name.endswith(".weight"):
             stored = StoredTensor(tensor, tensor.shape, subtracted=1.0)
         if architecture.permuted and stem in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
             stored = _unpermuted(tensor, heads, name, path)
         if stem == "ffn_gate_inp_shexp":
             stored = StoredTensor(tensor, (1, *tensor.shape))
+        if stem == "shortconv.conv":
+            stored = StoredTensor(tensor, (tensor.shape[0], 1, *tensor.shape[1:]))
         found |= expert_slices(renamed, stored) if "{}" in renamed else {renamed: stored}
     return found
 
@@ -219,7 +189,7 @@ def _renamed(name: str, architecture: Architecture) -> tuple[str, str]:
         return (f"model.layers.{layer}.{inner}{ending}" if inner else ""), stem
     if match := _TOP_NAME.fullmatch(name):
         stem, ending = match.groups()
-        return (_TOP[stem] + ending if stem in _TOP else ""), stem
+        return (architecture.top[stem] + ending if stem in architecture.top else ""), stem
     return "", ""
 
 

@@ -64,7 +64,9 @@ def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
         if not nested:
             return stored.float()
         largest = reader.read(f"{weight}.nested_absmax")[torch.arange(blocks) // state["nested_blocksize"]]
-        return reader.read(f"{weight}.nested_quant_map")[stored.int()] * largest + state["nested_offset"]
+        return reader.read(f"{weight}.nested_quant_map")[stored.int()] * largest + float(
+            state["nested_offset"]
+        )
 
     def rows(start: int, stop: int) -> Tensor:
         low, high = start * inputs, stop * inputs

@@ -173,7 +173,7 @@ def _settings(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (
-        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError),
         StrictDataclassError,
     ) as error:
         raise SourceError(
