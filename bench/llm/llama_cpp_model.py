@@ -135,7 +135,10 @@ class Context:
 
     def forget(self, start: int = 0) -> None:
         """Drop what is cached from position `start` on, in all sequences."""
-        self._lib.llama_memory_seq_rm(self._memory, -1, start, -1)
+        if start == 0:  # recurrent states have no other way back
+            self._lib.llama_memory_clear(self._memory, False)
+        else:
+            self._lib.llama_memory_seq_rm(self._memory, -1, start, -1)
 
     def save(self, path: Path) -> None:
         """Save the cache of the first sequence."""
