@@ -112,7 +112,7 @@ def in_turns(
     max_runs: int = 300,
     clock: Clock = time.perf_counter,
 ) -> list[Latency]:
-    """Time several calls in turns, so that a machine that slows down does so for all of them.
+    """Time several calls interleaved, so that a slowdown of the machine affects all of them.
 
     Stops when all together took `min_seconds` for each and each ran `min_runs` times, or at `max_runs`.
     """
@@ -171,7 +171,7 @@ def paired(
 
 
 def _is_clear_early(ratios: Sequence[float]) -> bool:
-    """Return true if all ratios lie far off on one side; within 3 % of 1, each would be an outlier."""
+    """Return true if all ratios lie so far from 1 on one side that more pairs can't change the verdict."""
     return len(ratios) >= EARLY_PAIRS and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
@@ -197,7 +197,7 @@ def _time(call: Call, device: str, clock: Clock) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect what was made last before the timed calls and collect nothing during them.
+    """Run the garbage collector before the timed calls and disable it during them.
 
     A collection of all objects takes a quarter of a second with torch and transformers imported, longer than the timed
     calls of a small layer.

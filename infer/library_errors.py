@@ -40,7 +40,7 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
 
 @contextlib.contextmanager
 def float_model_errors() -> Iterator[None]:
-    """Convert any exception of the float model on its inputs to `SourceError`, so that no backend is blamed."""
+    """Convert any exception of the float model on its inputs to `SourceError`, not a failure of a backend."""
     try:
         yield
     except InferError:

@@ -30,7 +30,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> float | int | None:
-        """The value, where it is a number; flags and unknown values are None."""
+        """The value of a numeric result; None for flags and unknown values."""
         return None if isinstance(self.value, bool) else self.value
 
     def finding(self) -> Finding:

@@ -68,7 +68,7 @@ def script(name: str) -> str:
 
 
 def closing(question: str, text: str, facts: str) -> str:
-    """Return the last screen: question, answer, what it took, and what to try next."""
+    """Return the demo's last screen: question, answer, time and memory, and commands to try next."""
     wrapped = textwrap.fill(text, 88, initial_indent="Answer:   ", subsequent_indent=" " * 10, max_lines=6)
     infer, python = script("infer"), script(Path(sys.executable).name)
     return f"""

@@ -36,7 +36,7 @@ class Rivals:
             child.close()
 
     def start(self, name: str, make: Callable[..., list[Side]], *arguments: Any) -> None:
-        """Make sides in a process of its own, with as many threads as torch has here.
+        """Start the compared implementations in a subprocess, with torch's current number of threads.
 
         `make` is a function of a module; its arguments are plain values and numpy arrays, since they are pickled.
         Raises `RuntimeError` with the text of an exception that `make` raises.

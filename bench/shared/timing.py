@@ -66,7 +66,7 @@ def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def turns(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return the seconds of one product of each side in each of `rounds` turns, whose order rotates."""
+    """Return the seconds of one call of each implementation in each of `rounds` rounds, in rotating order."""
     took: dict[str, list[float]] = {side.name: [] for side in sides}
     with _no_garbage_collection():
         for number in range(rounds):

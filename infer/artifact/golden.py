@@ -46,7 +46,7 @@ def record(
     vocabulary: int = 2,
     seed: int = 0,
 ) -> dict[str, Tensors]:
-    """Run both runners on a few rows; return `inputs`, `float_outputs` and `outputs`, each in memory of its own.
+    """Run the float and the optimized runner on a few rows; return copies of `inputs`, `float_outputs` and `outputs`.
 
     `synthetic` takes random rows of the same shape instead, token ids below `vocabulary`.
     """

@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target_of(backend: Any, name: str, device: str) -> dict[str, str]:
-    """Return what a compiled result of this backend depends on here, as plain texts: a `TorchVersion` becomes one.
+    """Return the properties of this machine that a backend's compiled result depends on, as strings by name.
 
     Raises `NotUsableError` for a plug-in that returns anything but texts by name.
     """

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def upgrade_report(report: Row) -> Row:
-    """Return a report.json in the current format; what is no report comes back as it is, for the decoder to refuse."""
+    """Return a report.json in the current format; other JSON is returned unchanged, for the decoder to refuse."""
     if report.get("format") != 1:
         return report
     made = {**report, "format": REPORT_FORMAT}
@@ -56,7 +56,7 @@ def _with_metric(row: Row) -> Row:
 
 
 def _with_decider(row: Row) -> Row:
-    """Infer what decided the format of a layer from the first words of its reason."""
+    """Infer the decider of a layer's format (pin, budget, timing) from the first words of its reason."""
     why, is_float = str(row.get("why", "")), row.get("format") == "float"
     by = "speed" if why else ""
     for start, name in (("pinned", "pin"), ("by --", "budget"), ("rose ", "sensitivity")):

@@ -33,7 +33,7 @@ __all__ = ["FORMAT", "MANIFEST", "SIGNATURE", "Manifest", "read_manifest", "sign
 
 @contextmanager
 def stage(output: Path, *, replace: bool) -> Iterator[Path]:
-    """Create a private staging folder beside `output`, removed unless `publish` renamed it; one writer at a time.
+    """Create a private staging folder beside `output`, removed unless `publish` renamed it; a second writer is refused.
 
     Raises `BusyError` when `output` exists and may not be replaced, or another process is writing it, and `UsageError`
     for a path that can't be written.

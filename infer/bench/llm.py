@@ -140,7 +140,7 @@ def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predi
 
 
 def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[int]:
-    """Those asked for, which must fit; else the usual ones that do."""
+    """Return the requested sizes, which must fit the context; by default the usual ones that fit."""
     if contexts is None:
         usual = [c for c in CONTEXTS if c + tokens <= longest]
         return usual or [max(1, longest - tokens)]

@@ -35,7 +35,7 @@ class Journal:
         self._machine = machine(plan.device)
 
     def find(self, candidate: Candidate) -> TrialRecord | None:
-        """Return a known trial; one of another machine only where it was not faithful enough, which stays so."""
+        """Return the recorded trial of a candidate; of another machine only if it failed the fidelity gate."""
         with _opened(self._path) as file:
             rows = file.execute(
                 "SELECT machine, record FROM trials WHERE trial = ? ORDER BY machine = ? DESC, made DESC",

@@ -106,7 +106,7 @@ def _tokens(result: llm.LanguageBench) -> Table:
 
 
 def _budgets(result: llm.LanguageBench) -> Table:
-    """Table of where the time of a decode step goes.
+    """Build the table of the parts of a decode step's time.
 
     Its column `outside` is the share outside of weights, the activations quantized for them, and attention.
     """

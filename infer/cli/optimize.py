@@ -93,7 +93,7 @@ def optimize(
 def _run(
     plan: Plan, budgets: Budgets, target: Path, reporter: Reporter, *, replace: bool
 ) -> tuple[Path, Report]:
-    """Search where a budget or an aim asks for it, else run the plan as it is."""
+    """Search if budgets or an objective are given, else run the plan unchanged."""
     if budgets.asked:
         from ..budget_search.run_search import search
 
@@ -117,7 +117,7 @@ def default_output(source: str) -> Path:
 
 
 def read_plan(path: Path, given: dict[str, object]) -> Plan:
-    """Read a plan from a manifest.json (its `plan`) or a TOML file; `given` options come before those of the file.
+    """Read a plan from a manifest.json (its `plan`) or a TOML file; `given` options override those of the file.
 
     Raises `UsageError` for a file that can't be read, an unknown option and a wrong value. Trust is never read from a
     file: code is opened only where the command line itself has --trust-code.

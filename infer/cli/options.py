@@ -94,7 +94,7 @@ def _optional(field: Field, help: str | None) -> Field:
 def _typer_command(
     run: Callable[..., Any], command: Callable[..., Any], offered: list[inspect.Parameter], *, own_from: int
 ) -> Callable[..., Any]:
-    """Return a function that typer reads as the command with the parameters `offered`, then its own from `own_from`."""
+    """Return `command` with the signature that typer reads: parameters `offered`, then its own from `own_from` on."""
 
     def typed(**values: Any) -> Any:
         return run(values.pop(CONTEXT), **values)
@@ -177,7 +177,7 @@ def _typer_default(field: Field) -> Any:
 
 
 def _from_typer(field: Field, typed: Any) -> Any:
-    """Convert what typer gives to what `from_values` takes; None for what was not typed."""
+    """Convert a value from typer to one that `from_values` takes; None for an option that was not given."""
     if field.plain_type is bool:
         return typed is not field.option.negative
     return str(typed) if isinstance(typed, Path) else typed or None if field.option.repeat else typed

@@ -38,7 +38,7 @@ class LiveReporter(SearchReporter):
 
 
 def view(now: State, spinner: Spinner | None = None) -> Group:
-    """Draw the state: two lines and the front, at most `MOST` rows of it."""
+    """Render the state of a search: two lines, and at most `MOST` rows of its Pareto front."""
     doing = f"trial {now.number}: {now.running}" if now.running else f"{now.number} trials"
     left = "" if now.left is None else f", {max(0.0, now.left):.0f} s left"
     head = (
@@ -70,6 +70,6 @@ def view(now: State, spinner: Spinner | None = None) -> Group:
 
 @contextmanager
 def search_reporter(console: Console, *, verbose: bool = False) -> Iterator[LiveReporter]:
-    """Yield the display of a search; it is gone at the end."""
+    """Yield a live display of a search, which is removed at the end."""
     with Live(console=console, transient=True, refresh_per_second=8) as live:
         yield LiveReporter(live, verbose=verbose)

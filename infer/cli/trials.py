@@ -35,7 +35,7 @@ def trials(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the trials that searches keep, so that the same search does not repeat them.
+    """List the recorded trials, which later searches of the same source reuse.
 
     With --watch show the searches that run now on this machine: the trial, its step, the best and the front so far.
     """

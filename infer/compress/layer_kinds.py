@@ -45,7 +45,7 @@ NAMES = (
 
 
 def is_conv1d_of_gpt2(layer: nn.Module) -> bool:
-    """Return true for `transformers.pytorch_utils.Conv1D` (a Linear), told by name without importing it."""
+    """Return true for `transformers.pytorch_utils.Conv1D` (a Linear), recognized by name without importing it."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 
@@ -55,7 +55,7 @@ def is_layer(layer: nn.Module) -> bool:
 
 
 def kind_of(layer: nn.Module) -> type[nn.Module]:
-    """Return the class of `LAYERS` that a layer is an instance of, or its own."""
+    """Return the class of `LAYERS` that a layer is an instance of, or the layer's own class."""
     return next((kind for kind in LAYERS if isinstance(layer, kind)), type(layer))
 
 

@@ -126,7 +126,7 @@ def check_option(module: ModuleType, plan: Plan) -> None:
 
 
 def is_weight_only(plan: Plan) -> bool:
-    """Return true if the plan's format is there to save memory, so that a layer need not be faster by itself."""
+    """Return true if the plan's format saves memory only, so that its layers need not be faster than float."""
     return plan.quant != "none" and plan.quant_option in getattr(get(plan), "WEIGHT_ONLY", ())
 
 

@@ -135,7 +135,7 @@ class FolderWriter:
 
 
 def quantization_config(packed: Mapping[str, PackedLinear], ignored: list[str]) -> dict[str, Any]:
-    """Return `quantization_config` of a folder of these layers: one group of all Linear, or one for each form."""
+    """Return `quantization_config` for exported layers: one group for all Linears, or one per form."""
     schemes: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for name, one in packed.items():
         scheme = one.scheme()

@@ -124,7 +124,7 @@ def llama3_factors(config: Mapping[str, Any]) -> list[float] | None:
 
 
 def check_settings(config: Mapping[str, Any], again: Mapping[str, Any]) -> None:
-    """Raise `NotUsableError` for a setting that a reader of the file would take otherwise."""
+    """Raise `NotUsableError` for a setting that readers of GGUF files would interpret differently."""
     for name, value in config.items():
         if name in _IGNORED or name not in again or _same(value, again[name]):
             continue

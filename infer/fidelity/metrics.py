@@ -100,7 +100,7 @@ class Comparison:
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
     def _questions(self, name: str, expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores of whole questions [questions, choices]; those of a part wait for the next batch."""
+        """Return the scores [questions, choices] of complete questions; other rows wait for the next batch."""
         waiting = self._waiting.pop(name, (expected[:0], actual[:0]))
         pair = [torch.cat([old, new]) for old, new in zip(waiting, (expected, actual), strict=True)]
         whole = len(pair[0]) // CHOICES * CHOICES

@@ -72,7 +72,7 @@ def capture(
 
 @contextlib.contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Keep torch from formatting a Python stack for every operator, where this version can be told so."""
+    """Disable torch's formatting of a Python stack trace for every operator, where this version has the option."""
     before = getattr(fx.config, "do_not_emit_stack_traces", None)
     if before is not None:
         fx.config.do_not_emit_stack_traces = True
@@ -84,7 +84,7 @@ def _without_stack_traces() -> Iterator[None]:
 
 
 def _drop_stack_traces(program: ExportedProgram) -> None:
-    """Remove the source lines of every operator: an artifact tells nobody the paths of whoever made it."""
+    """Remove the source lines of every operator, so that an artifact contains no local paths."""
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
@@ -161,7 +161,7 @@ def line_of_model(error: BaseException | None) -> str:
 def _refusal(
     error: Exception, inputs: tuple[TensorSpec, ...], examples: Mapping[str, Tensor]
 ) -> NotUsableError:
-    """Say which line of the model's code, or which size, can't be captured, and what to give instead."""
+    """Build the error that names the line or size that can't be captured, and the option to give instead."""
     text, line = str(error), line_of_model(error)
     asked = ", ".join(spec.format() for spec in inputs)
     if "data-dependent" in text:

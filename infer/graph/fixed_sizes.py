@@ -48,7 +48,7 @@ def capture_at_any_sizes(
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
 ) -> Capture:
-    """Capture with the symbolic sizes that `inputs` name, or with as few of them fixed as it takes.
+    """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
 
     The graph's `inputs` have a number in place of "batch" where the rows of a batch depend on each other. Raises as
     `capture` does, with the sizes that must be given as numbers and the line of the model's code in the sentence.
@@ -229,7 +229,7 @@ def _equal_rows(together: Tensor, each: tuple[Tensor, ...]) -> bool:
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Put the values of all buffers back at the end: calls may count in them."""
+    """Restore the values of all buffers at the end, since calls may change them."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_meta]
     try:
         yield

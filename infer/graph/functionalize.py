@@ -57,7 +57,7 @@ def has_writes(program: ExportedProgram) -> bool:
 
 
 def copy_inputs(module: nn.Module) -> None:
-    """Wrap a module that writes into its inputs to write into copies, so that callers' rows stay unchanged."""
+    """Wrap a module that mutates its inputs so that it mutates copies."""
     module.register_forward_pre_hook(_with_copies, with_kwargs=True)
 
 

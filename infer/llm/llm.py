@@ -141,7 +141,7 @@ class LanguageModel:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and completion together for which there is room."""
+        """Maximum number of tokens of prompt and completion together."""
         return self.engine.context
 
     @property
@@ -229,7 +229,7 @@ class LanguageModel:
         return self.text.translated(ids, src_lang, tgt_lang)
 
     def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
-        """Complete `given` by the recommendations of the checkpoint; `max_tokens` is 256 or what fits by default."""
+        """Complete `given` by the checkpoint's recommendations; `max_tokens` defaults to 256 or fewer that fit."""
         made = dict(given)
         if made.get("max_tokens") is None:
             read = self.start_tokens or prompt_tokens

@@ -25,7 +25,7 @@ _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 def resolve_inputs(
     plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
-    """Return the input specs; `--input` overrides `known`. Raise `UsageError` when nothing determines them."""
+    """Return the input specs, `--input` before `known`; raise `UsageError` when neither determines them."""
     given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     if len(given) != len(plan.inputs):
         names = [TensorSpec.parse(text).name for text in plan.inputs]

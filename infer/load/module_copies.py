@@ -12,7 +12,7 @@ from .loaded_model import LoadedModel
 
 
 def unfilled_copy(loaded: LoadedModel) -> LoadedModel:
-    """Return the model once more, as it was before `fill`, without opening the source again.
+    """Return a copy of the model as it was before `fill`, without opening the source again.
 
     Readers, samples and tokens are those of `loaded`.
     """

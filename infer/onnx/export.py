@@ -161,7 +161,7 @@ def output_names(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 
 
 def _name_ends(model: ir.Model, inputs: list[str], outputs: list[str]) -> None:
-    """Name inputs and outputs, in order; an inner value that happens to have such a name is renamed first.
+    """Set the names of inputs and outputs in order; inner values of the same name are renamed first.
 
     The exporter renames an input that the program also returns.
     """

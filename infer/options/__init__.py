@@ -124,7 +124,7 @@ def _check_bounds(field: Field, value: Any, where: str) -> None:
 
 
 def range_fault(option: Option, name: str, value: Any) -> str | None:
-    """Say what is wrong with a number out of the option's range; None if it is within, or is no number.
+    """Describe how a number violates the option's range; None if it is within, or not a number.
 
     NaN is out of every range.
     """
@@ -157,7 +157,7 @@ def _number(value: float) -> str:
 
 
 def command_line(value: msgspec.Struct, *, secrets: bool = False) -> list[str]:
-    """Return the words that give this value: positional arguments, then the options that are not the default.
+    """Return the command-line arguments that give this value: positional ones, then non-default options.
 
     Secrets are left out unless `secrets`: other users of the machine can read command lines.
     """

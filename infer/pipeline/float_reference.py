@@ -64,7 +64,7 @@ class FloatReferences:
         shape: StepShape | None,
         step: Callable[[str, str], None],
     ) -> tuple[dict[str, Any], list[Finding]]:
-        """Name → runner of every float form that can be made, and why others can't.
+        """Return the runners of all float forms by name, and the reasons for those that failed.
 
         The original in plain torch, always; for a plan that changes numbers also lowered by each of `backends`, and
         those that were made for earlier trials.

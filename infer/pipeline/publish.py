@@ -50,7 +50,7 @@ def publish(
     *,
     measure_memory: Callable[..., Memory] | None = None,
 ) -> Outcome:
-    """Complete the staged `folder` and put it at `output`; `measure_memory` takes the place of `memory.probe`."""
+    """Complete the staged `folder` and publish it at `output`; `measure_memory` replaces `memory.probe`."""
     loaded, best = original.loaded, selected.trial
     reporter.step("publish", str(output))
     if best.shape is None or best.shape.source is None:

@@ -18,7 +18,7 @@ STAGE = "recover"
 
 
 def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter) -> None:
-    """Train what is small of the quantized `module`, in place, on rows that don't judge.
+    """Train scales, norms and biases of the quantized `module` in place, on rows outside the evaluation set.
 
     Raises `NotUsableError` for weights that are streamed from disk, and what `recover` raises.
     """

@@ -39,7 +39,7 @@ class Resolved:
     choices: tuple[Choice, ...] = ()
 
     def choose(self, field: str, value: str, reason: str) -> Resolved:
-        """Give a field of the plan another value than the one asked for."""
+        """Set a field of the plan to a resolved value and record the reason."""
         choice = Choice(field, str(getattr(self.plan, field)), value, reason)
         return replace(self, plan=self.plan.with_(**{field: value}), choices=(*self.choices, choice))
 
@@ -121,7 +121,7 @@ def keep_codes(run: Resolved, stored_as: str) -> Resolved:
 
 
 def resolve_cache(run: Resolved, task: str) -> Resolved:
-    """Choose the dtype of the KV cache of a language model; of other models nothing may be asked of one.
+    """Choose the KV cache dtype of a language model; raise for other models where one was requested.
 
     Raises `UsageError` when something was.
     """

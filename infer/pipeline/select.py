@@ -29,7 +29,7 @@ class Selected:
 
 
 def choose(tried: Trials) -> Selected:
-    """Choose the trial to publish of those that pass their gates; when none passes, of all (a gate then speaks).
+    """Choose the trial to publish among those that pass their gates; when none passes, among all.
 
     It is the one whose worst batch size is nearest to the fastest trial at that size, so that a gain at a large batch
     doesn't hide a loss at a small one; within the 3 % of the speed gate the least total time decides.

@@ -83,14 +83,14 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
 
 
 def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
-    """Compile the native kernels where that was not done yet, and show it as a step."""
+    """Compile the native kernels if they are not cached, and report it as a step."""
     if plan.quant != "none" and plan.device == "cpu" and not cpu.built():
         reporter.step("prepare", "compiling the native kernels, once for this machine")
         cpu.why_not(reporter.progress)
 
 
 def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.LoadedModel, Resolved]:
-    """Open the source, once, and give the model its weights; choose what depends on its task."""
+    """Open the source, load its weights, and resolve the options that depend on the task."""
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
     loaded = sources.load(run.plan)
@@ -166,7 +166,7 @@ def search(
 
 
 def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:
-    """Refuse a language model that answers otherwise when its tokens come in several steps, before it is lowered."""
+    """Refuse a language model whose logits change when its tokens are run in several steps, before lowering it."""
     if original.graph.module is not None:
         why = "its weights are streamed: only the lowered form is judged"
         reporter.found([Finding("capture", "float step", None, why=why)])

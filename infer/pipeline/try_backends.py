@@ -124,7 +124,7 @@ class Trials:
         return graph, None, place, why
 
     def time(self) -> None:
-        """Time what was not timed yet; a trial that can't run at the batch sizes of the plan leaves."""
+        """Time the trials not timed yet; one that fails at a batch size of the plan is dropped."""
 
         def failed(trial: Trial, error: Exception) -> None:
             self.trials.remove(trial)
@@ -142,7 +142,7 @@ class Trials:
         return bool(timed) and absent and all(t.loses_to(EAGER) for t in timed)
 
     def _failed(self, name: str, stage: str, error: Exception, others: list[str]) -> None:
-        """Note a refusal where other backends may still do; raise it where this one was asked for."""
+        """Record a backend's failure; raise it where this backend was requested by name."""
         refusal = library_errors.as_backend_error(name, stage, error, others)
         if self.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
             raise refusal from (None if refusal is error else error)
@@ -154,7 +154,7 @@ class Trials:
         self.reporter.found([self.refused[-1].finding()])
 
     def close(self) -> None:
-        """Forget the trials and what they wrote: layers rose."""
+        """Close the trials and delete their files, before another attempt with raised layers."""
         for trial in self.trials:
             trial.close()
             shutil.rmtree(trial.folder.parent)

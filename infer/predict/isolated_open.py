@@ -40,7 +40,7 @@ def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
 
 
 def _open(folder: Path) -> None:
-    """Open the artifact in the child, which ends here; exit codes are those of the command line."""
+    """Open the artifact in the child process and exit with the command line's exit codes."""
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

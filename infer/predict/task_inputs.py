@@ -204,7 +204,7 @@ class TaskInputs(TextInputs):
         return found
 
     def _transcribed(self, sound: np.ndarray) -> str:
-        """Return the text of a sound, of windows that overlap where it is longer than the model takes."""
+        """Return the transcript of a sound; a long one is run in overlapping windows."""
         frames = []
         for window in transcription.windows(self.media, len(sound)):
             logits = super().predict(self.media.tensors([sound[window.start : window.end]]))["logits"][0]

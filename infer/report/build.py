@@ -93,7 +93,7 @@ def build_report(manifest: Manifest, results: Results) -> Report:
 
 
 def _command(manifest: Manifest) -> str:
-    """Return the plan as given; where layers were decided by measurements, the plan that pins them."""
+    """Return the command that makes the artifact again, with the formats that measurements chose pinned."""
     output = f"{manifest.name}.infer"
     measured = any(row.by != "pin" and row.effect for row in manifest.layers)
     moved = any(

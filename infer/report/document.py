@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(report: Report) -> bytes:
-    """Indented JSON; what is unknown is null."""
+    """Encode a report as indented JSON; unknown values are null."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 

@@ -75,7 +75,7 @@ def report(path: Path) -> document.Report:
 
 
 def doctor() -> list[Finding]:
-    """One finding per thing that can, or can't, run here."""
+    """List one finding per backend, format and device: usable on this machine, or the reason why not."""
     machine = hardware.fingerprint("cpu")
     rows = [Finding("machine", key, value) for key, value in machine.items()]
     rows.append(Finding("machine", "memory available", hardware.memory_available("cpu") / 2**30, "GiB"))
@@ -100,7 +100,7 @@ def _cuda() -> str:
 
 
 def _conflicts() -> list[Finding]:
-    """Installed packages that are outside what infer asks for, with the line that mends it."""
+    """List installed packages outside infer's version bounds, with the pip command that fixes them."""
     found = []
     try:
         wanted = [Requirement(text) for text in requires("infer") or []]

@@ -24,7 +24,7 @@ def cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
 
 
 def decided(report: Report) -> bool:
-    """Return True when formats were chosen layer by layer: not all that can have the format asked for do."""
+    """Return True when measurements or a budget chose the formats of layers."""
     return any(
         layer.effect or (layer.by and layer.format not in ("float", report.plan.quant))
         for layer in report.layers

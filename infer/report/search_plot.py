@@ -173,7 +173,7 @@ def _lines(x: Axis, y: Axis, bounds: tuple[list[tuple[float, str]], list[tuple[f
 def _front(
     shown: Sequence[TrialRecord], points: Sequence[tuple[float, float]], x: Axis, y: Axis, *, is_score: bool
 ) -> str:
-    """Join the trials that nothing beats in latency and quality, of those on the front."""
+    """Draw the line through the trials that are Pareto-optimal in latency and quality."""
     sign = -1 if is_score else 1
     front: list[tuple[float, float]] = []
     for point in sorted(point for trial, point in zip(shown, points, strict=True) if trial.on_front):
@@ -188,7 +188,7 @@ def _front(
 def _dot(
     trial: TrialRecord, record: SearchRecord, place: tuple[float, float], series: int, largest: int
 ) -> str:
-    """Draw one trial: a dot that takes the focus, and its figures above the plot."""
+    """Draw one trial as a focusable dot, with its figures shown above the plot."""
     size = SMALLEST + (LARGEST - SMALLEST) * math.sqrt(_memory(trial) / largest)
     _, label, latency, rate, memory, size_text, loss, outcome = search_tables.cells(trial, record)
     figures = f"{latency}, {rate}/s, memory {memory}, {size_text}, {search_tables.loss_name(record)} {loss}"

@@ -64,7 +64,7 @@ def outcome(trial: TrialRecord) -> str:
 
 
 def loss(found: Measured, record: SearchRecord) -> float | None:
-    """Return the quality that was judged: the user's score, else the drop where it has a budget, else the error."""
+    """Return the quality measure of a trial: the user's score, else a budgeted drop, else the error."""
     if record.budgets.metric is not None:
         return found.score
     return found.drop if record.max_drop is not None else found.error

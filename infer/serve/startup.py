@@ -62,7 +62,7 @@ def _require_writable() -> None:
 
 
 def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
-    """Return the startup line.
+    """Return the line printed at startup: models, address and routes.
 
     `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
     """

@@ -49,7 +49,7 @@ class WhisperTokens:
 
     @classmethod
     def open(cls, folder: Path) -> WhisperTokens:
-        """Read generation_config.json of an artifact; raise `ArtifactError` where it lacks the tokens."""
+        """Read Whisper's special tokens from generation_config.json; raise `ArtifactError` where one is absent."""
         path = folder / "generation_config.json"
         if not path.is_file():
             raise ArtifactError("a model that transcribes needs its generation_config.json", where=str(path))

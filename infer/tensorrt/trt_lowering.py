@@ -36,7 +36,7 @@ class Built:
 
 
 def build(graph: Graph, plan: Plan, path: Path, options: trt_builder.BuildOptions) -> Built:
-    """Write `path` and build the engine; packed weights that the library can't read are decoded, and it is said why.
+    """Write `path` and build the engine; packed weights that the library can't read are decoded and reported.
 
     Raises `BuilderError` when the library refuses the model in both forms.
     """

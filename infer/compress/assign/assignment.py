@@ -217,7 +217,7 @@ class Assignment:
         return dict(zip(self.calibration_set.outputs, flatten(self.model(**batch)), strict=True))
 
     def reasons(self, done: QuantizationResult) -> dict[str, str]:
-        """Return why layers stay float, by layer name: the decision made here, else the format's refusal."""
+        """Return the reasons of float layers by name: the assignment's decision, else the format's refusal."""
         kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
         return {**done.refused, **kept}
 

@@ -67,7 +67,7 @@ class WeightTimings:
 
 
 def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
-    """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
+    """Replace `plan.quant` for layers that are slower with it; raise `GateError` when every layer is."""
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
     timings = WeightTimings(
@@ -132,7 +132,7 @@ def _one_by_one(timings: WeightTimings, free: Sequence[Weight]) -> list[str]:
 
 
 def _not_slower(timings: WeightTimings, weight: Weight, formats: Sequence[str]) -> list[str]:
-    """Filter the formats that are not slower than float, noting the others; the first suffices without a budget."""
+    """Return the formats that are not slower than float, and note the others; without a budget only the first."""
     kept = []
     for format in formats:
         if reason := timings.slowness(weight, format):

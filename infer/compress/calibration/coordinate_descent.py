@@ -54,7 +54,7 @@ def _hessian(part: Factor) -> Tensor:
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply [R, A] by [A, B] in products of `TABLE_ROWS` rows, so that a row's sums do not depend on R."""
+    """Multiply [R, A] by [A, B] in blocks of `TABLE_ROWS` rows, so that a row's sums do not depend on R."""
     blocks = rows.reshape(-1, TABLE_ROWS, rows.shape[1])
     return torch.bmm(blocks, matrix.expand(len(blocks), -1, -1)).reshape(len(rows), -1)
 

@@ -91,7 +91,7 @@ class PackingResult:
 
     @property
     def weight_error(self) -> float:
-        """Relative RMS error."""
+        """Relative RMS error of the packed weight."""
         return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
 
 

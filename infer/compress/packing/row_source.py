@@ -91,13 +91,13 @@ def row_source_of(
 def stored_name(
     names: Iterable[str], reader: WeightReader, renames: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return the checkpoint's name of the parameter that has these names in the model; None where it lacks it."""
+    """Return the checkpoint's name of a parameter by its `names` in the model; None where the checkpoint lacks it."""
     held, named = set(reader.names()), renames or {}
     return next((n for own in names for n in (named.get(own, own),) if n in held), None)
 
 
 def _fitting(codes: StoredCodes | None, shape: tuple[int, ...], *, experts: bool) -> StoredCodes | None:
-    """Return codes with the reason why those of another layout, or of rows of partial groups, can't be carried over."""
+    """Return the codes, with `refused` set where their layout or a partial group prevents carrying them over."""
     if codes is None or codes.refused:
         return codes
     if codes.shape != shape or codes.experts != experts:

@@ -28,7 +28,7 @@ class _SplitRecurrent(nn.RNNBase):
 
     @_flat_weights.setter
     def _flat_weights(self, weights: list[Any | None]) -> None:
-        """Nothing to keep: torch sets it from the parameters, which are kept themselves."""
+        """Do nothing: torch sets the flat weights from the parameters."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.RNNBase:
         return nn.Module._apply(self, fn, recurse)

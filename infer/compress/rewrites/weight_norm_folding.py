@@ -41,7 +41,7 @@ def fold_weight_norms(model: nn.Module, into: nn.Module | None = None) -> list[F
 
 
 def normalized(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers whose weight is computed by such a normalization and nothing else."""
+    """Yield the layers whose weight is computed by a weight normalization and by no other parametrization."""
     for name, layer in model.named_modules():
         if not name:
             continue

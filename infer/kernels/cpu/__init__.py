@@ -50,7 +50,7 @@ def _refused() -> str | None:
 
 
 def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | None:
-    """Return why there are no native kernels here, or None; compiles them where that was not done."""
+    """Return the reason why the native kernels can't be used, or None; compiles them on first use."""
     if reason := _refused():
         return reason
     try:
@@ -61,7 +61,7 @@ def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | No
 
 
 def built() -> bool:
-    """Tell if no compilation is to be expected: the library is loaded, in the cache, or not available."""
+    """Return true if the next use compiles nothing: the library is loaded, cached, or not available."""
     return _LOADED is not None or _refused() is not None or compiled()
 
 

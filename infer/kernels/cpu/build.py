@@ -30,7 +30,7 @@ def digest(folder: Path | None = None) -> str:
 
 
 def compiled() -> bool:
-    """Tell if a wheel brought the library, the cache has it, or no compiler could make it."""
+    """Return true if the library is in the wheel or the cache, or no compiler exists to build it."""
     return PREBUILT.exists() or compiler() is None or (cache_folder("kernels") / digest() / LIBRARY).exists()
 
 
@@ -66,7 +66,7 @@ def library(progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock, so that one of several starting processes compiles and the others wait for its result.
+    """Hold the build lock: one of several starting processes compiles, the others wait for its result.
 
     After `LOCK_SECONDS` this process compiles too: the lock only saves work, as results are put in place by a rename.
     """

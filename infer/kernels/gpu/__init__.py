@@ -69,7 +69,7 @@ def why_not() -> str | None:
 
 
 def packs(device: str) -> bool:
-    """Tell if weights of a program for `device` are packed in the order of the kernels here."""
+    """Return true if weights of a program for `device` are packed in the layout of the Triton kernels."""
     return device.startswith("cuda") and _registrable() and _capable(torch.device(device))
 
 

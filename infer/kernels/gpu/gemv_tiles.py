@@ -52,7 +52,7 @@ def blocks_of(
 
 @triton.jit
 def loaded(pointers: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
-    """Load what is inside the part, 0 elsewhere; EVEN: all is inside."""
+    """Load values where `inside`, 0 elsewhere; EVEN says that all are inside."""
     if EVEN:
         return tl.load(pointers)
     return tl.load(pointers, mask=inside, other=0)
@@ -71,7 +71,7 @@ def unit_words(
 
 @triton.jit
 def code_at(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, BITS: tl.constexpr, C: tl.constexpr) -> tl.tensor:
-    """Code number C of a unit of one or three words."""
+    """Extract code number C of each unit of one to three words."""
     MASK: tl.constexpr = (1 << BITS) - 1
     WORD: tl.constexpr = C * BITS // 32
     SHIFT: tl.constexpr = C * BITS % 32
@@ -118,7 +118,7 @@ def _pair(word: tl.tensor, HALF: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 def _four(
     x_tile: tl.tensor, at: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Four words of x from word `at` on, each [MB, W, 32]: one 16-byte load."""
+    """Load four words of x from word `at` on, each [MB, W, 32], by one 16-byte load."""
     pointers = x_tile + at
     block = tl.load(pointers) if EVEN else tl.load(pointers, mask=mask[:, :, :, None], other=0)
     even, odd = tl.split(tl.reshape(block, [block.shape[0], block.shape[1], block.shape[2], 2, 2]))

@@ -32,7 +32,7 @@ class Crossover(NamedTuple):
 
 
 def of(kind: str, device: torch.device) -> Crossover:
-    """Return the crossover of one kind of weight on this GPU: measured if it was, else estimated."""
+    """Return the row counts at which kernels of a weight kind change on this GPU: measured, or else estimated."""
     return _table(device)[kind]
 
 
@@ -55,7 +55,7 @@ def estimate(kind: str, bandwidth: float, peak: float) -> Crossover:
 def measure(
     kind: str, device: torch.device, paths: Mapping[str, Callable[[int], Callable[[], object]]]
 ) -> Crossover:
-    """Time the paths `rows`, `tiles` and `library` (each: number of rows → a call) and keep what is found."""
+    """Time the paths `rows`, `tiles` and `library` (number of rows → call) and store the crossovers."""
     times = {name: [graph_seconds([make(rows)] * 4) for rows in ROWS] for name, make in paths.items()}
     found = Crossover(_first(times["tiles"], times["rows"]), _first(times["library"], times["tiles"]))
     file = cache_folder("gpu") / "crossover.json"

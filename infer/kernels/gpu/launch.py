@@ -52,7 +52,7 @@ def processors(device: torch.device) -> int:
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """Divide and round up."""
+    """Divide integers, rounding up."""
     return -(-number // divisor)
 
 
@@ -60,7 +60,7 @@ _TICKETS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(tensor: Tensor, count: int) -> Tensor | None:
-    """Return `count` zeros, int32, that programs of one kernel count up to find which of them is the last.
+    """Return int32 counters [count] at 0, by which programs of one kernel find out which of them is the last.
 
     The last one sets its own back to zero. There is a set for each stream, whose kernels do not overlap. None while a
     compiler traces, or where more are wanted than a set has.

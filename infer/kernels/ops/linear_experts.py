@@ -45,7 +45,7 @@ def by_expert(
 def every_expert(
     x: Tensor, expert: Tensor, num_experts: int, top_k: int, compute: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """Compute all experts on all rows and take those asked for: no shape depends on values, for exporters."""
+    """Compute all experts on all rows and select the routed ones, so that no shape depends on values, for exporters."""
     rows = x[:, None].expand(-1, top_k, -1).reshape(-1, x.shape[-1])
     y = compute(rows, 0)
     for e in range(1, num_experts):

@@ -60,7 +60,7 @@ def uniform_zero(table: Tensor) -> list[int] | None:
 
 
 def is_integers(table: Tensor) -> bool:
-    """Tell if each table is uniform with a step of 1."""
+    """Return true if each table has a uniform step of 1."""
     return uniform_zero(table) is not None and bool((table[:, -1] - table[:, 0] == _ENTRIES - 1).all())
 
 

@@ -72,7 +72,7 @@ class ConvChains(Rewriter):
         return Conv(node, names, step, y_step, codes.shape[0], [int(size) for size in window])
 
     def _extend(self, conv: Conv) -> None:
-        """Take the addition and the clamp that follow into the convolution."""
+        """Fuse the addition and the clamp that follow a convolution into it."""
         user = self._only_user(conv.end)
         if user is not None and str(user.target) == ADD and user not in self._residuals:
             other = other_operand(user, conv.end)
@@ -102,7 +102,7 @@ class ConvChains(Rewriter):
         return user in self._convs and self._convs[user].x is value
 
     def _becomes_image(self, value: fx.Node) -> bool:
-        """Tell if all readers of a value read bytes of one step, so that it need not exist in float."""
+        """Return true if all readers of a value take int8 of one scale, so that it need not exist in float."""
         adder = self._only_user(value)
         return self._step(value, adder) is not None and all(
             self._reads(user, value)
@@ -119,7 +119,7 @@ class ConvChains(Rewriter):
         )
 
     def _moved(self, old: fx.Node, new: fx.Node) -> None:
-        """Convolutions and additions that read `old` read `new` from here on."""
+        """Replace the residual operand `old` of convolutions and additions by `new`."""
         for adder, operand in list(self._residuals.items()):
             if operand is old:
                 self._residuals[adder] = new

@@ -31,7 +31,7 @@ def bounds(node: fx.Node) -> tuple[float, float] | None:
 
 
 def never_negative(node: fx.Node) -> bool:
-    """Tell if the graph itself rules out negative numbers in a value."""
+    """Return true if the operators of the graph exclude negative numbers in a value."""
     limits = bounds(node)
     if limits is not None:
         return limits[0] >= 0
@@ -72,6 +72,6 @@ def _pair(value: Any) -> list[int]:
 
 
 def is_pool(node: fx.Node) -> bool:
-    """Tell if it is a max-pool of whole windows."""
+    """Return true if a node is a max-pool of whole windows."""
     ceiling = node.kwargs.get("ceil_mode", node.args[5] if len(node.args) > 5 else False)
     return str(node.target) == POOL and not ceiling

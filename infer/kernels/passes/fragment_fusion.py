@@ -60,7 +60,7 @@ class _Fragments(Rewriter):
         )
 
     def _form(self, layer: FragmentLayer) -> dict[str, Any]:
-        """Return what layers of one call have in common: columns, those of a group, types of scales and minima."""
+        """Return the key of layers that share a call: columns, group size, dtypes of scales and minima."""
         columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
         scale, minimum = self._tensors[layer.scale], layer.minimum
         return {
@@ -113,7 +113,7 @@ def plan_fragments(program: ExportedProgram) -> tuple[ExportedProgram, list[Frag
 
 
 def packed(program: ExportedProgram) -> ExportedProgram:
-    """`program` with 4-bit layers packed into fragments: what plain torch runs on a GPU."""
+    """Return `program` with 4-bit layers packed into fragments, as plain torch runs it on a GPU."""
     planned, packings = plan_fragments(program)
     planned._state_dict = {
         **planned.state_dict,

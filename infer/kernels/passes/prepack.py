@@ -83,7 +83,7 @@ def findings(program: ExportedProgram) -> list[Finding]:
 
 
 def packed(program: ExportedProgram, *, fuse_layers: bool = True) -> ExportedProgram:
-    """`program` on packed operators, its weights packed: what plain torch runs."""
+    """Return `program` with packed weights and operators, as plain torch runs it."""
     planned, packings = plan_packing(program, fuse_layers=fuse_layers)
     made = pack(packings, {**program.state_dict, **program.constants})
     planned._state_dict = {**planned.state_dict, **made}

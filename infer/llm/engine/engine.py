@@ -152,7 +152,7 @@ class Engine:
         return not self._request_manager.states and not self._request_manager.outputs
 
     def check(self, request: Request) -> None:
-        """Raise what `submit` would raise and change nothing; may be called from any thread."""
+        """Raise the errors of `submit` without queueing the request; may be called from any thread."""
         self._admission.check(request, self.scheduler.waiting, self.statistics.tokens_per_second)
         if request.grammar is not None:
             if self._grammars is None:

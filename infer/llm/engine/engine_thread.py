@@ -69,7 +69,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        """Hand over a request.
+        """Queue a request for the engine's thread.
 
         Raises `InputError` or `OverloadedError` as the engine's `check` does, `NotReadyError` once draining.
         """

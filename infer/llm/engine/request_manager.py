@@ -112,7 +112,7 @@ class RequestManager:
         self._forget(state)
 
     def blame(self, sequence: Sequence, error: Exception) -> None:
-        """Fail the request of a sequence on which processing raised; the other requests go on."""
+        """End a request with an error after processing one of its sequences raised; other requests continue."""
         self._statistics.failed += 1
         if sequence.state.request.id in self.states:
             self.drop(sequence.state, "error", *error_fields(error))
@@ -127,7 +127,7 @@ class RequestManager:
         self._scheduler.remove(sequence)
 
     def _forget(self, state: RequestState) -> None:
-        """Remove a request; its sequences refer back to it and would stay until a full collection."""
+        """Remove a request, breaking its reference cycles so that it is freed without the garbage collector."""
         del self.states[state.request.id]
         state.sequences.clear()
         if self._adapters is not None and state.request.adapter is not None:

@@ -142,6 +142,6 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """True when it continues the output, False when it computes a prompt or recomputes."""
+        """True for a decode of the next token, False for a prefill or a recomputation."""
         sequence = self.sequence
         return sequence.num_output_tokens > 0 and sequence.num_computed_tokens + 1 == len(sequence.tokens)

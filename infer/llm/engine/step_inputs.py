@@ -106,7 +106,7 @@ class StepInputs:
         self._ids[at:stop], self._positions[at:stop], self._slots[at:stop] = ids, positions, places
 
     def _piece(self, at: int, sequence: Sequence, count: int) -> None:
-        """Write several tokens of one sequence, its draft tokens after its own."""
+        """Write the inputs of several tokens of one sequence, prompt or draft, into the step's buffers."""
         done, stop, page = sequence.num_computed_tokens, at + count, self.page
         own = sequence.tokens[done : done + count]
         self._ids[at:stop] = own + sequence.draft_tokens[: count - len(own)] if len(own) < count else own

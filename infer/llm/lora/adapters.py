@@ -77,7 +77,7 @@ class Adapters:
             raise unknown("adapter", name, self.names or ["none is loaded"])
 
     def take(self, name: str) -> tuple[int, str]:
-        """Use an adapter until `release`: its slot, and a key that no other adapter had or will have."""
+        """Acquire an adapter until `release`; return its slot and a key that is never reused."""
         with self._lock:
             self.check(name)
             self._users[name] += 1

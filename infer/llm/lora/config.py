@@ -79,7 +79,7 @@ class LoraConfig:
         return float(first_match(self.alphas, name, self.alpha)) / (math.sqrt(rank) if self.rslora else rank)
 
     def adapts(self, name: str) -> bool:
-        """Tell if PEFT gives this layer an adapter; true where it would look at the class of the base model."""
+        """Return true if PEFT gives a layer an adapter, or decides by the class of the base model."""
         if is_named(self.excluded, name):
             return False
         if self.targets is None or self.targets == "all-linear":

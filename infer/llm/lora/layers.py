@@ -41,7 +41,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Floats of the buffer."""
+        """Number of float32 values in the adapter buffer."""
         last = self.sites[-1]
         return last.start + self.room(last.inputs, last.outputs)
 

@@ -15,7 +15,7 @@ CHARACTERS = 2000
 
 
 def check_pattern(pattern: str, path: Path) -> None:
-    """Refuse what is no regular expression, and what may take exponential time to match a name."""
+    """Raise for invalid regular expressions and for those that may take exponential time to match."""
     try:
         repeats = _repeats(_parser.parse(pattern)) if len(pattern) <= CHARACTERS else REPEATS + 1
     except (re.error, RecursionError, OverflowError) as error:

@@ -87,7 +87,7 @@ class GraphedStep:
         return found.logits
 
     def share(self, shared: SharedTensors) -> None:
-        """Let all graphs use these tensors from now on; those that were recorded with others are discarded."""
+        """Set the tensors that all graphs share; graphs recorded with other tensors are discarded."""
         if self.shared is not shared:
             self.shared = shared
             self._clear()

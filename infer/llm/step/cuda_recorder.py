@@ -15,10 +15,10 @@ class Event(Protocol):
     """Place in a stream, as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Mark the end of what was enqueued so far."""
+        """Record an event after the work enqueued so far."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come past the mark; at once if there is none."""
+        """Wait for the recorded event; return at once if there is none."""
 
 
 class Recorder(Protocol):
@@ -28,7 +28,7 @@ class Recorder(Protocol):
         """Warm `call` up and record it: a function that replays it, and its result. Raises RuntimeError."""
 
     def clear(self) -> None:
-        """Forget the memory of what was recorded; its replays are not called again."""
+        """Release the memory of all recordings, whose replays must not be called again."""
 
     def new_event(self) -> Event: ...
 

@@ -29,7 +29,7 @@ _MAX_ERROR = 1e-3  # relative, of float32 over a float32 cache; right ones are b
 def probe(
     model: nn.Module, *, page: int = PAGE, kv_dtype: str = "float16", run_chunks: bool = True
 ) -> StepShape:
-    """Run a few tokens of `model` to see what the attention of each layer looks like.
+    """Run a few tokens through `model` and record the attention settings of each layer.
 
     With `run_chunks` also two sequences in uneven chunks over a small cache, compared with the model's own forward;
     models on meta are not run on values. Raises `NotUsableError` with the reason.

@@ -33,7 +33,7 @@ class StateCall:
         self.floats = 0  # of one row, taken so far
 
     def _tail(self, x: Tensor, floats: int) -> tuple[Tensor, Tensor, int]:
-        """Return the last operands of an operator on x [tokens, ...], and take `floats` numbers of a row."""
+        """Return the state operands of an operator on x [tokens, …], reserving `floats` values of a state row."""
         offset, self.floats = self.floats, self.floats + floats
         if self._cache is not None and self._segments is not None:
             return self._cache, self._segments, offset

@@ -28,7 +28,7 @@ def sample_tokens(vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def mixes(before: Tensor, after: Tensor) -> bool:
-    """Tell if the two differ at a token other than CHANGED; False where no axis is one of tokens."""
+    """Return true if two outputs differ at a token other than CHANGED; False where no axis is tokens."""
     axes = [axis for axis, size in enumerate(before.shape) if size == NUM_TOKENS]
     if not axes or before.shape != after.shape or not before.dtype.is_floating_point:
         return False

@@ -69,7 +69,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> Message:
-    """`function.arguments` comes as JSON text over HTTP; templates want what it says."""
+    """Parse `function.arguments` from JSON text, since templates take it as an object."""
     made = plain(call)
     function = made.get("function") if isinstance(made, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -94,7 +94,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Rebuilt of plain JSON types, so that no method of a caller's object is within a template's reach."""
+    """Copy a value to plain JSON types, so that templates can't call methods of a caller's objects."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):

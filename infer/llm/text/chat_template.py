@@ -67,7 +67,7 @@ class ChatTemplate:
         return _cut(text) if continue_final_message else text
 
     def load(self) -> None:
-        """Import what rendering needs, without compiling a template."""
+        """Import the packages that rendering needs, without compiling a template."""
         _ = self._environment
 
     def check(self) -> None:

@@ -48,7 +48,7 @@ class GenerationConfig(msgspec.Struct, frozen=True):
         return cls(ends, one("bos_token"), one("pad_token"), sampling)
 
     def complete(self, given: Mapping[str, Any]) -> Sampling:
-        """Merge `given` where it is not None, the recommendations, and the defaults of `Sampling`."""
+        """Merge `given` where not None, the checkpoint's recommendations and the defaults of `Sampling`."""
         asked = {name: value for name, value in given.items() if value is not None}
         if isinstance(stop := asked.get("stop"), str):
             asked["stop"] = (stop,)

@@ -74,7 +74,7 @@ class ToolParser:
         return out
 
     def finish(self) -> list[ToolDelta]:
-        """Return what was held back; call it once, after the last text."""
+        """Return the text held back so far; called once, at the end of the output."""
         self._last = True
         return self.push("")
 

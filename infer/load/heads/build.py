@@ -97,7 +97,7 @@ def _reads(found: Any, head: Head) -> bool:
 
 
 def _gives(found: Any, head: Head) -> bool:
-    """Return true when the class gives the hidden states that the embedding is made of, or does not say."""
+    """Return true unless the model class is known to return no hidden states for an embedding."""
     fields = output_fields(found)
     if head.ending in MASK_SEGMENTERS:
         return not fields or {"class_queries_logits", "masks_queries_logits"} <= set(fields)

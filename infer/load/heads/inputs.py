@@ -103,7 +103,7 @@ def wrap(
 
 
 def _sound(model: nn.Module, head: Head) -> nn.Module:
-    """Return a model of sound, with a mask of its padding where it is made for one."""
+    """Return the input specs of an audio model, with a padding mask where the model takes one."""
     masked = _takes(model, "attention_mask") and head.ending != "ForXVector"  # which reads lengths out of it
     if head.reads == SOUND:
         masked = masked and getattr(model.config, "feat_extract_norm", "") == "layer"

@@ -21,7 +21,7 @@ OLD_TORCH: ForeignKind = (
 
 
 def foreign_archive(path: Path, head: bytes) -> ForeignKind | None:
-    """Name the model in a tar or gzip file, or what the archive holds; None for other files."""
+    """Name the model format in a tar or gzip file, or its contents; None for other files."""
     if head[257:262] == b"ustar":
         return _tar(_names(path), "a tar archive")
     if head[:2] != b"\x1f\x8b":

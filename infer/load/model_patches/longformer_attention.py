@@ -21,7 +21,7 @@ WITH_GLOBAL = (
 
 
 def use_masked_attention(model: nn.Module) -> nn.Module:
-    """Replace the attention of a Longformer of transformers; other models stay as they are. Returns `model`."""
+    """Replace the attention of a transformers Longformer in place and return `model`; other models are unchanged."""
     if getattr(getattr(model, "config", None), "model_type", "") != "longformer":
         return model
     head = type(model).__name__

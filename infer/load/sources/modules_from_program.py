@@ -120,7 +120,7 @@ def _pair(value: Any) -> Any:
 
 
 def _place(module: fx.GraphModule, weight: str, layer: nn.Module) -> str:
-    """Put the layer where its weight was, or beside it where that module holds more or is a layer (a tied weight)."""
+    """Register a restored layer at its weight's module, or beside it where that module is still needed."""
     owner, _, own = weight.rpartition(".")
     name = owner or "layer"
     read = [str(n.target) for n in module.graph.nodes if n.op == "get_attr"]

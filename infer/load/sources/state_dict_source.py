@@ -80,7 +80,7 @@ def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader,
 
 
 def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
-    """Give these buffers the value 0, in place."""
+    """Set the named buffers of a module to 0, in place."""
     for name in names:
         owner, _, own = name.rpartition(".")
         assign(module.get_submodule(owner), own, torch.zeros((), dtype=torch.int64))

@@ -82,7 +82,7 @@ class StreamedExperts(StreamedLayer):
 
 
 def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str], str]) -> str:
-    """Replace every Linear, Embedding, Conv and layer of experts on meta in place; say how many bytes stay on disk."""
+    """Replace every meta Linear, Embedding, Conv and expert layer by a streamed one; report the bytes left on disk."""
     count, size = 0, 0
     for prefix, owner in list(module.named_modules()):
         for attribute, child in list(owner.named_children()):

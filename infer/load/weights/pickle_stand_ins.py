@@ -116,6 +116,6 @@ def in_python_3(name: str) -> str:
 
 @contextmanager
 def inert_types_allowed() -> Iterator[None]:
-    """Let torch's weights-only loader meet the listed names, each as its stand-in."""
+    """Register inert stand-in types for the listed names in torch's weights-only loader."""
     with torch.serialization.safe_globals([(made, name) for name, made in INERT_TYPES.items()]):
         yield

@@ -57,7 +57,7 @@ class ForkingProbe:
     def probe(
         self, backend: str, folder: Path, device: str = "cpu", *, shape: StepShape | None = None
     ) -> Memory:
-        """Open the artifact, run its golden inputs, and say what that took; in a fresh process where no fork can."""
+        """Measure the memory of opening an artifact and running its golden inputs, in a fork or else a new process."""
         if device != "cpu" or sys.platform != "linux":
             return memory.probe(backend, folder, device, shape=shape)
         found = self._ask(Artifact(backend, str(folder.absolute()), shape))

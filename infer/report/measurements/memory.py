@@ -91,7 +91,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
     def findings(self) -> list[Finding]:
-        """For display: what is known, with what it means."""
+        """List the known memory figures with their meaning, for display."""
         split = f"anonymous {self.anonymous / 1e6:.0f} MB, file-backed {self.file_backed / 1e6:.0f} MB"
         rows = [
             ("weights", self.weights, self._dtypes()),
@@ -125,7 +125,7 @@ def probe(
     shape: StepShape | None = None,
     timeout: float = 300.0,
 ) -> Memory:
-    """Open the artifact in a fresh process, run its golden inputs, and say what that took.
+    """Measure the memory of opening an artifact and running its golden inputs, in a new process.
 
     Of a process that fails only the weights are known, and its last words.
     """
@@ -155,7 +155,7 @@ def probe(
 
 
 def _child() -> None:
-    """In the fresh process: measure, and print it as the last line."""
+    """Measure in the new process, and print the result as the last line."""
     shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
     measured = measure_opened(sys.argv[2], Path(sys.argv[3]), sys.argv[4], shape)
     print(msgspec.json.encode(measured).decode())

@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 def render_terminal(report: Report, console: Console) -> None:
-    """Print the report: as wide as the terminal, at most 100 columns. Nothing in it is taken for markup."""
+    """Print the report as wide as the terminal, at most 100 columns; texts are not interpreted as markup."""
     if console.is_terminal:
         _render(report, console, min(console.width, WIDTH))
         return
@@ -112,7 +112,7 @@ def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]
 
 
 def card(report: Report) -> list[tuple[str, str]]:
-    """Show what the figures are held against: sizes, bandwidth, ceiling."""
+    """Render the reference figures: sizes, memory bandwidth, roofline ceiling."""
     memory, ceiling = report.memory, report.ceiling
     before = f", from {formatting.size(report.original_size)}" if report.original_size else ""
     rows = [("artifact", f"{formatting.size(report.size)}{before}")]

@@ -63,11 +63,11 @@ class BatchQueue(UrgencyHeaps):
         self.finished = -math.inf  # time of the last measured batch
 
     def admission_for(self, tenant: str) -> AdmissionController:
-        """Return the admission controller of a tenant; here one for all."""
+        """Return the admission controller of a tenant; this queue has one for all."""
         return self.admission
 
     def full(self, requests: int, rows: int, size: int) -> str:
-        """Return the limit that this much more would exceed, in words; "" if none."""
+        """Describe the queue limit that further work would exceed; "" if none."""
         limits = self.limits
         if self.requests + requests > limits.max_queue_requests:
             return f"the queue holds {self.requests} requests"

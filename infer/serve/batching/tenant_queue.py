@@ -53,7 +53,7 @@ class TenantQueue(UrgencyHeaps):
         return rows, work
 
     def full(self, requests: int, rows: int, size: int) -> str:
-        """Return the limit that this much more would exceed, in words; "" if none, or below the tenant's share."""
+        """Describe the queue limit that further work would exceed; "" if none, or below the tenant's share."""
         whole, limits = self.whole, self.whole.limits
         if (
             whole.requests + requests <= limits.max_queue_requests

@@ -24,7 +24,7 @@ class Group(Protocol):
     """Owner of the queue item that a request is in."""
 
     def leave(self, request: GroupedRequest) -> None:
-        """Cancel one request."""
+        """Cancel the request, whose client has disconnected."""
 
     def response(self, context: RequestContext, answer: InferResult) -> Response:
         """Make the response to one request. Raises `InferError` for outputs that can't be sent."""

@@ -189,7 +189,7 @@ class Endpoint:
             return self.failed(context, error)
 
     def failed(self, context: RequestContext, error: Exception) -> Response:
-        """Return the response to an error. It stays in `context.error`, a reference cycle that the caller ends."""
+        """Return the response to an error and keep the error in `context.error`, a cycle that the caller breaks."""
         if not isinstance(error, InferError):
             log.error("request %s failed: %s", context.request_id, exception_summary(error))
             error = InferError(

@@ -85,7 +85,7 @@ class PromptAdmission:
         self._last_start = -math.inf
 
     def seed(self, measured: Iterable[tuple[float, float]]) -> None:
-        """Observe (tokens, seconds) of warm-up runs."""
+        """Initialize the prefill-rate estimate from (tokens, seconds) of warm-up runs."""
         for tokens, seconds in measured:
             self.prefill_rate.observe(tokens, seconds)
 

@@ -48,7 +48,7 @@ class RequestLog:
         self.lines, self.bodies = lines, bodies
 
     def close(self) -> None:
-        """Flush waiting lines."""
+        """Flush queued log lines and stop the writer."""
         self.lines.close()
 
     def note(self, context: RequestContext, status: int, seconds: float, model: str, version: str) -> None:

@@ -85,7 +85,7 @@ class OpeningWatch:
         self._work, self._still = 0.0, 0.0
 
     def note(self, beat: Heartbeat) -> None:
-        """Take one heartbeat."""
+        """Process one heartbeat of a worker that opens its model."""
         moved = abs(beat.work - self._work) >= LEAST_WORK
         self._still = 0.0 if moved else self._still + BEAT_SECONDS
         if moved:

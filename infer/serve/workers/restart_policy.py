@@ -79,7 +79,7 @@ class RestartPolicy:
         self.total = 0
 
     def blame_request(self, deaths: int = 2) -> None:
-        """Attribute `deaths` to a request: the one counted next, and those before."""
+        """Attribute worker deaths to a request: the next one counted, and `deaths` before it."""
         if not self._answered_since_blame:
             return
         for _ in range(min(deaths - 1, self._counted_since, len(self._deaths))):

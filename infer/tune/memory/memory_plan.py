@@ -43,7 +43,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Planned peak."""
+        """Planned peak memory in bytes."""
         kept = self.process + self.weights + self.gradients + self.optimizer
         return kept + self.activations + self.workspace
 

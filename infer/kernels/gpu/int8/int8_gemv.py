@@ -20,7 +20,7 @@ INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no as
 
 @triton.jit
 def dot4(a: tl.tensor, b: tl.tensor, total: tl.tensor, DP4A: tl.constexpr) -> tl.tensor:
-    """`total` plus the four products of the int8 numbers in the words a and b."""
+    """Add the four products of the int8 numbers in the words a and b to `total`."""
     if DP4A:
         return tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True, pack=1
@@ -64,7 +64,7 @@ def _rows(
 
 
 def usable(q: Tensor, codes: Tensor) -> bool:
-    """Tell if rows are whole words."""
+    """Return true if rows of q int8 [M, K] are whole 32-bit words."""
     return q.shape[1] % 4 == 0 and q.shape[1] > 0
 
 

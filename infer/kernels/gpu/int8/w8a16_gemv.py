@@ -29,7 +29,7 @@ _BIAS = tl.constexpr(2.0**23 + 128)
 def byte_value(
     flipped: tl.tensor, exponent: tl.tensor, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr
 ) -> tl.tensor:
-    """Byte BYTE of words of flipped codes as float32."""
+    """Convert byte BYTE of words of flipped int8 codes to float32."""
     if ASSEMBLY:
         bits = tl.inline_asm_elementwise(
             f"prmt.b32 $0, $1, $2, {0x7440 + BYTE};",
@@ -97,7 +97,7 @@ def _rows(
 
 
 def usable(x: Tensor) -> bool:
-    """Tell if x [M, K] is few rows of whole units."""
+    """Return true if x [M, K] has at most `MAX_ROWS` rows, of a multiple of 8 columns."""
     return 0 < x.shape[0] <= MAX_ROWS and x.shape[1] > 0 and x.shape[1] % _UNIT == 0
 
 

@@ -66,7 +66,7 @@ _WORDS_11 = tl.constexpr(f"{_OUTPUTS}{',r' * 11}")
 def planes_of(
     like: tl.tensor, planes_ptr: tl.tensor, block: tl.tensor, UNIFORM: tl.constexpr, ASSEMBLY: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the eight words of the tables of `block` [T], each [T, 1, 1]; of uniform ones `minus` eight times."""
+    """Return the eight byte-plane words of the tables of `block` [T], each [T, 1, 1]; of uniform ones `minus`."""
     if not ASSEMBLY:
         zero = (block * 0)[:, None, None]
         return zero, zero, zero, zero, zero, zero, zero, zero
@@ -189,7 +189,7 @@ def decode(
     SCALED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ) -> tl.tensor:
-    """Words [T, 32, 4] of one group of columns → the tile [16 T, 64] of the weight, in the type that `like` points to.
+    """Decode words [T, 32, 4] of one group of columns to the tile [16 T, 64] of the weight, in the type of `like`.
 
     `planes` are from `planes_of`. s0, s1 [T, 32, 1] are the group's scales of rows g and g + 8 of each lane; they
     multiply the tile if SCALED.

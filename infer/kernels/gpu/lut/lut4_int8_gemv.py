@@ -125,7 +125,7 @@ def _rows(
 
 
 def pack(table: Tensor, row_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Table float32 [T, 16], row scales [N] → int8 [T, 16] and float32 [N], times what 127 of the table stands for."""
+    """Round table float32 [T, 16] to int8, and multiply row scales float32 [N] by the value of an int8 step."""
     rounded, factor = rounded_table(table)
     owner = torch.arange(row_scale.shape[0], device=table.device) // TABLE_ROWS
     owner = owner if table.shape[0] > 1 else torch.zeros_like(owner)

@@ -21,7 +21,7 @@ def causal_conv(
     offset: int,
     silu: bool,
 ) -> Tensor:
-    """Convolve as it is defined, one segment after the other."""
+    """Compute the causal convolution by its definition, segment by segment."""
     channels, width = weight.shape
     out = torch.zeros_like(x)
     for segment in each_segment(state_cache, segments, offset, (width - 1, channels)):

@@ -20,7 +20,7 @@ def gated_delta(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor,
     state_cache: Tensor, segments: Tensor, offset: int,
 ) -> Tensor:  # fmt: skip
-    """Compute the recurrence as it is defined, token by token."""
+    """Compute the gated delta rule by its recurrence, token by token."""
     heads, width = value.shape[1:]
     times = heads // query.shape[1]
     query, key = (x.repeat_interleave(times, 1) for x in (query, key))

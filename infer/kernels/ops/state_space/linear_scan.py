@@ -13,7 +13,7 @@ from .state_cache import STATE_ARGUMENTS, define_state_layer, each_segment
 
 
 def linear_scan(decay: Tensor, x: Tensor, state_cache: Tensor, segments: Tensor, offset: int) -> Tensor:
-    """Compute the recurrence as it is defined, token by token."""
+    """Compute the linear scan by its recurrence, token by token."""
     out = torch.zeros_like(x)
     for segment in each_segment(state_cache, segments, offset, tuple(x.shape[1:])):
         state = segment.state

@@ -60,7 +60,7 @@ class _Encoder:
         self._slots = SlotAllocator(operations, set(given).difference(self._direct))
 
     def _is_direct(self, value: Value) -> bool:
-        """Made by a linear layer and not read again: written where the result is."""
+        """Return true for a value that a linear layer writes straight into the result, as no operation reads it."""
         return value.direct and all(v.value is not value for o in self._operations for v in o.inputs)
 
     def encoded(self) -> tuple[list[fx.Node], list[int], list[float]]:
@@ -96,7 +96,7 @@ class _Encoder:
             now += value.kind == TEAM
 
     def _tokens(self) -> list[int]:
-        """Operand of the tokens and its width, operand of the picked rows or -1."""
+        """Return the operand of the tokens and its width, and the operand of the gathered rows or -1."""
         picked = next((o.read[0] for o in self._operations if o.name == "gather"), None)
         made = {o.result.value for o in self._operations}
         value = next(
@@ -119,7 +119,7 @@ class _Encoder:
         return [*(self._inputs.index(node) for node in first.read), *first.sizes[-2:]]
 
     def _place(self, view: View) -> list[int]:
-        """Slot or operand, offset and stride of the rows."""
+        """Return slot or operand, offset and stride of the rows of a view."""
         value = view.value
         if value in self._slots.of:
             return [self._slots.of[value], view.offset, self._slots.stride(value)]

@@ -75,7 +75,7 @@ def attend_all(reader: GraphReader, node: Any) -> Operation | None:
 
 
 def _mask(node: Any, lead: list[str]) -> tuple[fx.Node, list[int]] | None:
-    """Return the mask that all heads share, and flags: is float, per batch, per row; None if it can't be lowered."""
+    """Return the mask shared by all heads, and flags (float, per batch, per row); None if it can't be lowered."""
     while is_call(node, aten.expand.default):
         node = node.args[0]
     tensor = node.meta["val"]

@@ -134,7 +134,7 @@ def _ignores_padding(node: fx.Node, rows: fx.Node, real: fx.Node) -> bool:
 
 
 def _by_row(node: Any, rows: fx.Node, real: Any) -> bool:
-    """Tell if a tensor has one number for each row, in another shape or dtype of `real`: 0 exactly where that is 0."""
+    """Return true if a tensor is the padding mask `real` in another shape or dtype."""
     if not isinstance(node, fx.Node) or _origin(node) is not real:
         return False
     shape, wanted = node.meta["val"].shape, rows.meta["val"].shape

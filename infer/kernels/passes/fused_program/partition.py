@@ -35,7 +35,7 @@ CACHE = 3  # the place of the cache among the arguments of attention
 
 
 def fuse_layers(program: ExportedProgram) -> ExportedProgram:
-    """Replace the layers of a packed program by fused programs; what does not fit stays as it is."""
+    """Replace the layers of a packed program by fused programs; operators that can't be fused stay."""
     calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     if not any("linear_" in call and "_packed." in call for call in calls):
         return program
@@ -108,7 +108,7 @@ class _Builder(Rewriter):
         self._absorbed[node] = operation
 
     def _plain(self, value: Value) -> bool:
-        """Tell if its tensor in the graph is the rows themselves, so that another fused program can read it."""
+        """Return true if a value's tensor in the graph is its rows, so that another fused program can read it."""
         view = self._known.get(value.node)
         return view is None or view.in_order()
 
@@ -145,7 +145,7 @@ class _Builder(Rewriter):
             self._erase(node)
 
     def _looks(self, node: fx.Node) -> bool:
-        """Tell if a node only looks at the rows of a value, such as a view of them."""
+        """Return true if a node is a view of the rows of a value."""
         return node in self._known and node not in self._absorbed
 
     def _call(
@@ -163,7 +163,7 @@ class _Builder(Rewriter):
         )
 
     def _erase(self, node: fx.Node) -> None:
-        """Erase a node that only looked at what is gone, with all that looks at it."""
+        """Erase a view of an erased value, with all views of it."""
         while node.users:
             self._erase(next(iter(node.users)))
         self._graph.erase_node(node)

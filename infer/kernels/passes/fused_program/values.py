@@ -68,7 +68,7 @@ class Views:
     parts: dict[fx.Node, list[View]] = field(default_factory=dict)  # of split and chunk
 
     def follow(self, node: Any) -> bool:
-        """Record the view that `node` is of another one's value; whether it is one."""
+        """Record `node` as a view of another node's value; return true if it is one."""
         if node.target is not None and getattr(node.target, "__name__", "") == "getitem":
             source, index = node.args
             if source in self.parts:

@@ -78,7 +78,7 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
-        """Pages that sequences hold."""
+        """Number of pages that sequences hold."""
         return self.num_pages - self.num_available
 
     @property

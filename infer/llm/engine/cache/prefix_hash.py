@@ -19,7 +19,7 @@ def hash_page(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def hash_root(*marks: str) -> bytes:
-    """Hash what pages depend on besides tokens (adapter, salt): the parent of a sequence's first page."""
+    """Hash adapter and cache salt to the parent hash of a sequence's first page."""
     return hashlib.sha256("\0".join(f"{len(mark)}:{mark}" for mark in marks).encode()).digest()
 
 

@@ -78,7 +78,7 @@ class StateRows:
         written.clear()
 
     def drop_written(self, sequences: Iterable[Sequence]) -> None:
-        """Forget what a failed step wrote."""
+        """Discard the state rows that a failed step wrote."""
         for sequence in sequences:
             self._num_written -= max(len(sequence.written_rows) - 1, 0)
             for _, row in sequence.written_rows:
@@ -119,14 +119,14 @@ class StateRows:
         return row
 
     def _take_for_snapshot(self) -> int | None:
-        """Take a row in place of the least recently used snapshot; None when there is room for no more."""
+        """Return a row for a snapshot, evicting the least recently used one; None when none can be evicted."""
         if not self._make_room():
             return None
         self._num_written += 1
         return self._take()
 
     def _make_room(self) -> bool:
-        """Forget snapshots until one more has room; False where those of this step take all of it."""
+        """Evict snapshots until one more fits; False where snapshots of this step fill the room."""
         while self._snapshots and len(self._snapshots) + self._num_written >= self.max_snapshots:
             self._forget(next(iter(self._snapshots)))
         return len(self._snapshots) + self._num_written < self.max_snapshots

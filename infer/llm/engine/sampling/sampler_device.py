@@ -70,7 +70,7 @@ def greedy(values: Tensor) -> Tensor:
 
 
 def _of_whole(weights: Tensor, draw: Tensor) -> Tensor:
-    """Sample from whole distributions, float32 [rows, vocab]; blocks are summed first and one of them is searched."""
+    """Sample from full distributions float32 [rows, vocab]: block sums first, then a search within one block."""
     rows, vocab = weights.shape
     short = -vocab % BLOCK
     blocks = torch.nn.functional.pad(weights, (0, short)).view(rows, -1, BLOCK)
@@ -86,7 +86,7 @@ def _of_whole(weights: Tensor, draw: Tensor) -> Tensor:
 
 
 def _of_candidates(values: Tensor, weights: Tensor, asked: Tensor, width: int) -> Tensor:
-    """Sample from what top_k, then top_p, then min_p leave, most likely first, the lower id first of equals.
+    """Sample from the candidates that top_k, top_p and min_p keep, by descending probability, then id.
 
     `UNDECIDED` where a kept token is no more likely than the last of the `width` candidates: others may be kept too.
     """

@@ -72,5 +72,5 @@ def default_limits(device: str) -> EngineLimits:
 
 
 def is_beyond_share(own: int, total: int, tenants: int, limit: int) -> bool:
-    """Tell if a tenant may add nothing to a queue: it is full, and the tenant has its part or the overflow is used."""
+    """Return true if a full queue refuses a tenant: it has its share, or the overflow for others is used up."""
     return total > limit and (own * tenants > limit or total > 2 * limit)

@@ -31,7 +31,7 @@ class FairShares:
         self._turns: dict[str, int] = {}  # sequences admitted
 
     def on_arrival(self, tenant: str, others: Iterable[Sequence]) -> None:
-        """Count a tenant as active from now on: the time in which it had no request earns it nothing.
+        """Mark a tenant as active, without credit for the time in which it had no request.
 
         `others`: the sequences that wait or run already.
         """

@@ -72,7 +72,7 @@ def _preempted(play: ScheduleRun) -> None:
 
 
 def _cached_prefix(play: ScheduleRun) -> None:
-    """Read pages in the second sequence that the first wrote, while the first goes on."""
+    """Run a step whose second sequence reads cached pages of the first, while the first decodes."""
     play.step((0, play.left(0) - 5))
     play.share(1, 0)
     play.step((0, 1), (1, play.left(1) // 2))

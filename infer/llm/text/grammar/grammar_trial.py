@@ -35,7 +35,7 @@ class GrammarCost(msgspec.Struct, tag="tried", frozen=True, array_like=True):
 
 
 def confine(compiled_bytes: int, seconds: float) -> None:
-    """Limit this process, which is there for one trial: after `seconds` of CPU time SIGPROF ends it."""
+    """Limit the CPU time of this trial process to `seconds`, after which SIGPROF ends it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))

@@ -76,7 +76,7 @@ def response_head(generator: LLMEngine, request: CommonFields, prefix: str, kind
 
 
 def usage_options(request: CommonFields) -> tuple[bool, bool]:
-    """Return whether the stream ends with its usage, and whether every event has it."""
+    """Return two flags: the stream ends with its usage; every event has it."""
     chosen = request.stream_options
     include = chosen is not None and bool(chosen.include_usage)
     return include, chosen is not None and bool(chosen.continuous_usage_stats)
