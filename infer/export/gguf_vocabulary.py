@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NotUsableError, SourceError
+from ..load.gguf.pre_tokenizers import PRE_TOKENIZERS
 from ..load.gguf.tokenizer import (
     BYTE,
     CONTROL,
     NORMAL,
-    PRE_TOKENIZERS,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -83,7 +83,9 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
         found |= _scores(content, found, path)
     found |= _special(settings, original)
     key = "tokenizer.ggml.add_space_prefix" if pieces else "tokenizer.ggml.pre"
-    for value in (True, False) if pieces else PRE_TOKENIZERS:
+    # The first name of each way to split: many are equal.
+    named = {way: name for name, way in reversed(PRE_TOKENIZERS.items())}
+    for value in (True, False) if pieces else reversed(named.values()):
         tried = {**found, key: value}
         if _agrees(tried, original, path):
             return tried | _template(folder, settings)

@@ -10,27 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
+from .pre_tokenizers import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
-_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
-_QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Name of the pre-tokenizer → pattern; "" for GPT-2's own, "digits" for it behind single digits.
-PRE_TOKENIZERS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), ""),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), "digits"),
-    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "falcon3", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    "tekken": _TEKKEN,
-}
-# Pre-tokenizers of tokenizers that keep words of the vocabulary whole and begin a text with BOS by default.
-_LLAMA3_LIKE = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
 # Control tokens that end an answer, beside the one that the file names.
 END_TOKENS = frozenset(
     {
@@ -78,7 +61,9 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> tuple[Any, dict[
     _add_special(tokenizer, tokens, types)
     config = _special_settings(metadata, tokens, path)
     pre = metadata.get("tokenizer.ggml.pre")
-    begins = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in _LLAMA3_LIKE)
+    named = PRE_TOKENIZERS.get(str(pre))
+    begins = kind == "llama" or (named is not None and named.keeps_words)
+    begins = metadata.get("tokenizer.ggml.add_bos_token", begins)
     config["add_bos_token"] = bool(begins and "bos_token" in config)
     config["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token") and "eos_token" in config)
     _add_template(tokenizer, config)
@@ -121,11 +106,11 @@ def _vocabulary(tokens: Sequence[str], path: Path) -> dict[str, int]:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     pre, merges = metadata.get("tokenizer.ggml.pre"), metadata.get("tokenizer.ggml.merges")
-    pattern = PRE_TOKENIZERS.get(str(pre))
-    if pattern is None:
+    named = PRE_TOKENIZERS.get(str(pre))
+    if named is None:
         raise SourceError(
             f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known here; known: {', '.join(PRE_TOKENIZERS)}",
             where=str(path),
@@ -142,22 +127,10 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) 
         raise SourceError(
             f"the merge {' '.join(bad)[:60]!r} is not of two tokens to a token", where=str(path)
         )
-    model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _LLAMA3_LIKE)
-    tokenizer = Tokenizer(model)
-    if pattern == _QWEN2:
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=named.keeps_words))
+    if named.composes:
         tokenizer.normalizer = normalizers.NFC()
-    if pattern == "":
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    elif pattern == "digits":
-        steps = [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    else:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, last])
+    tokenizer.pre_tokenizer = named.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
