@@ -1,4 +1,4 @@
-"""infer: shrink a trained model, lower it, check it against the original, serve it.
+"""infer: quantize a trained model, compile it, check it against the original, and serve it.
 
 from infer import Predictor, Plan, optimize
 """

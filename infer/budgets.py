@@ -25,7 +25,7 @@ def _bytes(text: str) -> Option:
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits that a result must meet, and the aim within them; a frozen struct.
+    """Limits that a result must meet, and the objective within them; a frozen struct.
 
     Seconds, bytes and rows per second. One call is one row: of a language model that generates, one token of one
     sequence. `Plan.max_drop` and `Plan.max_error` are budgets too while a search runs.
@@ -85,10 +85,10 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     objective: Annotated[
         str,
         Option(
-            "aim within the budgets: latency, throughput, memory, size",
+            "objective within the budgets: latency, throughput, memory, size",
             group=SEARCH,
             flag="--for",
-            metavar="AIM",
+            metavar="OBJECTIVE",
             parse=search_values.parse_objective,
         ),
     ] = ""

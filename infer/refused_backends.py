@@ -48,7 +48,7 @@ REPLACEMENTS: dict[str, tuple[str, str]] = {
 
 
 def refusal(name: str) -> UsageError | None:
-    """Return the `UsageError` for a backend of torch.compile that is none here, or None for any other name."""
+    """Return the `UsageError` for a torch.compile backend that infer lacks, or None for any other name."""
     found = REPLACEMENTS.get(name)
     if found is None:
         return None

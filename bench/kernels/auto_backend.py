@@ -194,7 +194,7 @@ def _attempt(tried: dict[str, Any]) -> str:
 
 
 def kept(path: Path) -> dict[tuple[str, str], TableCell]:
-    """Return the cells of today's file."""
+    """Return the cells of an earlier run of the same day by (model, quant); empty without its file."""
     if not path.exists():
         return {}
     found = [TableCell(**cell) for cell in json.loads(path.read_text())["cells"]]

@@ -81,7 +81,7 @@ def sentences(check: Callable[[], str | None], folder: Path) -> Cell:
 
 
 def checkpoint(wrap: Callable[[State], Any], **options: Any) -> Callable[[Path], Cells]:
-    """Make a row of a file that torch.save wrote around a state dict; `--model` builds the model."""
+    """Make the table row of a file that torch.save wrote with a state dict in it; `--model` builds the model."""
 
     def cells(folder: Path) -> Cells:
         (folder / "net.py").write_text(NET)

@@ -20,7 +20,7 @@ from ..sanitize import sanitize_text
 from . import bench, distil, export, generate, inspection, optimize, predict, serve, top, trials, tune
 
 INTERRUPTED = 130
-MAX_SENTENCE = 4096  # characters
+MAX_MESSAGE = 4096  # characters
 
 app = typer.Typer(
     add_completion=False,
@@ -29,27 +29,33 @@ app = typer.Typer(
     help="Optimize a trained model, check it against the original, and serve it.",
 )
 
-for command in (
-    *(
-        optimize.optimize,
-        predict.predict,
-        generate.generate,
-        generate.chat,
-        bench.bench,
-        serve.serve,
-        top.top,
-    ),
-    *(inspection.inspect, inspection.verify, inspection.doctor, inspection.report, trials.trials),
-    *(export.export, tune.tune, distil.distil),
-):
+COMMANDS = (  # in the order of `infer --help`
+    optimize.optimize,
+    predict.predict,
+    generate.generate,
+    generate.chat,
+    bench.bench,
+    serve.serve,
+    top.top,
+    inspection.inspect,
+    inspection.verify,
+    inspection.doctor,
+    inspection.report,
+    trials.trials,
+    export.export,
+    tune.tune,
+    distil.distil,
+)
+for command in COMMANDS:
     app.command()(command)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Errors are one sentence on stderr."""
+    """Run the command line; returns the exit code. Errors are one line on stderr."""
     signal.signal(signal.SIGTERM, _terminate)
-    debug = "--debug" in (arguments if arguments is not None else sys.argv)
-    given = [a for a in (arguments if arguments is not None else sys.argv[1:]) if a != "--debug"]
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
     try:
         result: Any = app(given, standalone_mode=False)
         if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
@@ -62,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _fail(str(error), error.exit_code, error.code if "--json" in given else "")
     except typer.TyperException as error:  # type: ignore[attr-defined]
-        return _fail(_usage_sentence(error, given), 2)
+        return _fail(_usage_message(error, given), 2)
     except Exception as error:
         if debug:
             raise
@@ -75,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
 
 
-def _usage_sentence(error: Exception, given: list[str]) -> str:
-    """Return the sentence of a parser error; for an unknown option with the nearest known ones."""
+def _usage_message(error: Exception, given: list[str]) -> str:
+    """Return the message of a parser error; for an unknown option with the nearest known one."""
     option = getattr(error, "option_name", None)
     if option is None or not hasattr(error, "possibilities"):
         text = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -86,17 +92,13 @@ def _usage_sentence(error: Exception, given: list[str]) -> str:
     return f"no option named {option!r}. {hint}"
 
 
-def _fail(sentence: str, code: int, kind: str = "") -> int:
-    sentence = sanitize_text(sentence, MAX_SENTENCE)  # names and values of foreign files are in it
+def _fail(message: str, code: int, kind: str = "") -> int:
+    message = sanitize_text(message, MAX_MESSAGE)  # it may hold names and values of untrusted files
     if kind:
-        print(json.dumps({"error": {"code": kind, "message": sentence, "exit_code": code}}))
-    print(f"infer: {sentence}", file=sys.stderr)
+        print(json.dumps({"error": {"code": kind, "message": message, "exit_code": code}}))
+    print(f"infer: {message}", file=sys.stderr)
     return code
 
 
 def _terminate(signum: int, frame: Any) -> None:
     raise SystemExit(128 + signum)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

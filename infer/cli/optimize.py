@@ -69,8 +69,8 @@ def optimize(
 ) -> None:
     """Turn SOURCE into an artifact that is smaller, faster and checked against the original.
 
-    With a budget or an aim it searches: backends, formats and dtypes are tried, and the best one within the budgets
-    is published.
+    With a budget or an objective it searches: backends, formats and dtypes are tried, and the best one within the
+    budgets is published.
     """
     from . import output as printed
 

@@ -60,7 +60,7 @@ def format_bytes(size: int) -> str:
 def parse_objective(text: str) -> str:
     """Check an objective, one of `OBJECTIVES`, or "" for none; raise `UsageError` for anything else."""
     if text and text not in OBJECTIVES:
-        raise unknown("aim", text, OBJECTIVES)
+        raise unknown("objective", text, OBJECTIVES)
     return text
 
 

@@ -61,8 +61,9 @@ class Trial:
 
     @property
     def typical(self) -> dict[int, float]:
-        """Seconds at each batch size, comparable among trials that were timed one after the other: the ratio to a float
-        form times the seconds of that form, which are the same for all trials.
+        """Seconds by batch size, comparable among trials.
+
+        They are the ratio to a float form times the seconds of that form, which are the same for all trials.
         """
         return {
             t.batch: t.pair.ratio * self.forms[t.rival][t.batch] if t.rival in self.forms else t.pair.a.p50

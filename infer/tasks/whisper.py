@@ -76,7 +76,7 @@ class WhisperTokens:
         )
 
     def language_name(self, token: int) -> str:
-        """Return the code of a language token."""
+        """Return the language code of a language token, "unknown" for other tokens."""
         return next((name for name, number in self.languages.items() if number == token), "unknown")
 
     def prompt(self, language: str | None, task: str, *, timestamps: bool) -> list[int]:

@@ -171,7 +171,7 @@ def test_a_metric_that_raises_refuses_its_trial_not_the_search(
         ({"min_score": 0.5}, "--min-score limits the value of --metric"),
         ({"metric": "nothing.py:score"}, "no file nothing.py"),
         ({"metric": "nothing"}, "expected FILE.py:FUNCTION"),
-        ({"objective": "speed"}, "no aim named 'speed'"),
+        ({"objective": "speed"}, "no objective named 'speed'"),
         ({"max_latency": -1.0}, "expected --max-latency above 0"),
         ({"space": {"backend": ("inducter",)}}, "no backend named 'inducter'.*Did you mean inductor"),
         ({"space": {"quant": ("int9",)}}, "no quantizer named 'int9'"),

@@ -228,7 +228,7 @@ def test_only_other_row_counts_and_foreign_operators_split_a_fused_program() -> 
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_results_may_be_columns_of_a_wider_one() -> None:
+def test_fused_programs_read_column_slices_of_other_results() -> None:
     # Values that leave a chain together come back as columns; the next chain reads them where they are.
     class Wide(nn.Module):
         def __init__(self) -> None:

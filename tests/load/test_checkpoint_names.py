@@ -171,7 +171,7 @@ def test_wrapped_checkpoints_load_and_report_the_key_used(
 
 
 @pytest.mark.parametrize("strategy", ["meta", "sequential", "per-tensor", "torch", "offload"])
-def test_every_strategy_reads_by_the_new_names(
+def test_every_loading_strategy_maps_checkpoint_names(
     tmp_path: Path, net: Path, original: nn.Module, strategy: str
 ) -> None:
     states = {"D": other(original.state_dict()), "G": prefixed("module.net.", original.state_dict())}

@@ -291,7 +291,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         identify(path)
 
 
-def test_a_python_file_without_a_function_asks_for_one(tmp_path: Path) -> None:
+def test_a_python_source_without_a_factory_is_a_usage_error(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text("import torch\n")
     with pytest.raises(UsageError, match=r"net\.py:build"):

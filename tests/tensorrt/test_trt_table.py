@@ -54,7 +54,7 @@ def test_the_page_is_rendered_from_the_results(cells: list[Cell]) -> None:
     assert PATHS[-1].with_suffix(".md").read_text() == text
 
 
-def test_a_run_of_some_cells_keeps_the_others_of_the_day(
+def test_a_partial_run_keeps_the_other_table_cells_of_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tensorrt.json"

@@ -81,10 +81,6 @@ class ConvertedReader:
         self._converted = {name: group for group in conversions for name in group.targets}
         self._cached: tuple[Conversion, dict[str, Tensor]] | None = None
 
-    @property
-    def num_converted(self) -> int:
-        return len(self._converted)
-
     def names(self) -> list[str]:
         return [*self._renamed, *self._converted]
 
@@ -137,7 +133,7 @@ class ConvertedReader:
         return self._converted[name].targets[name]
 
     def _whole(self, name: str) -> Tensor:
-        """Convert the group of `name`; its other targets, and later blocks, are asked for next."""
+        """Convert all tensors of the group that `name` belongs to, cache them, and return that of `name`."""
         group = self._converted[name]
         cached = self._cached
         if cached is None or cached[0] is not group:

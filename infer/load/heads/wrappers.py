@@ -100,7 +100,7 @@ class OneChoice(Headed):
     """A multiple choice model with one row for each choice of a question: questions may have any number of them."""
 
     def _named(self, **inputs: Tensor) -> Any:
-        """Return logits [batch, 1]: the model is asked about one choice a question, [batch, 1, seq]."""
+        """Return logits [batch, 1] of inputs [batch, seq], each row the only choice of its question."""
         return super()._named(**{name: value[:, None] for name, value in inputs.items()})
 
 

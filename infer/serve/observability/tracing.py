@@ -64,7 +64,7 @@ class SpanRecorder:
         self._tracer = self._provider.get_tracer("infer.serve")
 
     def note(self, context: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
-        """Record the spans of a request that ended now; its measured phases are at its end."""
+        """Record the spans of a request that ends now, with child spans of its measured phases."""
         if not context.route.work or context.trace is None:
             return
         api, end = self._api, time.time_ns()

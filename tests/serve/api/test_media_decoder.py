@@ -50,7 +50,7 @@ def test_files_have_the_values_of_decoding_in_this_process(decoders: MediaDecode
     np.testing.assert_array_equal(decoders.sound(DecodeSound(sound, "", rate, None)), open_sound(sound, rate))
 
 
-def test_refusals_keep_their_kind_and_place(decoders: MediaDecoders) -> None:
+def test_errors_of_the_decoder_process_keep_class_and_position(decoders: MediaDecoders) -> None:
     with pytest.raises(SourceError, match="expected an image file, one of") as refused:
         decoders.image(image(b"no image"))
     assert refused.value.where == "inputs[3]"

@@ -28,23 +28,6 @@ _LEVELS = tl.constexpr(LEVELS)
 
 
 @triton.jit
-def _row_sums(
-    x: tl.tensor,
-    sums_ptr: tl.tensor,
-    m: tl.tensor,
-    group: tl.tensor,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
-    GIVEN: tl.constexpr,
-) -> tl.tensor:
-    """Return the sums [BM] of rows of x [BM, 64] over one group of columns: read if GIVEN, else made; 0 of padding."""
-    if GIVEN:
-        real = m < tl.where(group < num_columns // 64, num_rows, 0)
-        return tl.load(sums_ptr + m * (num_columns // 64) + group, mask=real, other=0.0)
-    return tl.sum(x.to(tl.float32), 1)
-
-
-@triton.jit
 def _sum_of_parts(
     sums_ptr: tl.tensor, at: tl.tensor, plane: tl.tensor, kept: tl.tensor, parts: tl.tensor
 ) -> tl.tensor:

@@ -128,7 +128,7 @@ class SamplingTensors:
         self.counts.view(-1).scatter_add_(0, rows * self.vocab_size + tokens.clamp_min(0), more)
 
     def _row_of(self, sequence: Sequence, ahead: int) -> int | None:
-        """Return the row of its constraints, up to date on the device; None if none is free."""
+        """Return the device row of a sequence's sampling constraints, updated; None if no row is free."""
         state = sequence.state
         if not is_constrained(sequence):
             return self.neutral

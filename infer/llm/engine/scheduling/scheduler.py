@@ -117,9 +117,8 @@ class Scheduler:
             left = len(sequence.tokens) - sequence.num_computed_tokens - counts.get(sequence.table_row, 0)
             limit = budget if i or len(order) == 1 else max(budget // OLDEST_EVERY, 1)
             count = min(left, limit, budget)
-            if (
-                sequence.source_left and sequence.table_row not in counts
-            ):  # encoded in this step, or in a later one
+            if sequence.source_left and sequence.table_row not in counts:
+                # The whole source is encoded in one step: in this one where it fits the budget, or in a later one.
                 if budget < min(most, sequence.source_left + 1):
                     continue
                 budget -= min(sequence.source_left, budget - count)
@@ -206,7 +205,7 @@ class Scheduler:
 
         Outputs that are recomputed after a preemption run one by one, as they did the first time.
         """
-        self._admit_prefills()  # admits
+        self._admit_prefills()
         scheduled: list[ScheduledSequence] = []
         reading: list[Sequence] = []
         for sequence in list(self.running):

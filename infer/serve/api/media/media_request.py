@@ -12,7 +12,7 @@ import numpy as np
 
 from ....errors import InputError, NotUsableError
 from ....preprocess.image import MODES, ImagePreprocessor
-from ....tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
+from ....tasks.media_model import MediaModel
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import Form, parse_form
@@ -21,7 +21,6 @@ from ...http.routing import NonfiniteError
 from ...llm.llm_engine import LLMEngine
 from ...media_decoder.processes import DecodeImage, DecodeSound
 
-MEDIA_TASKS = (*IMAGE_TASKS, *SOUND_TASKS)
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread
 T = TypeVar("T")
 

@@ -25,10 +25,6 @@ from .openai_types import (
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BIAS = 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
-_PLAIN = [
-    *("min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-]
 
 
 def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
