@@ -143,7 +143,7 @@ def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> kernel_thresholds.C
         paths = {"rows": int8_gemv.linear, "tiles": int8_gemm.products, "library": int8.library}
     else:
         tensors, dtype = weight.tensors, torch.bfloat16
-        paths = {"rows": lut_gemv.linear, "tiles": lut_gemm.linear, "library": linear_lut.decoded}
+        paths = {"rows": lut_gemv.linear, "tiles": lut_gemm.linear, "library": linear_lut.multiply_decoded}
 
     def call(path: Callable[..., Tensor], rows: int) -> Callable[[], Tensor]:
         x = torch.randn(rows, k, device="cuda").to(dtype)

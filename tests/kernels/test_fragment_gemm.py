@@ -156,7 +156,7 @@ def test_groupwise_layers_keep_their_scales_and_minima(form: Groupwise, shape: t
     for split in (1, 2):
         got = fragment_gemm.linear(x.to(DEVICE), *operands, bias.to(DEVICE), features, form[3], split, minima)
         assert_near(got.cpu(), want, 1e-3)
-    weight = gpu_linear.decoded(*operands, features, columns, form[3], torch.float16, minima)
+    weight = gpu_linear.decode_weight(*operands, features, columns, form[3], torch.float16, minima)
     assert_near(x.float() @ weight.cpu().float().T + bias, want, 1e-3)
     x[0, 0] = float("nan")
     y = fragment_gemm.linear(x.to(DEVICE), *operands, None, features, form[3], minimum=minima)
@@ -188,7 +188,7 @@ def test_fragment_gemm_equals_the_reference(
             patch.setattr(fragment_gemm, "tickets", lambda *_: None)
             again = fragment_gemm.linear(*operands, bias.to(DEVICE), features, uniform, 2)
         assert torch.equal(again, got)
-        weight = gpu_linear.decoded(packed[0], *packed[2:], features, columns, uniform, dtype)
+        weight = gpu_linear.decode_weight(packed[0], *packed[2:], features, columns, uniform, dtype)
         assert_near(x.float() @ weight.cpu().float().T + bias, want, tolerance)
     bad = x.clone()
     bad[0, 0] = float("nan")

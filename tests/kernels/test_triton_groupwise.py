@@ -12,7 +12,11 @@ from tests.support.groupwise_operands import FORMS, Form, operands
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import epilogue, kernel_thresholds  # noqa: E402
+from infer.kernels.gpu import (  # noqa: E402
+    decoded_linear,  # noqa: E402
+    epilogue,
+    kernel_thresholds,
+)
 from infer.kernels.gpu.groupwise import groupwise_decode, groupwise_gemv, linear_groupwise  # noqa: E402
 from infer.kernels.gpu.groupwise.groupwise_decode import Operands  # noqa: E402
 
@@ -72,7 +76,7 @@ def test_tiles_and_decoded_weights_are_rounded_once(form: Form) -> None:
         want = reference(x, given, bias)
         for split in (1, 2):
             assert_near(linear_groupwise.tiles(x, given, bias, split), want, CLOSE[dtype])
-        assert_near(linear_groupwise.decoded(x, given, bias), want, 2 * CLOSE[dtype])
+        assert_near(linear_groupwise.multiply_decoded(x, given, bias), want, 2 * CLOSE[dtype])
 
 
 @on_device
@@ -110,7 +114,7 @@ def test_the_operator_takes_any_rows_and_dtype(monkeypatch: pytest.MonkeyPatch) 
     assert_near(operator(x.repeat(1, 4, 1), *given, bias), want.repeat(1, 4, 1), 1e-5)
     assert operator(x[:0], *given, bias).shape == (0, 3, 6)
     assert operator(x.double(), *given, bias).dtype == torch.float64
-    monkeypatch.setattr(linear_groupwise, "_BLOCK", 4 * 96)
+    monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 4 * 96)
     for crossover in ((100, 100), (1, 100), (1, 1)):  # few rows, tiles, library
         limit = kernel_thresholds.Crossover(*crossover)
         monkeypatch.setattr(kernel_thresholds, "of", lambda *_, found=limit: found)

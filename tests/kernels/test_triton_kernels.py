@@ -18,7 +18,7 @@ from infer.kernels.ops.linear_packed import lut4_twin
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import embedding, epilogue, kernel_thresholds  # noqa: E402
+from infer.kernels.gpu import decoded_linear, embedding, epilogue, kernel_thresholds  # noqa: E402
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, linear_int8, w8a16_gemv  # noqa: E402
 from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv  # noqa: E402
 
@@ -224,9 +224,9 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
             kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
         )
         assert_near(linear_lut.linear_lut(x.half(), *weights, bias), want, tolerance)
-    monkeypatch.setattr(linear_lut, "_BLOCK", 32 * 128)
+    monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 32 * 128)
     wide = lut_weights(70, 128, 3)
-    y = linear_lut.decoded(x[0], *wide)
+    y = linear_lut.multiply_decoded(x[0], *wide)
     assert_near(y, reference("linear_lut", x[0], *wide), 1e-4)
 
 

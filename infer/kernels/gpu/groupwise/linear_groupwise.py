@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...ops.linear_groupwise import rows_of
 from .. import kernel_thresholds
+from ..decoded_linear import decoded_linear
 from ..epilogue import finish
 from ..launch import HALVES, cdiv, flat_rows, launch, same_device
 from ..split_columns import even_parts, gemm_rows, result_or_sums, split_of
@@ -23,8 +23,6 @@ from . import groupwise_gemv
 from .groupwise_decode import BK, Operands, decode, decoded_tile
 
 _BN = 64
-# More weights than this are decoded in pieces, so that the copy stays small.
-_BLOCK = 1 << 27
 
 
 @triton.jit
@@ -106,19 +104,13 @@ def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int 
     return out if parts == 1 else finish(out, None, None, bias, x.dtype)
 
 
-def decoded(x: Tensor, operands: Operands, bias: Tensor | None = None) -> Tensor:
+def multiply_decoded(x: Tensor, operands: Operands, bias: Tensor | None = None) -> Tensor:
     """Multiply x [M, K] by the weight decoded to x's dtype."""
-    num_out = operands.codes.shape[0]
-    height = max(_BLOCK // max(x.shape[1], 1), 1)
-    added = None if bias is None else bias.to(x.dtype)
-    if height >= num_out:
-        return F.linear(x, decode(operands, x.dtype), added)
-    y = x.new_empty((x.shape[0], num_out))
-    for start in range(0, num_out, height):
-        part = slice(start, min(start + height, num_out))
-        weight = decode(Operands(*rows_of(operands, part.start, part.stop)), x.dtype)  # type: ignore[arg-type]
-        y[:, part] = F.linear(x, weight, None if added is None else added[part])
-    return y
+
+    def rows(start: int, stop: int) -> Tensor:
+        return decode(Operands(*rows_of(operands, start, stop)), x.dtype)  # type: ignore[arg-type]
+
+    return decoded_linear(x, operands.codes.shape[0], rows, bias)
 
 
 def linear_groupwise(
@@ -143,5 +135,5 @@ def linear_groupwise(
     elif half and rows.shape[0] < limit.library:
         y = tiles(rows, operands, bias)
     else:
-        y = decoded(rows, operands, bias)
+        y = multiply_decoded(rows, operands, bias)
     return y.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])

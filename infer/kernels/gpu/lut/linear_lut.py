@@ -11,16 +11,13 @@ table or the weight, as the float model's own weights are rounded. float32 stays
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from ...ops.bitpack import bits_of
+from ...ops.bitpack import TABLE_ROWS, bits_of
 from .. import kernel_thresholds
+from ..decoded_linear import decoded_linear
 from ..launch import HALVES, flat_rows, same_device
 from . import lut_gemm, lut_gemv
 from .lut_decode import decode
-
-# More weights than this are decoded in pieces, so that the copy stays small.
-_BLOCK = 1 << 27
 
 
 def linear_lut(
@@ -36,23 +33,18 @@ def linear_lut(
     elif half and rows.shape[0] < limit.library:
         y = lut_gemm.linear(rows, codes, table, scale, row_scale, bias)
     else:
-        y = decoded(rows, codes, table, scale, row_scale, bias)
+        y = multiply_decoded(rows, codes, table, scale, row_scale, bias)
     return y.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
 
 
-def decoded(
+def multiply_decoded(
     x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """Multiply x [M, K] by the weight decoded to x's dtype."""
-    num_out = codes.shape[0]
-    height = max(_BLOCK // max(x.shape[1], 1) // 32, 1) * 32
-    if height >= num_out:
-        weight = decode(codes, table, scale, row_scale, x.dtype)
-        return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
-    y = x.new_empty((x.shape[0], num_out))
-    for start in range(0, num_out, height):
-        part = slice(start, min(start + height, num_out))
-        tables = table if table.shape[0] == 1 else table[start // 32 : -(-part.stop // 32)]
-        weight = decode(codes[part], tables, scale[part], row_scale[part], x.dtype)
-        y[:, part] = F.linear(x, weight, None if bias is None else bias[part].to(x.dtype))
-    return y
+
+    def rows(start: int, stop: int) -> Tensor:
+        part = slice(start, stop)
+        tables = table if table.shape[0] == 1 else table[start // TABLE_ROWS : -(-stop // TABLE_ROWS)]
+        return decode(codes[part], tables, scale[part], row_scale[part], x.dtype)
+
+    return decoded_linear(x, codes.shape[0], rows, bias, multiple=TABLE_ROWS)

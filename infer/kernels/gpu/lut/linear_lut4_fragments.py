@@ -66,7 +66,7 @@ def _decode(
     tl.store(at, value.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-def decoded(
+def decode_weight(
     codes: Tensor,
     planes: Tensor,
     scale: Tensor,
@@ -77,7 +77,7 @@ def decoded(
     dtype: torch.dtype,
     minimum: Tensor | None = None,
 ) -> Tensor:
-    """Return the weight [num_out, num_columns] in float16 or bfloat16; entries of the table are rounded to it first."""
+    """Decode the weight [num_out, num_columns] to float16 or bfloat16; table entries are rounded to it first."""
     out = codes.new_empty((num_out, num_columns), dtype=dtype)
     launch(
         _decode,
@@ -127,6 +127,6 @@ def linear_lut4_fragments(
         )
     else:
         size = out_features, x.shape[-1]
-        weight = decoded(codes, planes, scale, row_scale, *size, uniform, rows.dtype, minimum)
+        weight = decode_weight(codes, planes, scale, row_scale, *size, uniform, rows.dtype, minimum)
         y = F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
     return y.to(x.dtype).reshape(*x.shape[:-1], out_features)

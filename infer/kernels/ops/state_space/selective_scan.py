@@ -27,7 +27,7 @@ def selective_scan(
     segments: Tensor,
     offset: int,
 ) -> Tensor:
-    """Compute the recurrence as it is defined, token by token."""
+    """Compute Mamba's selective scan by its recurrence, token by token."""
     times = x.shape[1] // b.shape[1]
     b, c = (part.transpose(1, 2).repeat_interleave(times, 2) for part in (b, c))  # [tokens, N, C]
     out = torch.zeros_like(x)
@@ -50,7 +50,7 @@ def ssd_scan(
     segments: Tensor,
     offset: int,
 ) -> Tensor:
-    """Compute the recurrence as it is defined, token by token."""
+    """Compute Mamba2's scan by its recurrence, token by token."""
     heads, width = x.shape[1:]
     times = heads // b.shape[1]
     b, c = (part.repeat_interleave(times, 1) for part in (b, c))  # [tokens, H, N]
