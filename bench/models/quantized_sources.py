@@ -2,7 +2,8 @@
 
 Columns: the codes are carried over (or the weight is converted, with its relative error); bits of a weight in memory,
 behind those of the file; decoded weights are bit-equal to those of the format's own package or formula; `infer export`
-writes the form, bit-equal to what the package writes.
+writes the codes of such a source to GGUF and to compressed-tensors (of float weights it writes Q8_0, Q4_0, Q4_1, int4
+and int8, with the bytes of the package).
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from torch import Tensor
 
 from bench.models.checks import NONE, REFUSED, Cell, Cells, attempt
 from infer.compress.formats import keep
-from infer.export import FORMS, export_model
+from infer.export import FORMS
+from infer.export.gguf_codes import carry
 from infer.export.gguf_writer import encode
+from infer.export.packed_linears import carried as carry_packed
+from infer.export.packed_linears import quantized
+from infer.export.stored_rows import said
 from infer.load.gguf.block_codes import split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
+from infer.load.weights import DictReader, StoredCodes
 from infer.plan import Plan
 from tests.support.quantized_layers import CASES, opened
 
 TITLE = "Quantized sources"
 COLUMNS = ("codes", "bits", "own reader", "written")
 ROWS, COLUMNS_OF_A_ROW = 64, 512
-# What compressed-tensors folders are written as.
-WRITTEN = {"packed int4": "int4", "packed int8": "int8"}
 
 
 def run(name: str, folder: Path) -> Cells:
@@ -52,7 +56,7 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
     import gguf
 
     count = ROWS * COLUMNS_OF_A_ROW // kind.block
-    raw = np.random.default_rng(0).integers(0, 256, (count, kind.num_bytes), dtype=np.uint8)
+    raw = finite_blocks(kind, count)
     blocks = torch.from_numpy(raw)
     assert kind.decode is not None
     decoded = kind.decode(blocks).reshape(ROWS, COLUMNS_OF_A_ROW)
@@ -69,14 +73,18 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
         return "bit-equal to gguf's"
 
     def written() -> str:
-        if kind.name not in FORMS["gguf"]:
-            export_model("m", "gguf", folder / "m.gguf", kind=kind.name)
-        rows = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
-        expected = gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind.name])
-        assert encode(torch.from_numpy(rows), kind.name).numpy().tobytes() == expected.tobytes(), (
-            "other bytes"
-        )
-        return "bit-equal to gguf's"
+        stored = StoredCodes(kind.name, (ROWS, COLUMNS_OF_A_ROW), partial(rows_of, tensors))
+        if kind.name in FORMS["gguf"]:
+            rows = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+            expected = gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind.name])
+            encoded = encode(torch.from_numpy(rows), kind.name).numpy().tobytes()
+            assert encoded == expected.tobytes(), "other bytes than the package's"
+        found = carry(stored)
+        assert not isinstance(found, str), found
+        assert found.type == kind.name, f"written as {found.type}"
+        again = found.encoded(torch.arange(ROWS)).reshape(blocks.shape)
+        assert torch.equal(again, blocks), "other bytes than those of the source"
+        return f"GGUF {kind.name}, byte for byte; {packed_form(stored, decoded)}"
 
     yield "codes", attempt(carried)
     yield "bits", shown_bits(8 * kind.num_bytes / kind.block, tensors)
@@ -95,7 +103,7 @@ def method(case: str, folder: Path) -> Cells:
     else:
         tensors = codes.rows(0, ROWS) | ({} if codes.order is None else {"order": codes.order})
     found = keep.dequantize(tensors).to(weight.dtype)
-    error = float((found.double() - weight.double()).norm() / weight.double().norm())
+    error = _error(found, weight)
 
     def carried() -> str:
         if codes.refused:
@@ -108,9 +116,14 @@ def method(case: str, folder: Path) -> Cells:
         return "bit-equal to its formula"
 
     def written() -> str:
-        if case not in WRITTEN:
-            export_model("m", "compressed-tensors", folder / "m", kind=case)
-        return f"--to compressed-tensors --type {WRITTEN[case]}"
+        found = carry(codes)
+        if not isinstance(found, str):
+            return f"GGUF {found.type}, {said(found.error)}; {packed_form(codes, weight)}"
+        q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
+        assert q8_0.decode is not None
+        again = q8_0.decode(encode(weight.float(), "Q8_0").reshape(-1, q8_0.num_bytes))
+        away = f"converted to GGUF Q8_0, relative error {_error(again.reshape(weight.shape), weight):.2g}"
+        return f"{away}; {packed_form(codes, weight)}"
 
     held = sum(tensor.numel() * tensor.itemsize for tensor in parts.values())
     yield "codes", attempt(carried)
@@ -119,12 +132,46 @@ def method(case: str, folder: Path) -> Cells:
     yield "written", attempt(written)
 
 
+def finite_blocks(kind: BlockType, count: int) -> np.ndarray:
+    """Return random blocks whose scales are numbers, uint8 [count, bytes]."""
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (count, kind.num_bytes), dtype=np.uint8)
+    assert kind.decode is not None
+    while True:
+        bad = ~np.isfinite(kind.decode(torch.from_numpy(raw)).numpy()).all(1)
+        if not bad.any():
+            return raw
+        raw[bad] = rng.integers(0, 256, (int(bad.sum()), kind.num_bytes), dtype=np.uint8)
+
+
+def rows_of(tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
+    """Return rows of the tensors of `keep`."""
+    return {name: part if name in keep.SHARED else part[start:stop] for name, part in tensors.items()}
+
+
+def packed_form(codes: StoredCodes, weight: Tensor) -> str:
+    """Return how `infer export --to compressed-tensors` writes codes, or else the weight that they stand for."""
+    found = carry_packed(codes)
+    if isinstance(found, str):
+        made = quantized(DictReader({"w": weight.float()}), "w", 8, COLUMNS_OF_A_ROW, torch.bfloat16)
+        code, scale, _ = made.give(0, ROWS)
+        error = _error((code - 128).float() * scale.float(), weight)
+        return f"converted to compressed-tensors int8, relative error {error:.2g}"
+    one, error = found
+    zeros = " with zero points" if one.zeros else ""
+    return f"compressed-tensors int{one.bits}{zeros}, {said(error)}"
+
+
 def refused(settings: dict[str, object], folder: Path) -> Cells:
     """Compute the row of a form that is not read."""
     cell = attempt(lambda: str(opened({"weight": torch.ones(4, 4)}, settings)))
     assert cell.outcome == REFUSED, "expected a refusal"
     yield "codes", cell
     yield from ((column, Cell(NONE)) for column in COLUMNS[1:])
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:

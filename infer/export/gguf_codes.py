@@ -83,7 +83,7 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
         yield "MXFP4"
     grid = rows.grid()
     if whole and not minimum:
-        if grid is not None and grid[1] == 8:
+        if grid is not None and grid[1] == 8 and len(table) == 16:
             yield "Q4_0"
         if _multiple_of(table, IQ4):
             yield "IQ4_NL"

@@ -119,9 +119,7 @@ def carried(codes: StoredCodes, only: int = 0) -> tuple[PackedLinear, float] | s
             return found, difference.error
     minima = " with minima" if "minimum" in first.parts else ""
     table = f"a table of {len(first.table)} values" if first.table else "integers"
-    return (
-        f"compressed-tensors has no {only or '4 or 8'}-bit codes for {table}{minima} that are no whole steps"
-    )
+    return f"compressed-tensors has no codes of {only or '4 or 8'} bits for {table}{minima}, no whole steps of a scale"
 
 
 def _carried_rows(

@@ -74,8 +74,8 @@ class StoredRows:
         return whole.to(torch.int16)[self.codes().int()], unit
 
     def grid(self) -> tuple[float, float] | None:
-        """Return unit and zero point of a table of 16 equal steps, `unit * (code - zero)`; None for others."""
-        if len(self.table) != 16:
+        """Return unit and zero point of a table of equal steps, `unit * (code - zero)`; None for others."""
+        if not self.table:
             return None
         table = torch.tensor(self.table, dtype=torch.float64)
         unit = float(table[1] - table[0])

@@ -31,8 +31,8 @@ def ours(folder: Path) -> Tensor:
     return found if isinstance(found, Tensor) else found[0]
 
 
-def by_formula(folder: Path) -> Tensor:
-    """Return the logits of transformers on weights (code - 2**(bits - 1)) * scale of each group."""
+def by_formula(folder: Path, dtype: torch.dtype) -> Tensor:
+    """Return the logits of transformers on weights (code - 2**(bits - 1)) * scale of each group, rounded to `dtype`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = json.loads((folder / "config.json").read_text())
@@ -44,7 +44,7 @@ def by_formula(folder: Path) -> Tensor:
         rows, columns = held.pop(f"{stem}_shape").tolist()
         codes = torch.stack([words >> at & (1 << bits) - 1 for at in range(0, 32, bits)], 2)
         codes = codes.reshape(rows, scale.shape[1], columns // scale.shape[1]) - (1 << bits - 1)
-        held[stem] = (codes.to(scale.dtype) * scale[:, :, None]).reshape(rows, columns)
+        held[stem] = (codes.to(dtype) * scale.to(dtype)[:, :, None]).reshape(rows, columns)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
     missing, unexpected = model.load_state_dict(held, strict=False)
     assert (set(missing), unexpected) <= ({"lm_head.weight"}, [])
@@ -55,10 +55,9 @@ def by_formula(folder: Path) -> Tensor:
 
 
 def by_transformers(folder: Path) -> Tensor:
-    """Return the logits in float32 of the weights decoded in the folder's dtype, to which products are rounded."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval().float()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits: Tensor = model(IDS).logits
     return logits
@@ -68,7 +67,8 @@ def by_transformers(folder: Path) -> Tensor:
 def test_a_folder_has_the_logits_of_its_formula(kind: str, tmp_path: Path) -> None:
     source = checkpoint(tmp_path, "llama", **SIZES)
     export_model(str(source), "compressed-tensors", tmp_path / "out", kind=kind)
-    torch.testing.assert_close(ours(tmp_path / "out"), by_formula(tmp_path / "out"), rtol=1e-4, atol=1e-4)
+    expected = by_formula(tmp_path / "out", torch.bfloat16)  # the dtype of the scales
+    torch.testing.assert_close(ours(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
@@ -77,7 +77,8 @@ def test_transformers_loads_a_folder_with_equal_logits(kind: str, tmp_path: Path
     source = checkpoint(tmp_path, "llama", **SIZES)
     export_model(str(source), "compressed-tensors", tmp_path / "out", kind=kind)
     found = by_transformers(tmp_path / "out")
-    torch.testing.assert_close(found, by_formula(tmp_path / "out"), rtol=1e-4, atol=1e-4)
+    expected = by_formula(tmp_path / "out", torch.float32)  # the scales too are loaded in it
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
