@@ -55,7 +55,7 @@ def float_model_errors() -> Iterator[None]:
 
 
 def as_backend_error(name: str, stage: str, error: Exception, others: list[str]) -> InferError:
-    """Convert an exception of a backend's lower, open or run stage to an `InferError`.
+    """Convert an exception from a backend's `lower`, `open` or `run` to an `InferError`.
 
     The message names the exception; the traceback is written to a file that the hint names.
     """

@@ -28,7 +28,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 @triton.jit
 def _sequence(start_ptr: tl.tensor, tile: tl.tensor, batch: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """Return the last sequence whose first tile is not after `tile`."""
+    """Return the sequence that a tile belongs to: the last one whose first tile is not after it."""
     found = 0
     for first in range(0, batch, 128):
         b = first + tl.arange(0, 128)

@@ -90,7 +90,7 @@ _ROUNDER = tl.constexpr(1.5 * 2**23)
 
 @triton.jit
 def from_float8(code: tl.tensor) -> tl.tensor:
-    """Return float32 of finite float8 e4m3 bytes, exact."""
+    """Convert finite float8 e4m3 bytes to float32, exactly."""
     byte = code.to(tl.int32)
     bits = ((byte & 128) << 24) | ((byte & 127) << 20)
     return bits.to(tl.float32, bitcast=True) * _SCALE
@@ -98,7 +98,7 @@ def from_float8(code: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_float8(x: tl.tensor) -> tl.tensor:
-    """Return float8 e4m3 as bytes, the nearest, halves to even; beyond ±448 that; of NaN any."""
+    """Convert float32 to float8 e4m3 bytes, rounding halves to even and saturating at ±448; NaN gives any value."""
     bits = x.to(tl.int32, bitcast=True)
     size = tl.minimum(tl.abs(x), 448.0)
     whole = size.to(tl.int32, bitcast=True)

@@ -86,7 +86,7 @@ def run(
     threads: int | None = None,
     trust_code: bool = False,
 ) -> LanguageBench:
-    """Each batch at each context for about `seconds`, `tokens` tokens decoded after each prompt.
+    """Time each batch size at each context for about `seconds`, decoding `tokens` tokens after each prompt.
 
     In turns with `vs`, after the answers of both were compared: `GateError` when they differ too much.
     """

@@ -39,7 +39,7 @@ class ChatSession:
         self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        """Answer messages until the end of input; raise `UsageError` for a model without a chat template."""
+        """Run the conversation until the end of input; raise `UsageError` for a model without a chat template."""
         language_model = self.predictor.language_model
         language_model.render_chat([{"role": "user", "content": "?"}])
         if self.terminal:

@@ -99,7 +99,7 @@ def watch_searches(source: str | None, *, as_json: bool = False) -> None:
 
 
 def _view(found: Sequence[RunningSearch]) -> Group:
-    """Draw each search below its source and output."""
+    """Render each running search below a line with its source and output."""
     from .search_display import view
 
     parts: list[RenderableType] = []

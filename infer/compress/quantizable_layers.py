@@ -41,7 +41,7 @@ class Weight:
 
 
 def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight]:
-    """List every weight of a layer with a quantized form, in order; tied layers share their fate."""
+    """List every weight of a layer with a quantized form, in order; a tied weight is listed once."""
     sites = _sites(model)
     parameters = _parameters(model)
     weights: dict[int, Weight] = {}

@@ -196,7 +196,7 @@ def _key(tensor: Tensor) -> object:
 def _left(
     name: str, module: nn.Module, attribute: str, tensor: Tensor, reasons: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Return the kind of layer and the reason of one float weight."""
+    """Return the layer kind of one float weight and the reason why it stays float."""
     kind = name_of(module).removeprefix("Stored")
     if isinstance(module, PackedLayer):
         return "bias", "is added in float"

@@ -72,7 +72,7 @@ def _is_waived(metric: str, max_error: float | None) -> bool:
 
 
 def _fields(limits: Limits) -> list[str]:
-    """List the limits that a user's budget can stand for."""
+    """List the limits that a user's error budget replaces."""
     names = [name for name in limits.__struct_fields__ if name != JUDGED[ALWAYS][0]]
     return [name for name in names if getattr(limits, name) is not None]
 

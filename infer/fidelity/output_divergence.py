@@ -41,7 +41,7 @@ class OutputDivergence:
 
     @torch.no_grad()
     def of(self, outputs: Sequence[Tensor]) -> float:
-        """Return the effect; 0 for equal outputs, infinite for NaN or infinity where the float output has none."""
+        """Return the divergence from the float output; infinite for NaN or infinity that the float output lacks."""
         total = 0.0
         for reference, index in zip(self._float, self._used, strict=True):
             got = self._side(outputs[index])

@@ -35,7 +35,7 @@ class Retrieval:
         self._rows += len(reference[:left])
 
     def metrics(self) -> Iterator[tuple[str, float]]:
-        """Nothing for fewer than three rows, or for values that are not finite."""
+        """Compute retrieval metrics of embeddings; empty for fewer than three rows or non-finite values."""
         if self._rows < FEWEST_ROWS:
             return
         expected, actual = (torch.cat([pair[side] for pair in self._pairs]) for side in (0, 1))

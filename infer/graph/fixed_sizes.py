@@ -104,7 +104,7 @@ def _condition_of_several_rows(graph: Graph) -> str:
 
 
 def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor]) -> None:
-    """Raise `SourceError` if the model itself fails on its samples: then the exporter is not to blame."""
+    """Raise `SourceError` if the model fails on its own samples, before the exporter is tried."""
     rows = {spec.name: samples[spec.name][:2] if spec.batched else samples[spec.name] for spec in inputs}
     with _buffers_kept(module), quiet(), torch.no_grad(), library_errors.float_model_errors():
         module(**{name: value.clone() for name, value in rows.items()})
@@ -172,7 +172,7 @@ def _with_rows(module: nn.Module, graph: Graph) -> Graph:
 
 
 def with_named_rows(graph: Graph) -> Graph:
-    """Call the first size of the outputs "batch" where the inputs are of a batch of 1 whose rows are independent."""
+    """Rename the first size of the outputs "batch" where inputs have a batch of 1 and rows are independent."""
     if not _is_one_row(graph):
         return graph
     return replace(graph, outputs=tuple(_with_row_count(spec, BATCH) for spec in graph.outputs))

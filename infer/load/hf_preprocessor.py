@@ -200,7 +200,7 @@ def _own(processor: Any) -> str:
 
 
 def _steps(found: Preprocessor) -> str:
-    """Describe the steps that are on."""
+    """Describe the enabled preprocessing steps."""
     values: dict[str, Any] = msgspec.to_builtins(found)
     values.pop("config", None)
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, False))[:300]

@@ -102,7 +102,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
 
 
 def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
-    """Capture a language model without the layers whose own code is bound to the length at capture."""
+    """Capture a language model, replacing layers whose own code would fix the length at capture."""
     decoder = decoder_of(loaded)
     return nullcontext() if decoder is None else use_whole_sequences(decoder)
 

@@ -86,7 +86,7 @@ def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
 
 
 def _probed_source(plan: Plan, loaded: load.LoadedModel, model: nn.Module) -> StepShape:
-    """Probe an encoder-decoder; its adapters would have to reach both of its graphs, which they do not."""
+    """Probe an encoder-decoder; raise for adapters, which its two graphs do not support."""
     if plan.adapters:
         raise NotUsableError("--adapters has no room in the two graphs of an encoder-decoder; leave it out")
     start = loaded.meta.get("decoder_start_ids", ())

@@ -127,7 +127,7 @@ def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
 def _compare(
     plan: Plan, reference: Any, runner: Any, graph: Graph
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
-    """Both runners over the samples; the first rows become the golden inputs and outputs."""
+    """Compare both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
@@ -162,7 +162,7 @@ def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, flo
 def _golden_rows(
     plan: Plan, reference: Any, runner: Any, graph: Graph, inputs: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """Two rows to keep, with their outputs; synthetic ones where the plan allows no real ones."""
+    """Return two rows with their outputs as golden data; synthetic rows where the plan stores no user data."""
     width = graph.outputs[0].shape[-1] if graph.task == "text-generation" and graph.outputs else 2
     return golden.record(
         reference,

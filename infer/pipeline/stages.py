@@ -134,7 +134,7 @@ def search(
     *,
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Compressed, Selected, str]:
-    """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
+    """Compress, lower, compare, time and choose; raise the formats of sensitive layers while the fidelity gate fails.
 
     Returns also why no layer rises further, "" where the gate passes; `enforce` judges. Trials are timed inside
     `timing()`.

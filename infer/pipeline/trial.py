@@ -71,7 +71,7 @@ class Trial:
         }
 
     def loses_to(self, form: str) -> bool:
-        """Slower than this float form at a batch size, changed or not."""
+        """Return true if the trial is slower than a float form at any batch size."""
         return any(t.rival == form and t.pair.verdict == "slower" for t in self.latency)
 
     def times_slower(self, to_beat: Mapping[str, Mapping[int, float]]) -> float | None:

@@ -91,7 +91,7 @@ class Trials:
     full: ResourceError | None = None
 
     def run(self, name: str) -> None:
-        """Lower on one backend and compare; a refusal is noted."""
+        """Lower on one backend and compare with the original; record a refusal."""
         plan = self.plan.with_(backend=name)
         small, shape, place, scores_only = self._form(name)
         reason = plugins.why_not("backends", name) or encoder_decoder_graphs.refusal(

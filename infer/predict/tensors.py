@@ -151,5 +151,5 @@ class TensorInputs(CheckedRunner):
 
 
 def _on_cpu(value: Tensor) -> Tensor:
-    """On the CPU, without a graph of gradients."""
+    """Move an output to the CPU, detached from autograd."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value

@@ -50,7 +50,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, *, trust_code: bool = False) -> dict[str, Any]:
-    """Hashes, signature, golden inputs; raises `ArtifactError` at the first thing that is wrong."""
+    """Check hashes, signature and golden inputs; raise `ArtifactError` at the first fault."""
     manifest = store.read_manifest(path)
     start = time.perf_counter()
     store.verify(path, manifest)

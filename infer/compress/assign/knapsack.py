@@ -68,7 +68,7 @@ class ParetoFront:
         return self._spend_rest(chosen[::-1], size)
 
     def _spend_rest(self, chosen: list[Option], size: int) -> list[Option]:
-        """Apply the single change of largest gain while one fits: rounding can leave a little room."""
+        """Apply single changes of largest gain while they fit in the size that rounding left unused."""
         while True:
             room = size - sum(option.size for option in chosen)
             gains = [

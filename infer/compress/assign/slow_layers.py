@@ -48,7 +48,7 @@ class WeightTimings:
         ]
 
     def slowness(self, weight: Weight, format: str) -> str | None:
-        """Describe where a format is slower than float, at the worst batch size; None when nowhere."""
+        """Describe how much slower than float a format is at its worst batch size; None when it is not slower."""
         found = [(t.ratio, i, t) for i, t in enumerate(self.layer_times(weight, format)) if t.loses]
         if not found:
             return None

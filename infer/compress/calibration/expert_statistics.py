@@ -65,7 +65,7 @@ class ExpertStats(OneExpertStats):
         self.square_mean = (self.square_sum.sum(0) / self.num_rows).float()
 
     def of(self, expert: int) -> OneExpertStats | None:
-        """Return the statistics of one expert; None where fewer than `FEWEST` tokens came."""
+        """Return the statistics of one expert; None where it saw fewer than `FEWEST` tokens."""
         count = int(self.counts[expert])
         if count < FEWEST:
             return None

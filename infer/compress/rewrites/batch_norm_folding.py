@@ -59,7 +59,7 @@ def pairs_of(model: nn.Module, program: ExportedProgram) -> dict[str, str]:
 
 
 def _foldable(model: nn.Module, conv: str, norm: str) -> bool:
-    """Return true if both are plain modules without hooks; a batch norm folded before counts."""
+    """Return true if convolution and batch norm are plain modules without hooks, the norm possibly folded already."""
     first, second = model.get_submodule(conv), model.get_submodule(norm)
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (first, second))
     return type(first) is nn.Conv2d and type(second) in (nn.BatchNorm2d, nn.Identity) and not hooked

@@ -19,7 +19,7 @@ _COLUMNS = 32  # of a program that keeps a matrix
 
 
 def runs(segments: Tensor, num_rows: int) -> Tensor:
-    """Return int64 [S]: the segment s begins a run of segments s to runs[s], or none where runs[s] is s.
+    """Group segments that depend on each other: int64 [S], segment s begins a run of segments s to runs[s] (s: none).
 
     Raises RuntimeError, on CUDA by an assertion of the device, for a row that the cache does not have.
     """

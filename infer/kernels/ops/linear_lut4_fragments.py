@@ -148,7 +148,7 @@ def pack(
 
 
 def _kept(tables: int, table: Tensor) -> Tensor:
-    """Return the table of each 32 rows; padding has the last one."""
+    """Return the table index of each 32 rows; padding rows use the last table."""
     return torch.arange(tables, device=table.device).clamp_max(table.shape[0] - 1)
 
 

@@ -91,7 +91,7 @@ class ConvChains(Rewriter):
         return next(iter(node.users)) if len(node.users) == 1 else None
 
     def _step(self, value: fx.Node, adder: fx.Node | None = None) -> float | None:
-        """Return the one step that the convolutions reading `value` share, or that of one that is only added."""
+        """Return the activation scale shared by the convolutions that read `value`, or that of its residual use."""
         steps = {self._convs[user].step for user in value.users if self._reads(user, value)}
         steps |= {s for user in value.users if is_pool(user) and (s := self._step(user)) is not None}
         if not steps and value in self._convs and list(value.users) == [adder]:

@@ -67,7 +67,7 @@ class _Fusion(ConvChains):
         self._drop_unused()
 
     def _grid(self, value: fx.Node, step: float) -> tuple[float, int, int]:
-        """Step, zero and lowest byte."""
+        """Return step, zero point and lowest byte of a value's int8 grid."""
         if value in self._positive or never_negative(value):
             return step * LEVELS / BYTES, 0, 0
         return step, SIGNED_ZERO, SIGNED_ZERO - LEVELS

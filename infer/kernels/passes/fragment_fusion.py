@@ -123,7 +123,7 @@ def packed(program: ExportedProgram) -> ExportedProgram:
 
 
 def findings(packings: list[FragmentPacking]) -> list[Finding]:
-    """Report how many layers became how many calls."""
+    """Report the number of layers and of the calls that they were fused to."""
     count = sum(len(packing.layers) for packing in packings)
     why = f"4-bit weights in the order of tensor-core fragments, in {len(packings)} calls"
     return [Finding("lower", "fragment layers", count, "layers", why)] if count else []

@@ -69,7 +69,7 @@ class Rewriter:
         return part
 
     def _drop_unused(self) -> None:
-        """Portable tensors that nothing reads any more need not be loaded."""
+        """Remove portable tensors that nothing reads any more, so that they are not loaded."""
         kept = []
         nodes = {node.name: node for node in self._graph.nodes if node.op == "placeholder"}
         for spec in self._specs:

@@ -59,7 +59,7 @@ class OutputProcessor:
     def sample_rows(
         self, work: list[ScheduledSequence], rows: list[int]
     ) -> tuple[list[SampleRow], list[slice]]:
-        """List the tokens to sample, append their logit rows to `rows`, and return the slice of each sequence."""
+        """Return the tokens to sample and each sequence's slice of them; their logit rows are appended to `rows`."""
         sample_rows: list[SampleRow] = []
         slices = []
         at = 0

@@ -50,7 +50,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
         return [Finding("capture", what, 4 * self.size, "bytes", f"at {len(self.sites)} linear layers")]
 
     def room(self, inputs: int, outputs: int) -> int:
-        """Return the floats of one layer's A and B of all slots, aligned."""
+        """Return the number of floats for one layer's A and B matrices of all slots, aligned."""
         return -(-self.slots * self.rank * (inputs + outputs) // _ALIGN) * _ALIGN
 
     def parts(self, buffer: Tensor, site: Site) -> tuple[Tensor, Tensor]:

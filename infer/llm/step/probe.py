@@ -84,7 +84,7 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
 
 
 def _run(step: Step, tokens: Tensor) -> tuple[list[AttentionCall], Tensor]:
-    """One sequence in one call that looks: its attention calls and the logits of every token."""
+    """Run one sequence in one call; return its recorded attention calls and the logits of every token."""
     count = len(tokens)
     named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
     named |= {"token_ids": tokens, "positions": torch.arange(count), "logit_rows": torch.arange(count)}

@@ -80,7 +80,7 @@ class StateCall:
 
 
 def _short_conv(layer: Any, x: Tensor, call: StateCall) -> Tensor:
-    """LFM2: a convolution between two gates, x [tokens, hidden]."""
+    """Compute LFM2's short convolution between two gates, x [tokens, hidden]."""
     before, after, values = layer.in_proj(x).chunk(3, -1)
     return layer.out_proj(after * call.causal_conv(before * values, layer.conv).to(x.dtype))  # type: ignore[no-any-return]
 
@@ -124,7 +124,7 @@ def _olmo(layer: Any, x: Tensor, call: StateCall) -> Tensor:
 
 
 def _mamba2(layer: Any, x: Tensor, call: StateCall) -> Tensor:
-    """Mamba2 and its kin: one projection, a convolution, the scan, a gated norm."""
+    """Compute a Mamba2 layer: one projection, a convolution, the scan, a gated norm."""
     projected = layer.in_proj(x * getattr(layer, "ssm_in_multiplier", 1.0))
     projected = projected * layer.mup_vector[0, 0] if hasattr(layer, "mup_vector") else projected
     inner, states = layer.intermediate_size, layer.n_groups * layer.ssm_state_size
@@ -141,7 +141,7 @@ def _mamba2(layer: Any, x: Tensor, call: StateCall) -> Tensor:
 
 
 def _mamba(layer: Any, x: Tensor, call: StateCall) -> Tensor:
-    """Mamba and its kin; FalconMamba and Jamba have norms between the projections."""
+    """Compute a Mamba layer; FalconMamba and Jamba have norms between the projections."""
     values, gate = layer.in_proj(x).chunk(2, -1)
     values = call.causal_conv(values, layer.conv1d, layer.activation)
     sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
@@ -155,7 +155,7 @@ def _mamba(layer: Any, x: Tensor, call: StateCall) -> Tensor:
 
 
 def _recurrent_block(layer: Any, x: Tensor, call: StateCall) -> Tensor:
-    """RecurrentGemma: a convolution and the RG-LRU, gated by another branch."""
+    """Compute RecurrentGemma's block: a convolution and the RG-LRU, gated by another branch."""
     unit, heads = layer.rg_lru, layer.rg_lru.num_attention_heads
     values = call.causal_conv(layer.linear_x(x), layer.conv_1d).to(x.dtype)
     by_head = values.unflatten(-1, (heads, -1)).transpose(0, 1)

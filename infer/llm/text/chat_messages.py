@@ -14,7 +14,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def read(messages: Sequence[Mapping[str, Any]], *, knows_developer: bool = False) -> list[Message]:
-    """Roles checked, text parts joined by line ends, arguments of tool calls as objects.
+    """Validate chat messages: check roles, join text parts by line ends, parse arguments of tool calls.
 
     A developer's message is a system message unless the template knows it. Raises `InputError` that names the
     message and the field.

@@ -39,7 +39,7 @@ def held(text: str, marker: str) -> int:
 
 
 def load(text: str) -> Any:
-    """Parse JSON; None for anything else."""
+    """Parse JSON; return None for text that is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

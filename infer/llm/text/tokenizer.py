@@ -34,7 +34,7 @@ class Tokenizer:
         self._tokenizer.enable_truncation(max_length)
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[list[int]]:
-        """One list of ids per text or pair of texts, special tokens added, cut to `max_length`."""
+        """Tokenize texts or pairs to lists of ids, special tokens added, cut to `max_length`."""
         return self.encode_typed(texts)[0]
 
     def encode_typed(self, texts: Sequence[TextOrPair]) -> tuple[list[list[int]], list[list[int]]]:

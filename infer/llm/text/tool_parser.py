@@ -144,7 +144,7 @@ class ToolParser:
         return (self._text[:stop], True) if stop >= 0 else (self._text, False)
 
     def _unusual_call(self, body: str) -> bool:
-        """Read a call that is not in the usual form."""
+        """Parse a tool call in a form other than a JSON object with name and arguments."""
         value = load(body)
         if isinstance(value, dict) and isinstance(value.get("function"), dict):
             value = value["function"]
@@ -183,7 +183,7 @@ class ToolParser:
         return self._enter(self._skip_rest if self._outer else self._between_calls)
 
     def _skip_rest(self) -> bool:
-        """Skip the rest of the object around the arguments."""
+        """Skip the rest of the JSON object that contains the arguments."""
         stop = self._scan.end(self._text, 0)
         self._text = "" if stop < 0 else self._text[stop:]
         return stop >= 0 and self._enter(self._between_calls)

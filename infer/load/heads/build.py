@@ -65,7 +65,7 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
 
 
 def _misfit(found: Any, head: Head) -> str:
-    """Return why no head fits a class: the inputs or the outputs that they do not know."""
+    """Return the reason why no head fits a model class: its unsupported inputs or outputs."""
     if (
         _reads(found, head)
         or head.outputs == ("embedding",)
@@ -84,7 +84,7 @@ def _misfit(found: Any, head: Head) -> str:
 
 
 def _reads(found: Any, head: Head) -> bool:
-    """Return true when the class's inputs are of the head's modality alone."""
+    """Return true when all inputs of a model class are of the head's modality."""
     parameters = inspect.signature(found.forward).parameters
     takes = [name for name in parameters if name in OTHER_MODALITIES]
     if head.task in ("text-generation", DUAL_TOWERS.task):

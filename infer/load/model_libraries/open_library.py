@@ -145,7 +145,7 @@ def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) ->
 
 
 def _zeroed(module: nn.Module, names: list[str]) -> nn.Module:
-    """Give counters that the checkpoint lacks the value 0, in place."""
+    """Set batch-norm counters that the checkpoint lacks to 0, in place."""
     for name in names:
         owner, _, own = f"model.{name}".rpartition(".")
         module.get_submodule(owner)._buffers[own] = torch.zeros((), dtype=torch.int64)

@@ -35,7 +35,7 @@ class KeywordModule(nn.Module):
         self.forward = forward
 
     def train(self, mode: bool = True) -> KeywordModule:
-        """Keep the mode in which the program was captured; only the flag changes."""
+        """Set the training flag only: the program keeps the mode in which it was captured."""
         self.training = mode
         return self
 

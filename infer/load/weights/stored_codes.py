@@ -33,7 +33,7 @@ class StoredCodes:
 
     @classmethod
     def without(cls, kind: str, refused: str) -> StoredCodes:
-        """Return the description of codes that can't be carried over."""
+        """Return codes of a weight without data, with the reason why they can't be carried over."""
         return cls(kind, (0, 0), lambda start, stop: {}, refused=refused)
 
 

@@ -54,7 +54,7 @@ def functional(program: ExportedProgram) -> Iterator[None]:
 
 @contextmanager
 def _used(program: ExportedProgram, nodes: list[torch.fx.Node]) -> Iterator[None]:
-    """Let the output of an encoder depend on its writes, which the exporter would drop as unread."""
+    """Make an encoder's output depend on its cache writes, which the exporter would otherwise drop."""
     if not nodes:
         yield
         return

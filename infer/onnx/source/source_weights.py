@@ -36,7 +36,7 @@ class SourceWeights:
     added: set[str] = field(default_factory=set)  # vectors and biases, which may be written anew
 
     def count(self, graph: ir.Graph, written: set[str]) -> Coverage:
-        """Fill the coverage; weights without readers were quantized, `written` are new."""
+        """Count quantized and float weights: those without readers were quantized, `written` are new."""
         left = {
             self.transposed.get(name, name) for name, v in graph.initializers.items() if v.uses()
         } - written

@@ -50,7 +50,7 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside(self) -> float:
-        """The share that is neither weights nor attention."""
+        """Share of the step's time that is neither weights nor attention."""
         return 1 - (self.weights + self.quantizing + self.attention) / self.total
 
     @property

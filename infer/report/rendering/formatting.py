@@ -69,7 +69,7 @@ def number(value: float | int | str | bool | None, unit: str = "") -> str:
 
 
 def _three(value: float) -> str:
-    """Three figures, never an exponent."""
+    """Format a number with three significant digits, without an exponent."""
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -175,7 +175,7 @@ def _table(
     right: Sequence[int] = (),
     kinds: Sequence[dict[int, str]] = (),
 ) -> str:
-    """Narrow pages show a row as a list, each cell behind its column's name (data-head)."""
+    """Render a table whose cells carry their column's name (data-head), for narrow pages."""
     top = "".join(f'<th scope="col"{_kind(i, right, {})}>{escape(head)}</th>' for i, head in enumerate(heads))
     body = []
     for number, row in enumerate(rows):

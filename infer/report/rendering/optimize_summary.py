@@ -58,7 +58,7 @@ def _sentences(report: Report) -> list[str]:
 
 
 def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
-    """Name and text of each line of figures; a text has `width` columns."""
+    """Yield the lines of figures as (name, text); a text has at most `width` columns."""
     before = f", was {formatting.size(report.original_size)}" if report.original_size else ""
     ratio = formatting.smaller(report.original_size, report.size)
     yield "size", f"{formatting.size(report.size)}{before}" + (f" ({ratio})" if ratio else "")

@@ -164,12 +164,12 @@ class AdmissionController:
         return enough, max(MAX_WAIT_LIMIT, busy + latency.seconds(full), enough)
 
     def _done(self, busy: float, rows_ahead: float, work_ahead: float, rows: float, work: float) -> float:
-        """Predict, with the model's margin, when work behind the work ahead would be done."""
+        """Predict the seconds until new work is done, after the queued work ahead, with the model's margin."""
         everything = self._predict(rows_ahead + rows, work_ahead + work)
         return (busy + max(everything, self.queue.latency.seconds(work))) * self.queue.latency.caution
 
     def _reliable(self) -> bool:
-        """Return True if the latency is measured now: a stale one that nothing renews would refuse work for ever."""
+        """Return true if the latency estimate is recent; a stale one would refuse work without being renewed."""
         queue = self.queue
         busy = queue.requests or queue.running
         return bool(busy) or (queue.latency.steady and queue.clock() - queue.finished < STALE_SECONDS)

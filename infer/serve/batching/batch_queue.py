@@ -104,7 +104,7 @@ class BatchQueue(UrgencyHeaps):
         return taken
 
     def _run(self, taken: NextBatch, executor: int) -> float:
-        """Note that the batch runs from now on; return its work."""
+        """Record the start of a batch; return its work."""
         if not taken.items:
             return 0.0
         if self.packed:
@@ -115,7 +115,7 @@ class BatchQueue(UrgencyHeaps):
         return work
 
     def finish(self, seconds: float, executor: int = 0) -> None:
-        """Note that an executor's batch ended after `seconds`; 0 if that is no measurement."""
+        """Record that an executor's batch ended after `seconds`; 0 if the time is not to be learned from."""
         work, _ = self.running.pop(executor, (0, 0.0))
         if work and seconds > 0:
             self.finished = self.clock()

@@ -88,7 +88,7 @@ def planes_of(
 
 @triton.jit
 def _pair(scale: tl.tensor, BF16: tl.constexpr) -> tl.tensor:
-    """Return small integers as two equal numbers of 16 bits in a word; exact."""
+    """Convert small integers to words that hold the number twice in 16 bits, exactly."""
     text: tl.constexpr = "prmt.b32 $0, $1, $1, 0x3232;" if BF16 else "cvt.rn.f16x2.f32 $0, $1, $1;"
     return tl.inline_asm_elementwise(
         text, "=r,r", [scale.to(tl.float32)], dtype=tl.int32, is_pure=True, pack=1

@@ -35,7 +35,7 @@ Found = tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
 
 def matched(program: ExportedProgram) -> ExportedProgram:
-    """`program` with `infer::rms_norm`, `infer::rotate` and aten.gelu where their parts were."""
+    """Return `program` with decomposed norms, rotations and GELUs replaced by single operators."""
     matcher = _Matcher(program)
     matcher.run()
     return matcher.program()
@@ -65,7 +65,7 @@ class _Matcher(Rewriter):
         self._drop_unused()
 
     def _simplify(self, node: fx.Node) -> None:
-        """Casts to the same dtype and checks of dtypes, which are settled by now.
+        """Remove casts to the same dtype and dtype checks.
 
         Copies into another memory layout go too: a view of the result has to be a reshape then.
         """
@@ -200,7 +200,7 @@ def _slice_of(node: Any) -> tuple[fx.Node, int, int] | None:
 
 
 def _half_turned(node: Any) -> fx.Node | None:
-    """x, where node is cat(-second half of x, first half)."""
+    """Return x where `node` is cat(-second half of x, first half), else None."""
     if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):
         return None
     negative, first = node.args[0]

@@ -190,14 +190,14 @@ class _Builder(Rewriter):
         return given
 
     def _columns(self, call: fx.Node, start: int, width: int) -> fx.Node:
-        """One of the results of a chain."""
+        """Slice one of the results of a fused program by its columns."""
         whole = call.meta["val"]
         if width == whole.shape[-1]:
             return call
         return self._after(call, aten.slice.Tensor, (call, whole.dim() - 1, start, start + width))
 
     def _shown(self, rows: fx.Node, view: View) -> fx.Node:
-        """Rows as the tensor they replace."""
+        """Reshape rows of a fused program's result to the tensor that they replace."""
         shape = [i for i, axis in enumerate(view.axes) if axis == ONE]
         order = [*[BATCH] * view.axes.count(BATCH), TOKENS, *[HEADS] * view.axes.count(HEADS), COLUMNS]
         wanted = [axis for axis in view.axes if axis != ONE]
@@ -217,7 +217,7 @@ class _Builder(Rewriter):
         return node
 
     def _sort(self) -> None:
-        """Nodes after their operands, otherwise in the order they have."""
+        """Sort nodes after their operands, otherwise keeping their order."""
         order = {node: i for i, node in enumerate(self._graph.nodes)}
         done: set[fx.Node] = set()
         output = next(node for node in self._graph.nodes if node.op == "output")

@@ -142,7 +142,7 @@ def _cut(view: View, axis: int, begin: int, end: int) -> View | None:
 
 
 def _reshaped(view: View, node: Any) -> View | None:
-    """[1…, tokens, …] with its columns cut into heads, or heads joined to columns."""
+    """Reshape [1…, tokens, …]: split columns into heads, or join heads to columns."""
     shape = node.meta["val"].shape
     if view.value.lead > 1:
         return _reshaped_batches(view, node)

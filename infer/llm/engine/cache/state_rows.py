@@ -56,7 +56,7 @@ class StateRows:
         return {"state_cache": self.cache, "state_segments": torch.tensor(segments, dtype=torch.int64)}
 
     def _border(self, sequence: Sequence, count: int) -> int:
-        """Return after which token a snapshot is taken within the next `count` tokens, 0 for none.
+        """Return the length at which a snapshot is taken within the next `count` tokens of a sequence, 0 for none.
 
         The last token of a prompt is always computed, so that a snapshot behind it would not serve the same prompt.
         """

@@ -124,7 +124,7 @@ class AsyncDecode:
         return [ScheduledSequence(s, 1) for s in live] if self._has_pages(live) else []
 
     def _goes_on(self, sequence: Sequence) -> bool:
-        """Return False where the pending token is the last that the sequence may have."""
+        """Return true unless the pending token is the last one that the sequence may have."""
         most = sequence.state.sampling.max_tokens
         return sequence.num_output_tokens + 1 < most and len(sequence.tokens) + 1 < self._context
 

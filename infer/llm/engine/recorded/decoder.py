@@ -111,7 +111,7 @@ class RecordedDecoder:
             return self._read_back(tokens, len(sequences))
 
     def forget(self, sequence: Sequence) -> None:
-        """Sample the next tokens of a sequence on the host: the one that was sampled is not used."""
+        """Discard the device's sampled token of a sequence and continue it on the host sampler."""
         sequence.sampled_on_host = True
         self._tensors.forget(sequence)
 

@@ -94,12 +94,12 @@ class SamplingTensors:
         numbers[:batch, COLUMNS], numbers[:batch, COLUMNS + 1] = self._padding, self.neutral
 
     def forget(self, sequence: Sequence) -> None:
-        """Count its tokens anew before the next step: one that was sampled on the device did not come to be."""
+        """Recount a sequence's tokens before the next step, because a token sampled on the device was discarded."""
         if sequence in self._held:
             self._held[sequence].counted = -1
 
     def asked(self, batch: int) -> Tensor:
-        """Return the parameters of `sampler_device.sample` for the first rows."""
+        """Return the sampling parameters of the first rows, as `sampler_device.sample` takes them."""
         return self.numbers[:batch, :COLUMNS]
 
     def place(self, batch: int) -> tuple[Tensor, Tensor]:

@@ -186,7 +186,7 @@ def _run_schedule(
 
 
 def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
-    """Positions in order, and their logits [positions, vocab]."""
+    """Return the positions of a schedule in order, and their logits [positions, vocab]."""
     positions = sorted(logits)
     return positions, torch.stack([logits[position] for position in positions])
 
