@@ -223,7 +223,7 @@ class Workload(msgspec.Struct, frozen=True):
     chunk: int = 256
 
     def steps(self, batch: int) -> dict[int, int]:
-        """Tokens in a step → number of such steps."""
+        """Count the workload's steps by their number of tokens."""
         whole, rest = divmod(batch * self.prompt, self.chunk)
         steps = {batch: self.answer}
         for tokens, count in ((self.chunk, whole), (rest, 1)):
@@ -232,7 +232,7 @@ class Workload(msgspec.Struct, frozen=True):
         return steps
 
     def logits(self, batch: int) -> dict[int, int]:
-        """Tokens whose logits a step computes → number of such steps: of a prompt only its last token's."""
+        """Count the workload's steps by the number of tokens whose logits they compute (of a prompt its last)."""
         return {batch: self.answer + 1}
 
     def __str__(self) -> str:

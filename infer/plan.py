@@ -235,12 +235,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quant_name(self) -> str:
-        """`cluster:3` → `cluster`."""
+        """Name of the format without its option: `cluster:3` → `cluster`."""
         return self.quant.partition(":")[0]
 
     @property
     def quant_option(self) -> str:
-        """`cluster:3` → `3`; empty when none was given."""
+        """Option of the format: `cluster:3` → `3`; empty when none was given."""
         return self.quant.partition(":")[2]
 
     def with_(self, **changes: Any) -> Plan:

@@ -25,7 +25,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """`logits.top1`."""
+        """Name of the metric for display: `logits.top1`."""
         return f"{self.subject}.{self.name}"
 
     @property

@@ -87,7 +87,7 @@ def prepare(shape: Shape) -> None:
 
 
 def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
-    """Measure the rows of one case in `seconds` of timing."""
+    """Measure every engine on one case for `seconds`, and return a bar for each format."""
     absent = llama_cpp_model.missing()
     engines: dict[str, Engine] = {
         head: InferEngine(case, infer_step.prepare(case.shape, head, THREADS)) for head in infer_step.HEADS

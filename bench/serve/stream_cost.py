@@ -76,7 +76,7 @@ class ManualEngine:
 
 
 async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
-    """Return microseconds of the loop per event, and bytes per event."""
+    """Return microseconds of the event loop, and bytes, for each streamed event."""
     fake_llm = FakeLLMPredictor(Path(tempfile.mkdtemp()))
     fake_llm.language_model.engine_client = held = ManualEngine(fake_llm.language_model.engine_client)  # type: ignore[assignment]
     service = Service([fake_llm])

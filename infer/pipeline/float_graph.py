@@ -32,7 +32,7 @@ class Original:
 
     @property
     def module(self) -> nn.Module:
-        """Raises `NotUsableError` for an ONNX source."""
+        """The float module; raises `NotUsableError` for an ONNX source."""
         return module_of(self.loaded)
 
     @property

@@ -109,7 +109,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """`2.1x faster at batch 1, same at batch 8 against the fastest float form (inductor float32)`."""
+        """Verdict: `2.1x faster at batch 1, same at batch 8 against the fastest float form (inductor float32)`."""
         if not self.latency:
             return "not timed"
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]

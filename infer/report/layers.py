@@ -44,7 +44,7 @@ def brief(layers: Sequence[LayerChoice], asked: str = "", keep: int = BRIEF) -> 
 
 
 def counts(layers: Sequence[LayerChoice]) -> str:
-    """`31 nf4, 20 int8, 5 float`."""
+    """Count layers by format: `31 nf4, 20 int8, 5 float`."""
     return ", ".join(
         f"{count} {format}" for format, count in Counter(layer.format for layer in layers).most_common()
     )

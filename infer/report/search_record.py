@@ -39,7 +39,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def format(self) -> str:
-        """`int8`, `5 bits`, `within the drop`, `float`."""
+        """Name of the candidate's format: `int8`, `5 bits`, `within the drop`, `float`."""
         if self.drop:
             return "mixed within the drop"
         if self.bits is not None:
@@ -48,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """`ort int8`, `openvino float bfloat16, 2 threads`."""
+        """Name of the candidate: `ort int8`, `openvino float bfloat16, 2 threads`."""
         parts = [self.backend, self.format, *([] if self.dtype == "auto" else [self.dtype])]
         named = (("calibrate", self.calibrate, "auto"), ("KV", self.kv_dtype, "auto"))
         extra = [f"{name} {value}" for name, value, usual in named if value != usual]

@@ -100,7 +100,7 @@ def budget_texts(record: SearchRecord) -> list[str]:
 
 
 def summary(record: SearchRecord) -> str:
-    """`12 trials in 3.4 s: 5 measured (3 on the front), 6 skipped, 1 crashed`."""
+    """Summarize a search: `12 trials in 3.4 s: 5 measured (3 on the front), 6 skipped, 1 crashed`."""
     counts = Counter(trial.outcome for trial in record.trials)
     front = sum(trial.on_front for trial in record.trials)
     known = sum(trial.from_journal for trial in record.trials)

@@ -84,7 +84,7 @@ def _switched_on(name: str) -> bool:
 
 
 def identity(settings: TrainSettings, rows: Rows, parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return digests of what must be equal for a checkpoint to be resumed, by what they are of."""
+    """Return digests by name of settings, parameters and data, which must equal those of a checkpoint to resume."""
     shapes = [(name, str(each.dtype), list(each.shape)) for name, each in parameters.items()]
     fixed = msgspec.structs.replace(settings, **_FREE)
     values = {"settings": msgspec.json.encode(fixed), "parameters": msgspec.json.encode(shapes)}

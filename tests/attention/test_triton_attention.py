@@ -242,7 +242,7 @@ def test_an_empty_batch_leaves_the_cache_unchanged() -> None:
 
 
 @on_device
-def test_many_sequences_find_their_tiles() -> None:
+def test_a_tile_finds_its_sequence_among_many() -> None:
     rows = [(i % 3, i % 2) for i in range(140)]
     assert_near(both(arguments(rows, heads=2, kv_heads=1, width=16)))
 

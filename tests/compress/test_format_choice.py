@@ -185,7 +185,7 @@ def bits(made: assign.Assignment) -> float:
 
 
 @pytest.mark.parametrize("asked", [4.4, 5.0, 6.5, 8.3, 20.0])
-def test_a_budget_of_bits_holds_as_stored_and_more_bits_never_cost_more(asked: float) -> None:
+def test_stored_bits_stay_within_the_budget_of_bits(asked: float) -> None:
     made = assignment(bits=asked, quant="cluster:3")
     decided(made)
     assert bits(made) <= asked

@@ -183,7 +183,7 @@ def test_an_unsupported_decoder_is_refused_by_name() -> None:
         llm.probe_encoder_decoder(model, [0], kv_dtype="float32")
 
 
-def test_generation_settings_are_applied_or_named(tmp_path: Path) -> None:
+def test_generation_settings_are_applied_or_reported(tmp_path: Path) -> None:
     from infer import load
 
     source = folder_of(tmp_path, "bart")

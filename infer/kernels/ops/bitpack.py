@@ -32,12 +32,12 @@ BITS = (2, 3, 4, 6)
 
 
 def bits_of(table: Tensor) -> int:
-    """Bits of one code, from the table's width."""
+    """Return the bits of one code, from the table's width."""
     return int(table.shape[1]).bit_length() - 1
 
 
 def columns_of(codes: Tensor, table: Tensor) -> int:
-    """K, the weights of one row."""
+    """Return K, the number of weights of one row."""
     return codes.shape[1] * 8 // bits_of(table)
 
 

@@ -19,7 +19,7 @@ BLOCK = 1 << 24
 
 
 def row_blocks(num_rows: int, num_columns: int) -> list[tuple[int, int]]:
-    """Row ranges of at most `BLOCK` weights, cut where a table ends."""
+    """Return row ranges of at most `BLOCK` weights, cut where a table ends."""
     rows = max(BLOCK // max(num_columns, 1) // TABLE_ROWS, 1) * TABLE_ROWS
     return [(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
 

@@ -85,7 +85,7 @@ def _dequantized(
 
 
 def _looked_up(emit: GraphBuilder, ids: ir.Value, packed: list[Any], dtype: np.dtype[Any]) -> ir.Value:
-    """Write rows of any table: words of the row, their digits, table entries, steps of the groups."""
+    """Write the look-up of table-coded rows: words to digits, digits to table entries, times the group scales."""
     codes, table, scale, row_scale = (np.array(data(value, emit.node)) for value in packed)
     bits, kept = int(table.shape[1]).bit_length() - 1, [0] * len(ids.shape or ())
     columns, groups = codes.shape[1] * 8 // bits, scale.shape[1]

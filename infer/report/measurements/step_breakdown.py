@@ -55,7 +55,7 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> str:
-        """`weights 71 %, attention 9 %, …`."""
+        """Shares of the step's time as text: `weights 71 %, attention 9 %, …`."""
         return ", ".join(f"{name} {100 * s / self.total:.0f} %" for name, s in self.parts.items())
 
     def finding(self) -> Finding:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seconds(value: float | None) -> str:
-    """`3.21 ms`; a dash for what is unknown."""
+    """Format seconds as `3.21 ms`; an unknown time is a dash."""
     if value is None:
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -25,7 +25,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """`22.7 MB`, in powers of ten; a dash for what is unknown."""
+    """Format bytes as `22.7 MB`, in powers of ten; an unknown size is a dash."""
     if num_bytes is None:
         return "-"
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -35,7 +35,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """`99.7 %`, never rounded up to 100."""
+    """Format a share as `99.7 %`, never rounded up to 100."""
     if value is None:
         return "-"
     if value in (0, 1):
@@ -47,7 +47,7 @@ def share(value: float | None) -> str:
 
 
 def of_ceiling(value: float | None, *, in_cache: bool = False) -> str:
-    """`63.0 %`, `63.0 % (in cache)`; a ceiling that a call was faster than was measured too low: `≥ 100 %`."""
+    """Format the share of the ceiling: `63.0 %`, `63.0 % (in cache)`, `≥ 100 %` above a ceiling measured too low."""
     text = "≥ 100 %" if value is not None and value >= 1 else share(value)
     return f"{text} (in cache)" if in_cache else text
 
@@ -76,14 +76,14 @@ def _three(value: float) -> str:
 
 
 def speed(pair: Paired) -> str:
-    """`faster 2.10x`, `slower 1.20x`, `same`, `within noise`."""
+    """Format a paired timing: `faster 2.10x`, `slower 1.20x`, `same`, `within noise`."""
     if pair.verdict == "faster":
         return f"faster {pair.speedup:.2f}x"
     return f"slower {pair.ratio:.2f}x" if pair.verdict == "slower" else pair.verdict
 
 
 def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
-    """One phrase for all batch sizes: `faster 2.10x (batch 1), 1.34x (batch 8)`, `same`."""
+    """Format paired timings of all batch sizes: `faster 2.10x (batch 1), 1.34x (batch 8)`, `same`."""
     phrases = [speed(pair) for _, pair in pairs]
     if len(set(phrases)) == 1:
         return phrases[0]
@@ -109,7 +109,7 @@ def faithful(metrics: Sequence[Metric]) -> str:
 
 
 def smaller(original: int | None, now: int) -> str | None:
-    """`3.9x smaller`, from bytes."""
+    """Format the ratio of two sizes in bytes: `3.9x smaller`."""
     if not original or not now:
         return None
     ratio = original / now

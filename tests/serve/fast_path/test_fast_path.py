@@ -76,7 +76,7 @@ def test_the_second_request_with_a_head_is_taken_on_any_connection(server: Live,
     assert taken == [len(BODY)] * 2
 
 
-def test_both_paths_give_the_same_answer(server: Live, taken: list[int]) -> None:
+def test_fast_and_ordinary_path_give_equal_responses(server: Live, taken: list[int]) -> None:
     first, second = asked(server, *[send(BODY, b"X-Test: same")] * 2)
     assert len(taken) == 1
     assert first.status == second.status == 200
