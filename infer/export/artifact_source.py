@@ -7,8 +7,8 @@ packed ones lie as `model.NAME.packed.PART` and tied ones are aliases in the met
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,101 +16,40 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from .. import plugins
 from ..artifact import store
 from ..artifact.manifest import Manifest
 from ..errors import NotUsableError
 from ..graph.storage import ENCODER, WEIGHTS
-from ..kernels.ops.bitpack import LEVELS
-from ..kernels.ops.groupwise_codes import SUPER
 from ..load.model_metadata import read_json
-from ..load.weights import StoredCodes, WeightReader, open_reader
+from ..load.model_patches.moe_layers import ExpertLinear, split_experts
+from ..load.weights import StoredCodes, open_reader
+from .packed_tensors import PackedTensors
 
 HINT = "Export the source that it was made from"
 _PACKED = ".packed."
-_SCALES = ("weight_scale", "scale")
-
-
-@dataclass(frozen=True)
-class PackedTensors:
-    """Packed tensors of one weight by part, and the names that they have in the file."""
-
-    reader: WeightReader
-    names: Mapping[str, str]
-    format: str  # what stands after --quant
-
-    def shape_of(self, part: str) -> tuple[int, ...]:
-        return tuple(self.reader.shape(self.names[part]))
-
-    def read(self, part: str) -> Tensor:
-        return self.reader.read(self.names[part])
-
-    def rows(self, part: str, start: int, stop: int) -> Tensor:
-        return self.reader.rows(self.names[part], start, stop)
-
-    def decoded(self) -> Tensor:
-        """Return the float32 weight [N, K]."""
-        quantizer = plugins.get("infer.compress.formats", self.format.partition(":")[0])
-        found: Tensor = quantizer.dequantize({part: self.read(part) for part in self.names})
-        return found
-
-    def codes(self) -> StoredCodes:
-        """Return the codes with scales as `kernels.ops.groupwise_codes` has them; or the reason why there are none."""
-        count = self.shape_of("codes")[0]
-        if "x_multiplier" in self.names:
-            return StoredCodes.without(
-                self.format, "its columns are scaled by the balance with the activations"
-            )
-        if self.reader.dtype(self.names["codes"]) not in (torch.int8, torch.uint8):
-            return StoredCodes.without(self.format, "its codes are float8")
-        if "row_scale" in self.names:
-            if self.shape_of("table") != (1, 16):
-                return StoredCodes.without(self.format, "its tables are not one of 16 values")
-            return self._described(self._by_table, 2 * self.shape_of("codes")[1])
-        if "table" not in self.names and "super_scale" not in self.names and len(self.shape_of("codes")) == 2:
-            scale = next(part for part in _SCALES if part in self.names)
-            if self.shape_of(scale) == (count,):
-                return self._described(self._by_rows, self.shape_of("codes")[1])
-        bits = 8 if "table" not in self.names else self.shape_of("table")[1].bit_length() - 1
-        columns = self.shape_of("codes")[1] * 8 // bits
-        order = self.read("order") if "order" in self.names else None
-        return StoredCodes(self.format, (count, columns), self._as_stored, order=order)
-
-    def _described(self, rows: Any, columns: int) -> StoredCodes:
-        return StoredCodes(self.format, (self.shape_of("codes")[0], columns), rows)
-
-    def _as_stored(self, start: int, stop: int) -> dict[str, Tensor]:
-        return {
-            part: self.read(part) if part == "table" else self.rows(part, start, stop)
-            for part in self.names
-            if part != "order"
-        }
-
-    def _by_rows(self, start: int, stop: int) -> dict[str, Tensor]:
-        scale = next(part for part in _SCALES if part in self.names)
-        return {"codes": self.rows("codes", start, stop), "scale": self.rows(scale, start, stop)[:, None]}
-
-    def _by_table(self, start: int, stop: int) -> dict[str, Tensor]:
-        found = {part: self.rows(part, start, stop) for part in ("codes", "scale")}
-        step = self.rows("row_scale", start, stop).float() / LEVELS
-        columns = 2 * found["codes"].shape[1]
-        supers = step[:, None].expand(-1, -(-columns // SUPER)).contiguous()
-        return {**found, "table": self.read("table"), "super_scale": supers}
 
 
 class ArtifactReader:
     """Reader of the weights of an artifact under transformers' names; packed ones are decoded to float32.
 
+    `by_columns`: weights of experts that transformers has as [experts, K, N], the artifact as rows [experts * N, K].
     Raises `NotUsableError` where the artifact lacks a weight of `shapes`, or holds it in another shape.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        shapes: Mapping[str, tuple[int, ...]],
+        by_columns: Collection[str] = (),
+    ) -> None:
         inner = open_reader(folder / WEIGHTS)
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
         held = {name: name for name in inner.names()} | aliases
         formats = {layer.name: layer.format for layer in manifest.layers}
         self._reader, self._shapes, self._last = inner, dict(shapes), ("", torch.empty(0))
+        self._by_columns = frozenset(by_columns)
         self._float: dict[str, str] = {}
         self._packed: dict[str, PackedTensors] = {}
         parts: dict[str, dict[str, str]] = {}
@@ -143,7 +82,10 @@ class ArtifactReader:
         if name not in self._packed:
             return self._reader.read(self._float[name])
         if self._last[0] != name:
-            self._last = name, self._packed[name].decoded().reshape(self._shapes[name])
+            shape, rows = self._shapes[name], self._packed[name].decoded()
+            if name in self._by_columns:
+                rows = rows.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
+            self._last = name, rows.reshape(shape)
         return self._last[1].clone()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -157,9 +99,12 @@ class ArtifactReader:
         """Return the codes of a packed matrix; None for a weight in float."""
         if name not in self._packed:
             return None
-        if len(self._shapes[name]) != 2:
-            return StoredCodes.without(self._packed[name].format, "it holds the rows of all experts")
-        return self._packed[name].codes()
+        codes, shape = self._packed[name].codes(), self._shapes[name]
+        if codes.refused or len(shape) == 2:
+            return codes
+        if name in self._by_columns:
+            return StoredCodes.without(codes.kind, "transformers stores its experts by columns")
+        return replace(codes, experts=True)
 
 
 @dataclass(frozen=True)
@@ -198,7 +143,7 @@ def open_artifact(folder: Path) -> ArtifactSource:
         )
     store.verify(folder, manifest)
     config = dict(read_json(folder / "config.json"))
-    tied, shapes = _modules(folder)
+    tied, shapes, by_columns = _parameters(folder)
     names = {name: shape for name, shape in shapes.items() if not (tied and name == "lm_head.weight")}
     kept = {"config.json", "generation_config.json", "chat_template.jinja", "preprocessor_config.json"}
     files = {
@@ -206,11 +151,11 @@ def open_artifact(folder: Path) -> ArtifactSource:
         for path in folder.iterdir()
         if path.name in kept or path.name.startswith(("tokenizer", "special_tokens", "vocab", "merges"))
     }
-    return ArtifactSource(folder, ArtifactReader(folder, manifest, names), config, files)
+    return ArtifactSource(folder, ArtifactReader(folder, manifest, names, by_columns), config, files)
 
 
-def _modules(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]]]:
-    """Return whether the head is the embedding, and the shapes of all parameters of the model."""
+def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str]]:
+    """Return whether the head is the embedding, the shapes of all parameters, and which experts lie by columns."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -223,9 +168,11 @@ def _modules(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]]]:
             where=str(folder),
             hint=HINT,
         ) from error
-    return bool(config.tie_word_embeddings), {
-        name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
-    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    experts = (
+        module for module in split_experts(model).named_modules() if isinstance(module[1], ExpertLinear)
+    )
+    return bool(config.tie_word_embeddings), shapes, {name for name, layer in experts if layer.transposed}
 
 
 def _lacks(folder: Path, what: str) -> NotUsableError:

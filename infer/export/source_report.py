@@ -34,6 +34,7 @@ class SourceReport:
         ]
         for (kind, type_), members in self._converted.items():
             error, reason, name = max(members)
-            why = f"relative error up to {error:.2g} ({name}): {reason}"
-            found.append(Finding("export", f"{kind} converted to {type_}", len(members), "weights", why))
+            why = f"relative error up to {error:.2g} ({name}): {reason}" if error else f"exactly: {reason}"
+            way = "converted" if error else "decoded"
+            found.append(Finding("export", f"{kind} {way} to {type_}", len(members), "weights", why))
         return found

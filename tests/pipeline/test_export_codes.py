@@ -193,6 +193,32 @@ def test_a_gguf_file_goes_through_an_artifact_unchanged(tmp_path: Path) -> None:
     assert open_gguf(tmp_path / "again.gguf").stored_as == open_gguf(tmp_path / "m.gguf").stored_as
 
 
+def test_codes_of_experts_are_carried_over(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 64}
+    source = checkpoint(tmp_path, "qwen3_moe", **sizes, num_hidden_layers=1)
+    made = artifact(source, tmp_path / "m.infer", "int4")
+    held = open_artifact(made).reader
+    findings = export_model(str(made), "gguf", tmp_path / "m.gguf")
+    assert [one.what for one in findings[1:]] == ["int4 carried over to Q4_0"]
+    own = weights(tmp_path / "m.gguf")
+    for name in held.names():
+        wanted = held.read(name).float()
+        assert float((own[name] - wanted).norm() / wanted.norm()) <= 2.0**-10
+    findings = export_model(str(made), "hf", tmp_path / "decoded", kind="F32")
+    assert [one.what for one in findings[1:]] == ["int4 decoded to F32"]
+    own = weights(tmp_path / "decoded")
+    assert all(torch.equal(own[name], held.read(name).float()) for name in held.names())
+
+
+def test_experts_that_transformers_has_by_columns_are_turned_back(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path, "gpt_oss", intermediate_size=64, num_hidden_layers=2)
+    held = open_artifact(artifact(source, tmp_path / "m.infer", "int8:weight")).reader
+    wanted = weights(source)
+    for name in held.names():
+        found = held.read(name).float()
+        assert float((found - wanted[name]).norm()) <= 0.01 * float(wanted[name].norm()), name
+
+
 def test_artifacts_that_are_not_exported_say_why(folder: Path, tmp_path: Path) -> None:
     made = artifact(folder, tmp_path / "m.infer", "int8:weight")
     path = made / "weights" / "model.safetensors"
