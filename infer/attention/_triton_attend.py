@@ -20,65 +20,11 @@ from ..kernels.gpu.launch import launch, tickets
 from ._args import AttentionArgs, Tiling
 from ._triton_elementwise import alibi, in_type_of, logits
 from ._triton_merge import merged, online_softmax, store_normalized, store_piece
+from ._triton_ranges import key_range, sequence_of, visible
 from ._triton_write import views
 
 LOG2E = math.log2(math.e)
 _LOG2E = tl.constexpr(LOG2E)
-
-
-@triton.jit
-def _sequence(start_ptr: tl.tensor, tile: tl.tensor, batch: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """Return the sequence that a tile belongs to: the last one whose first tile is not after it."""
-    found = 0
-    for first in range(0, batch, 128):
-        b = first + tl.arange(0, 128)
-        start = tl.load(start_ptr + b, mask=b < batch, other=0)
-        found += tl.sum(((b < batch) & (start // TOKENS + b <= tile)).to(tl.int32), 0)
-    return found - 1
-
-
-@triton.jit
-def _key_range(
-    past: tl.tensor,  # tokens of the sequence before the new ones
-    begin: tl.tensor,  # first new token of the tile
-    count: tl.tensor,  # new tokens of the sequence
-    window: tl.tensor,
-    chunk: tl.tensor,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    LEAST: tl.constexpr,
-    LOCAL: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the first key of this program's piece and the one after its last; empty where none is left for it."""
-    stop = past + tl.minimum(begin + TOKENS, count)
-    low = 0
-    if LOCAL:
-        low = tl.maximum(past + begin + 1 - window, 0)
-    if CHUNKS:
-        low = tl.maximum(low, (past + begin) // chunk * chunk)
-    each = tl.cdiv(tl.cdiv(stop - low, tl.num_programs(2)), KEYS) * KEYS
-    low += tl.program_id(2) * tl.maximum(each, LEAST)
-    return low, tl.minimum(stop, low + tl.maximum(each, LEAST))
-
-
-@triton.jit
-def _visible(
-    j: tl.tensor,
-    position: tl.tensor,
-    stop: tl.tensor,
-    window: tl.tensor,
-    chunk: tl.tensor,
-    LOCAL: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> tl.tensor:
-    """Return bool [R, KEYS]: queries at `position` [R] see keys j [KEYS] before `stop`."""
-    seen = (j < stop)[None] & (j[None] <= position[:, None])
-    if LOCAL:
-        seen &= j[None] > position[:, None] - window
-    if CHUNKS:
-        seen &= j[None] >= (position // chunk * chunk)[:, None]
-    return seen
 
 
 @triton.jit(do_not_specialize=["batch", "blocks", "tokens"])
@@ -126,7 +72,7 @@ def _attend(
     ASSEMBLY: tl.constexpr,
 ) -> None:
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
-    sequence = _sequence(start_ptr, tl.program_id(0), batch, TOKENS)
+    sequence = sequence_of(start_ptr, tl.program_id(0), batch, TOKENS)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
     begin = (tl.program_id(0) - first // TOKENS - sequence) * TOKENS
@@ -145,7 +91,7 @@ def _attend(
     if ALIBI:
         slope = tl.load(slope_ptr + head, mask=real, other=0.0)
 
-    low, stop = _key_range(past, begin, count, window, chunk, TOKENS, KEYS, LEAST, LOCAL, CHUNKS)
+    low, stop = key_range(past, begin, count, window, chunk, TOKENS, KEYS, LEAST, LOCAL, CHUNKS)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -163,7 +109,7 @@ def _attend(
         steps = step_ptr + page * step_stride + half // 2 + place
         if QUANTIZED:
             scores *= tl.load(steps, mask=inside, other=0.0)[None]
-        seen = _visible(j, position, stop, window, chunk, LOCAL, CHUNKS)
+        seen = visible(j, position, stop, window, chunk, LOCAL, CHUNKS)
         scores = logits(scores, scale, cap, SOFTCAP)
         if ALIBI:
             scores += alibi(slope, j, position, ROUNDED) * _LOG2E

@@ -17,7 +17,6 @@ from ...load import LoadedModel
 from ...load.sentence_transformers.sentence_transformers import read_sentence_folder
 from .settings import WEIGHTS
 
-MODEL_FILES = ("config.json", "generation_config.json")  # written by transformers with the student's sizes
 NO_TEXT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot", ".index.json")
 
 

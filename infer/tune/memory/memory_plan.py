@@ -15,7 +15,7 @@ from ...errors import NotUsableError, ResourceError
 from ...report.rendering import formatting
 from ...spec import Finding
 from ..objective import Objective, Rows
-from ..optimizers import build_optimizers, trainable
+from ..optimizers import build_optimizers
 from ..settings import TrainSettings
 from .activation_checkpointing import checkpointing, repeated_blocks
 from .simulated_step import OUTSIDE, StepMemory, step_memory
@@ -236,8 +236,3 @@ _STATES: dict[str, Any] = {
     "AdamW8bit": lambda p: 2 * p.numel() * (1 if p.numel() >= SMALL_STATE else 4),
     "PagedAdamW8bit": lambda p: 2 * p.numel() * (1 if p.numel() >= SMALL_STATE else 4),
 }
-
-
-def trained_bytes(model: nn.Module) -> int:
-    """Return the bytes of the trained parameters."""
-    return sum(parameter.nbytes for parameter in trainable(model).values())
