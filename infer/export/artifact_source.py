@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ..artifact import store
 from ..artifact.manifest import Manifest
-from ..errors import NotUsableError
+from ..errors import ArtifactError, NotUsableError
 from ..graph.storage import ENCODER, WEIGHTS
 from ..load.model_metadata import read_json
 from ..load.model_patches.moe_layers import ExpertLinear, split_experts
-from ..load.weights import StoredCodes, open_reader
+from ..load.weights import StoredCodes
+from ..load.weights.safetensors_reader import SafetensorsReader
 from .packed_tensors import PackedTensors
 
 HINT = "Export the source that it was made from"
@@ -43,13 +43,12 @@ class ArtifactReader:
         shapes: Mapping[str, tuple[int, ...]],
         by_columns: Collection[str] = (),
     ) -> None:
-        inner = open_reader(folder / WEIGHTS)
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-        held = {name: name for name in inner.names()} | aliases
+        inner = SafetensorsReader([folder / WEIGHTS])
+        held = {name: name for name in inner.names()}
+        held |= _aliases(inner, folder)
         formats = {layer.name: layer.format for layer in manifest.layers}
         self._reader, self._shapes, self._last = inner, dict(shapes), ("", torch.empty(0))
-        self._by_columns = frozenset(by_columns)
+        self._by_columns, self._folder = frozenset(by_columns), folder
         self._float: dict[str, str] = {}
         self._packed: dict[str, PackedTensors] = {}
         parts: dict[str, dict[str, str]] = {}
@@ -60,9 +59,13 @@ class ArtifactReader:
         for name, shape in shapes.items():
             layer = "model." + name.removesuffix(".weight")
             if layer in parts:
-                self._packed[name] = PackedTensors(inner, parts[layer], formats.get(layer, ""))
-                if not self._packed[name].format:
+                packed = PackedTensors(inner, parts[layer], formats.get(layer, ""))
+                if not packed.format:
                     raise _lacks(folder, f"the format of {name!r}")
+                columns = shape[1] if name in self._by_columns else shape[-1]
+                if why := packed.wrong(torch.Size(shape).numel() // max(columns, 1), columns):
+                    raise _damaged(folder, name, why)
+                self._packed[name] = packed
                 continue
             found = next((held[one] for one in (f"model.{name}", f"{layer}.weight") if one in held), "")
             if not found or tuple(inner.shape(found)) != shape:
@@ -82,11 +85,20 @@ class ArtifactReader:
         if name not in self._packed:
             return self._reader.read(self._float[name])
         if self._last[0] != name:
-            shape, rows = self._shapes[name], self._packed[name].decoded()
+            shape, rows = self._shapes[name], self._decoded(name)
             if name in self._by_columns:
                 rows = rows.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
             self._last = name, rows.reshape(shape)
         return self._last[1].clone()
+
+    def _decoded(self, name: str) -> Tensor:
+        try:
+            rows = self._packed[name].decoded()
+        except ValueError as error:
+            raise _damaged(self._folder, name, str(error)[:200]) from error
+        if rows.numel() != torch.Size(self._shapes[name]).numel():
+            raise _damaged(self._folder, name, f"they decode to {list(rows.shape)}")
+        return rows
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         if name not in self._packed:
@@ -173,6 +185,22 @@ def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str
         module for module in split_experts(model).named_modules() if isinstance(module[1], ExpertLinear)
     )
     return bool(config.tie_word_embeddings), shapes, {name for name, layer in experts if layer.transposed}
+
+
+def _aliases(reader: SafetensorsReader, folder: Path) -> dict[str, str]:
+    """Return the names of tied tensors and those that hold their values."""
+    try:
+        found = json.loads(reader.metadata.get("aliases", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the aliases of the weights are damaged: {error}", where=str(folder)) from error
+    held = set(reader.names())
+    if not isinstance(found, dict) or not all(isinstance(one, str) and one in held for one in found.values()):
+        raise ArtifactError("the aliases of the weights name no tensors of the file", where=str(folder))
+    return found
+
+
+def _damaged(folder: Path, name: str, why: str) -> ArtifactError:
+    return ArtifactError(f"the packed tensors of {name!r} do not fit each other: {why}", where=str(folder))
 
 
 def _lacks(folder: Path, what: str) -> NotUsableError:

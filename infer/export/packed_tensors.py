@@ -15,6 +15,14 @@ from ..kernels.ops.groupwise_codes import SUPER
 from ..load.weights import StoredCodes, WeightReader
 
 _SCALES = ("weight_scale", "scale")
+_OTHERS = {
+    "codes",
+    "table",
+    "order",
+    "x_scale",
+    "x_multiplier",
+    "y_scale",
+}  # not a row of each for a row of codes
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,38 @@ class PackedTensors:
     def rows(self, part: str, start: int, stop: int) -> Tensor:
         return self.reader.rows(self.names[part], start, stop)
 
+    def wrong(self, rows: int, columns: int) -> str:
+        """Return the reason why the parts are not those of a weight [rows, columns], empty where they are."""
+        if "codes" not in self.names or not any(part in self.names for part in _SCALES):
+            return "it has no codes or no scale"
+        bits = 8
+        if "table" in self.names:
+            width = (*self.shape_of("table"), 0, 0)[1]
+            bits = width.bit_length() - 1
+            if width not in (4, 8, 16, 64):
+                return f"its table has rows of {width} values"
+        if self.shape_of("codes") != (rows, columns * bits // 8):
+            return f"its codes are {list(self.shape_of('codes'))}"
+        for part in self.names.keys() - _OTHERS:
+            shape = self.shape_of(part)
+            groups = (*shape, 1)[1]
+            if len(shape) not in (1, 2) or shape[0] != rows or groups < 1:
+                return f"its {part} is {list(shape)}"
+            wanted = -(-columns // SUPER) if part.startswith("super_") else 0
+            if groups != wanted if wanted else columns % groups:
+                return f"its {part} is {list(shape)}"
+        two_levels = bool(self.names.keys() & {"row_scale", "super_scale", "super_minimum"})
+        if two_levels and columns // (*self.shape_of("scale"), 1)[1] not in (16, 32, 64, 128, 256):
+            return f"its scale is {list(self.shape_of('scale'))}"
+        return ""
+
     def decoded(self) -> Tensor:
-        """Return the float32 weight [N, K]."""
+        """Return the float32 weight [N, K]; raise `ValueError` where the parts do not fit each other."""
         quantizer = plugins.get("infer.compress.formats", self.format.partition(":")[0])
-        found: Tensor = quantizer.dequantize({part: self.read(part) for part in self.names})
+        try:
+            found: Tensor = quantizer.dequantize({part: self.read(part) for part in self.names})
+        except (RuntimeError, KeyError, IndexError) as error:
+            raise ValueError(str(error)) from error
         return found
 
     def codes(self) -> StoredCodes:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infer import Plan, Predictor, optimize
-from infer.errors import ArtifactError, NotUsableError
+from infer.artifact import store
+from infer.errors import ArtifactError, InferError, NotUsableError
 from infer.export import export_model
 from infer.export.artifact_source import open_artifact
 from infer.export.gguf_blocks import join_blocks
@@ -22,6 +26,7 @@ from infer.load.gguf import open_gguf
 from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.weights import StoredCodes
+from tests.fuzz.quantization_configs import damaged
 from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
 from tests.support.gguf_files import write_gguf
@@ -232,3 +237,32 @@ def test_artifacts_that_are_not_exported_say_why(folder: Path, tmp_path: Path) -
         NotUsableError, match="compiled for eager, holds its weights in the compiled form only"
     ):
         export_model(str(made), "gguf", tmp_path / "m.gguf")
+
+
+def test_packed_tensors_that_do_not_fit_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "verify", lambda *_: None)  # as if the hashes of the manifest were right
+    refused = 0
+    for quant in ("int4", "int8:weight"):
+        made = artifact(folder, tmp_path / f"{quant.partition(':')[0]}.infer", quant)
+        path = made / "weights" / "model.safetensors"
+        held, stem = load_file(path), "model.model.layers.0.mlp.up_proj.packed."
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        for seed in range(12):
+            rng = random.Random(seed)
+            parts = {name: part for name, part in held.items() if name.startswith(stem)}
+            others = {name: part for name, part in held.items() if name not in parts}
+            path.unlink()
+            save_file(others | damaged(parts, rng), path, metadata)
+            try:
+                reader = open_artifact(made).reader
+                reader.read("model.layers.0.mlp.up_proj.weight")
+                codes = reader.codes("model.layers.0.mlp.up_proj.weight")
+                assert codes is not None
+                carry(codes)
+                carried(codes)
+            except InferError:
+                refused += 1
+    assert 4 < refused < 24
