@@ -46,7 +46,7 @@ class Coalescer:
         end, service = start + length, self._service
         if len(data) < end or service.state != "ready" or service.traces:
             return 0
-        if connection.over or connection.flow.write_paused:
+        if connection.over_limit or connection.flow.write_paused:
             return 0
         engine = service.engines.get(known.path["model"])
         if engine is None or known.path.get("version", engine.predictor.version) != engine.predictor.version:

@@ -148,7 +148,7 @@ class GroupedRequest(PendingResult):
     def _send(self, response: Response) -> None:
         headers = [
             *self.connection.server_state.default_headers,
-            *self.context.response_headers(response, over=False),
+            *self.context.response_headers(response, over_limit=False),
         ]
         if CLOSE in headers:
             self.keep_alive = False

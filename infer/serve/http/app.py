@@ -134,11 +134,11 @@ class Endpoint:
         share = BodyReservation(self.bodies)
         try:
             state = scope.get("state", {})
-            over, connection = bool(state.get("over")), state.get("connection")
+            over_limit, connection = bool(state.get("over_limit")), state.get("connection")
             response = await self._answer(
-                context, receive, share, known=route is not None, over=over, connection=connection
+                context, receive, share, known=route is not None, over_limit=over_limit, connection=connection
             )
-            await _send(context, response, receive, send, over=over, connection=connection)
+            await _send(context, response, receive, send, over_limit=over_limit, connection=connection)
             self.count(context, response.status, began)
         except ClientGoneError:
             self.count(context, CLIENT_GONE, began)
@@ -157,11 +157,11 @@ class Endpoint:
         share: BodyReservation,
         *,
         known: bool,
-        over: bool = False,
+        over_limit: bool = False,
         connection: ConnectionHandle | None = None,
     ) -> Response:
         try:
-            self._admit(context, open=known and context.route.open, over=over)
+            self._admit(context, open=known and context.route.open, over_limit=over_limit)
             if not known:
                 raise (
                     MethodError(sorted(self.methods))
@@ -198,10 +198,10 @@ class Endpoint:
         context.error = error
         return error_response(error, context.route.error_format)
 
-    def _admit(self, context: RequestContext, *, open: bool, over: bool) -> None:
+    def _admit(self, context: RequestContext, *, open: bool, over_limit: bool) -> None:
         if open:
             return
-        if over:
+        if over_limit:
             raise TooManyConnectionsError("too many connections are open")
         context.require_key()
 
@@ -229,10 +229,10 @@ async def _send(
     receive: Receive,
     send: Send,
     *,
-    over: bool,
+    over_limit: bool,
     connection: ConnectionHandle | None = None,
 ) -> None:
-    headers = context.response_headers(response, over=over)
+    headers = context.response_headers(response, over_limit=over_limit)
     if response.stream is not None:
         await send_stream(response, headers, receive, send, connection)
         return

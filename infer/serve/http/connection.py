@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.limits.header_seconds)
         excess = len(self.connections) - self.limits.max_connections
-        self.over = excess > 0
+        self.over_limit = excess > 0
         if excess > self.limits.spare_connections:
             self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
             transport.abort()

@@ -153,7 +153,7 @@ class HttpProtocol(Connection):
             body = body_framing(headers, version, self.limits)
         except FramingError:
             self._refuse(HTTPStatus.BAD_REQUEST)
-        self.scope["state"].update(over=self.over, connection=self.handle)  # type: ignore[typeddict-item]
+        self.scope["state"].update(over_limit=self.over_limit, connection=self.handle)  # type: ignore[typeddict-item]
         super().on_headers_complete()
         self._disarm()
         self._head, self._body = 0, body

@@ -69,8 +69,8 @@ class RequestContext:
         """Return the seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
         return requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
 
-    def response_headers(self, response: Response, *, over: bool) -> list[tuple[bytes, bytes]]:
-        """Return all headers of a response but its length. `over`: the connection is beyond the limit."""
+    def response_headers(self, response: Response, *, over_limit: bool) -> list[tuple[bytes, bytes]]:
+        """Return all headers of a response but its length. `over_limit`: of a connection above the limit."""
         headers = [
             (b"content-type", response.media.encode()),
             (b"x-request-id", self.request_id.encode()),
@@ -78,7 +78,7 @@ class RequestContext:
         ]
         if self.trace is not None:
             headers.append((b"traceresponse", self.trace.header()))
-        if (over or self.service.state == "draining") and (b"connection", b"close") not in headers:
+        if (over_limit or self.service.state == "draining") and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         return headers
 
