@@ -35,10 +35,14 @@ def architecture_for(model_type: str) -> tuple[str, Architecture]:
     wanted = _ALIKE.get(model_type, model_type)
     found = next(((name, one) for name, one in ARCHITECTURES.items() if one.model_type == wanted), None)
     if found is None:
-        known = ", ".join(sorted({one.model_type for one in ARCHITECTURES.values()} | _ALIKE.keys()))
+        known = ", ".join(
+            sorted({one.model_type for one in ARCHITECTURES.values() if not one.stacks} | _ALIKE.keys())
+        )
         raise NotUsableError(
             f"no GGUF architecture for a model of type {model_type!r}; known: {known}", hint=HINT
         )
+    if found[1].stacks:
+        raise NotUsableError(f"experts by columns, of {model_type!r}, are not written to GGUF", hint=HINT)
     return found[0].partition("+")[0], found[1]
 
 

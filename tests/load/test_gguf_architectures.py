@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from infer import Plan, load
+from infer.compress.formats import keep
 from infer.errors import SourceError
 from infer.load.gguf import open_gguf
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
+QUANT = gguf.GGMLQuantizationType
 HEADS = {**tiny_decoders.GROUPED, "head_dim": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2}
@@ -22,6 +26,18 @@ NORM = {"attention.layer_norm_epsilon": 1e-5}
 FOUR = {"num_hidden_layers": 4}
 MOE = {**HEADS, **EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True}
 SECTIONS = {"rope.dimension_sections": [2, 3, 3, 0]}
+OSS = {
+    **HEADS,
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+}
+OSS_KEYS = {
+    **{**EXPERT_KEYS, "expert_feed_forward_length": 64, "attention.sliding_window": 8},
+    **{"rope.freq_base": 150000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0},
+    "rope.scaling.original_context_length": 4096,
+}
 # Architecture in the file, with a remark → transformers' model type, its sizes, settings beside the usual.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "command-r": (
@@ -62,6 +78,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"attention.layer_norm_rms_epsilon": 1e-5, "shortconv.l_cache": 3, "rope.freq_base": 1e6},
     ),
+    "gpt-oss": ("gpt_oss", OSS, OSS_KEYS),
     "internlm2": ("llama", {"attention_bias": False}, {}),
     "qwen2vl": ("qwen2", {"use_sliding_window": False}, SECTIONS),
     "qwen3vl": ("qwen3", HEADS, {**SECTIONS, "n_deepstack_layers": 3}),
@@ -98,6 +115,33 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(case: str, tmp_pat
             logits = model(input_ids=told, use_cache=False).logits
             told = torch.cat([told, logits[:, -1:].argmax(-1)], 1)
     assert answer.tolist() == told.tolist()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F32"])
+def test_experts_by_columns_are_joined_from_their_parts(kind: str, tmp_path: Path) -> None:
+    model = tiny_decoders.build("gpt_oss", sizes={**tiny_decoders.GROUPED, **OSS})
+    types = {"experts.gate_up_proj": QUANT[kind], "experts.down_proj": QUANT[kind]}
+    kept = write_gguf(tmp_path / "m.gguf", model, "gpt-oss", settings=OSS_KEYS, types=types)
+    reader = open_gguf(tmp_path / "m.gguf").reader
+    for name in reader.names():
+        whole = reader.read(name)
+        assert torch.equal(whole, kept[name].float()), name
+        assert whole.shape == reader.shape(name)
+        assert torch.equal(reader.rows(name, 1, 3), whole[1:3])
+    codes = reader.codes("model.layers.1.mlp.experts.gate_up_proj")
+    assert (codes is None) == (kind == "F32")
+    if codes is not None:
+        wanted = reader.read("model.layers.1.mlp.experts.gate_up_proj").transpose(1, 2).flatten(0, 1)
+        for start, stop in ((0, codes.shape[0]), (5, 140), (7, 8)):
+            assert torch.equal(keep.dequantize(codes.rows(start, stop)), wanted[start:stop])
+
+
+def test_experts_without_a_part_are_refused(tmp_path: Path) -> None:
+    model: Any = tiny_decoders.build("gpt_oss", sizes={**tiny_decoders.GROUPED, **OSS})
+    extra = {"blk.9.ffn_gate_exps.weight": np.ones((4, 64, 64), np.float32)}
+    write_gguf(tmp_path / "m.gguf", model, "gpt-oss", settings=OSS_KEYS, tensors=extra)
+    with pytest.raises(SourceError, match="lacks the tensor 'blk.9.ffn_up_exps.weight'"):
+        open_gguf(tmp_path / "m.gguf")
 
 
 ARRAYS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -82,6 +82,8 @@ def _stored(
 ) -> list[tuple[str, np.ndarray]]:
     """Return names and values in the file of one tensor of the model."""
     values = tensor.float().numpy()
+    if architecture == "gpt-oss" and (".experts." in name or name.endswith(".sinks")):
+        return _by_columns(name, values)
     if ".experts." in name:
         layer, part = name.split(".")[2], name.rsplit(".", 1)[1]
         stems = EXPERT_PARTS[part]
@@ -103,6 +105,20 @@ def _stored(
     return [(stored, values)]
 
 
+def _by_columns(name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return GPT-OSS's experts by rows, gate and up in turn, and the sinks."""
+    layer, part = name.split(".")[2], name.rsplit(".", 1)[1]
+    if part == "sinks":
+        return [(f"blk.{layer}.attn_sinks.weight", values)]
+    ending = ".bias" if part.endswith("_bias") else ".weight"
+    rows = values if ending == ".bias" else values.swapaxes(1, 2)
+    stems = EXPERT_PARTS[part.removesuffix("_bias")]
+    return [
+        (f"blk.{layer}.{stem}{ending}", np.ascontiguousarray(rows[:, at :: len(stems)]))
+        for at, stem in enumerate(stems)
+    ]
+
+
 def _heads(name: str, config: Any) -> int:
     if ".q_proj." in name:
         return int(config.num_attention_heads)
@@ -114,6 +130,9 @@ def _keep(
 ) -> None:
     """Write what the file holds back into transformers' layout."""
     values = torch.from_numpy(data.copy())
+    if architecture == "gpt-oss" and ("_exps" in stored or "sinks" in stored):
+        _keep_by_columns(kept[name], stored, values)
+        return
     if "_exps" in stored:
         half = kept[name].shape[1] // 2
         rows = {"ffn_gate_exps": slice(0, half), "ffn_up_exps": slice(half, None)}
@@ -125,6 +144,16 @@ def _keep(
     if architecture in PLUS_ONE and name.endswith("norm.weight"):
         values = values - 1
     kept[name] = values.reshape(kept[name].shape)
+
+
+def _keep_by_columns(kept: Tensor, stored: str, values: Tensor) -> None:
+    rows = kept.transpose(1, 2) if stored.endswith("exps.weight") else kept
+    if "ffn_gate" in stored:
+        rows[:, 0::2] = values
+    elif "ffn_up" in stored:
+        rows[:, 1::2] = values
+    else:
+        rows.copy_(values)
 
 
 def _settings(writer: gguf.GGUFWriter, config: Any, more: dict[str, Any], architecture: str) -> None:

@@ -98,5 +98,8 @@ class Architecture:
     rotates_part: bool = False  # of each head, where rope.dimension_count says so
     convolutions: bool = False  # in layers whose number of key-value heads is 0
     unused: frozenset[str] = frozenset()  # keys without effect on text
+    # Experts by columns: name in a layer → tensors of a block whose rows it has in turn.
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    exact_yarn: bool = False  # YaRN's bounds are not rounded to whole dimensions
     top: Mapping[str, str] = field(default_factory=lambda: TOP)
     present: Mapping[str, str] = field(default_factory=lambda: BIASES)

@@ -205,6 +205,28 @@ ARCHITECTURES = {
         },
         present={},
     ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        RMS
+        | {
+            "attention.sliding_window": "sliding_window",
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        {k: v for k, v in ATTENTION.items() if not k.endswith(("q_norm", "k_norm"))}
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        stacks={
+            "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+            "mlp.experts.down_proj": ("ffn_down_exps",),
+        },
+        exact_yarn=True,
+    ),
     # Models of others' layout: InternLM 2 is Llama's, the text parts of Qwen's vision models are Qwen's.
     "internlm2": Architecture("llama", "LlamaForCausalLM", RMS, LLAMA, permuted=True),
     "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", RMS, LLAMA, unused=_SECTIONS),

@@ -16,6 +16,7 @@ import numpy as np
 from ...errors import SourceError
 from .architecture import Architecture
 from .architectures import ARCHITECTURES
+from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
 from .reader import StoredTensor, expert_slices, rotary_order
 from .rope_settings import FOLDER_HINT, ROPE_FACTORS, refused, rope_settings
@@ -87,7 +88,11 @@ def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
     if "layer_types" in architecture.keys.values() and "sliding_window" not in config:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     _check_heads(config, own, architecture, f"{prefix}.", path)
-    return config | _attention_scale(config, architecture) | rope_settings(header, config, own, path)
+    return (
+        config
+        | _attention_scale(config, architecture)
+        | rope_settings(header, config, own, architecture, path)
+    )
 
 
 def _is_off(value: Any) -> bool:
@@ -157,12 +162,19 @@ def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> d
     return {"query_pre_attn_scalar": scale}
 
 
-def stored_tensors(header: GgufHeader, config: Mapping[str, Any], path: Path) -> dict[str, StoredTensor]:
+def stored_tensors(
+    header: GgufHeader, config: Mapping[str, Any], path: Path
+) -> dict[str, StoredTensor | ExpertStack]:
     """Return the tensors by transformers' names; raise `SourceError` for one that no name is known for."""
     _, architecture = architecture_of(header, path)
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, StoredTensor | ExpertStack] = {}
+    stacked: dict[tuple[str, str, str], GgufTensor] = {}
+    stems = {stem for parts in architecture.stacks.values() for stem in parts}
     for name, tensor in header.tensors.items():
         if name in ROPE_FACTORS:
+            continue
+        if (match := _BLOCK.fullmatch(name)) is not None and match[2] in stems:
+            stacked[match[1], match[2], match[3]] = tensor
             continue
         renamed, stem = _renamed(name, architecture)
         if not renamed:
@@ -175,10 +187,12 @@ def stored_tensors(header: GgufHeader, config: Mapping[str, Any], path: Path) ->
             stored = _unpermuted(tensor, heads, name, path)
         if stem == "ffn_gate_inp_shexp":
             stored = StoredTensor(tensor, (1, *tensor.shape))
+        if stem == "attn_sinks":
+            renamed = renamed.removesuffix(".weight")
         if stem == "shortconv.conv":
             stored = StoredTensor(tensor, (tensor.shape[0], 1, *tensor.shape[1:]))
         found |= expert_slices(renamed, stored) if "{}" in renamed else {renamed: stored}
-    return found
+    return found | stack_experts(stacked, architecture.stacks, path)
 
 
 def _renamed(name: str, architecture: Architecture) -> tuple[str, str]:

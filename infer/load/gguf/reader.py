@@ -12,6 +12,7 @@ from torch import Tensor
 from ..weights.file_blocks import FileBlocks, FileExtent
 from ..weights.stored_codes import StoredCodes
 from .block_codes import split_blocks
+from .expert_stack import ExpertStack
 from .header import GgufTensor
 
 
@@ -44,27 +45,36 @@ class StoredTensor:
 class GgufReader:
     """Reader of the tensors that `stored` names; block types are read as float32."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
-        self._stored = dict(stored)
-        self._files = {path: FileBlocks(path) for path in {one.tensor.path for one in stored.values()}}
+    def __init__(self, stored: Mapping[str, StoredTensor | ExpertStack]) -> None:
+        self._stored = {name: one for name, one in stored.items() if isinstance(one, StoredTensor)}
+        self._stacks = {name: one for name, one in stored.items() if isinstance(one, ExpertStack)}
+        self._names = list(stored)
+        tensors = [one.tensor for one in self._stored.values()]
+        tensors += [part for one in self._stacks.values() for part in one.parts]
+        self._files = {path: FileBlocks(path) for path in {one.path for one in tensors}}
 
     def names(self) -> list[str]:
-        return list(self._stored)
+        return list(self._names)
+
+    def _of(self, name: str) -> StoredTensor | ExpertStack:
+        return self._stacks[name] if name in self._stacks else self._stored[name]
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._stored[name].dtype
+        return self._of(name).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored[name].shape
+        return self._of(name).shape
 
     def extent(self, name: str) -> FileExtent | None:
-        return self._stored[name].extent()
+        return None if name in self._stacks else self._stored[name].extent()
 
     def read(self, name: str) -> Tensor:
-        return self.rows(name, 0, self._stored[name].shape[0])
+        return self.rows(name, 0, self.shape(name)[0])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Read rows `start:stop` of dimension 0; of a vector, its elements."""
+        if name in self._stacks:
+            return self._experts(self._stacks[name], start, stop)
         stored = self._stored[name]
         stop = min(stop, stored.shape[0])
         if stop <= start:
@@ -81,6 +91,40 @@ class GgufReader:
         values = values.reshape(stop - start, *stored.shape[1:])
         return values - stored.subtracted if stored.subtracted else values.clone()
 
+    def _experts(self, stack: ExpertStack, start: int, stop: int) -> Tensor:
+        """Read experts `start:stop` of a stack."""
+        stop = min(stop, stack.shape[0])
+        if stop <= start:
+            return torch.empty((0, *stack.shape[1:]), dtype=stack.dtype)
+        parts = []
+        for tensor in stack.parts:
+            per = torch.Size(tensor.shape[1:-1]).numel()
+            whole = self._decoded(StoredTensor(tensor, tensor.shape), start * per, stop * per)
+            parts.append(whole.reshape(stop - start, *tensor.shape[1:]))
+        return stack.join(parts)
+
+    def _stack_codes(self, stack: ExpertStack) -> StoredCodes | None:
+        """Return the codes of experts [experts * rows, K]; None for values stored in float."""
+        kind, (experts, columns, rows) = stack.parts[0].type, (*stack.shape, 0)[:3]
+        if kind.decode is None or len(stack.shape) != 3:
+            return None
+
+        def read(start: int, stop: int) -> dict[str, Tensor]:
+            raw = torch.empty((stop - start, kind.row_bytes(columns)), dtype=torch.uint8)
+            for tensor, wanted, places in stack.sources(start, stop):
+                if len(wanted):
+                    raw[places] = self._raw_rows(tensor, wanted)
+            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
+
+        return StoredCodes(kind.name, (experts * rows, columns), read, experts=True)
+
+    def _raw_rows(self, tensor: GgufTensor, wanted: Tensor) -> Tensor:
+        """Read the bytes of flat rows `wanted` int64 [n], which lie near each other: uint8 [n, bytes of a row]."""
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        size = tensor.row_bytes
+        raw = self._files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
+        return raw[wanted - low]
+
     def _decoded(self, stored: StoredTensor, start: int, stop: int) -> Tensor:
         """Read rows of the file's tensor: [stop - start, its innermost size]."""
         kind, width = stored.tensor.type, stored.tensor.shape[-1]
@@ -94,6 +138,8 @@ class GgufReader:
 
     def codes(self, name: str) -> StoredCodes | None:
         """Return the codes of a matrix of a block type; None for values stored in float."""
+        if name in self._stacks:
+            return self._stack_codes(self._stacks[name])
         stored = self._stored[name]
         kind, width = stored.tensor.type, stored.tensor.shape[-1]
         if kind.decode is None or len(stored.shape) != 2 or stored.subtracted:
@@ -101,13 +147,8 @@ class GgufReader:
 
         def rows(start: int, stop: int) -> dict[str, Tensor]:
             wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
-            low, high = int(wanted.min()), int(wanted.max()) + 1
-            offset = stored.tensor.offset + (stored.first + low) * stored.tensor.row_bytes
-            blocks = width // kind.block
-            file = self._files[stored.tensor.path]
-            raw = file.tensor(torch.uint8, (high - low, blocks * kind.num_bytes), offset)
-            raw = raw[wanted - low].reshape(-1, kind.num_bytes)
-            return split_blocks(kind, raw, stop - start)
+            raw = self._raw_rows(stored.tensor, wanted + stored.first)
+            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
 
         return StoredCodes(kind.name, (stored.shape[0], width), rows)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
+from .architecture import Architecture
 from .header import GgufHeader
 from .reader import GgufReader, StoredTensor
 
@@ -22,7 +23,11 @@ def refused(path: Path, what: str) -> SourceError:
 
 
 def rope_settings(
-    header: GgufHeader, config: Mapping[str, Any], own: Mapping[str, Any], path: Path
+    header: GgufHeader,
+    config: Mapping[str, Any],
+    own: Mapping[str, Any],
+    architecture: Architecture,
+    path: Path,
 ) -> dict[str, Any]:
     """Return the scaling of rotary positions: linear, YaRN, or factors of frequencies that the file holds."""
     factors = {name: _factors(header, name) for name in ROPE_FACTORS if name in header.tensors}
@@ -58,6 +63,7 @@ def rope_settings(
                 "rope_type": "yarn",
                 "factor": factor,
                 "original_max_position_embeddings": original,
+                **({"truncate": False} if architecture.exact_yarn else {}),
             }
         }
     if kind != "none" or factors:
