@@ -306,6 +306,21 @@ def test_pieces_are_merged_by_score_as_sentencepiece_does() -> None:
         assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize("begin", ["<|begin|:", "$A", "<s>"])
+def test_a_text_begins_with_a_token_of_any_characters(begin: str) -> None:
+    metadata = {
+        **{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": []},
+        **{
+            "tokenizer.ggml.tokens": [begin, "a", "b"],
+            "tokenizer.ggml.token_type": [CONTROL, NORMAL, NORMAL],
+        },
+        **{"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 0},
+        **{"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True},
+    }
+    tokenizer, _ = build_tokenizer(metadata, Path("m.gguf"))
+    assert tokenizer.encode("ab").ids == [0, 1, 2, 0]
+
+
 def merge_greedily(text: str, scores: dict[str, float], tokens: list[str]) -> list[int]:
     """Join the neighbours whose piece has the best score, the leftmost of equal ones, until none is a piece."""
     pieces = list("▁" + text.replace(" ", "▁")) if text else []

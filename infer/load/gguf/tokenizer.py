@@ -213,13 +213,18 @@ def _add_template(tokenizer: Any, config: Mapping[str, Any]) -> None:
     """Let every text begin with BOS and end with EOS where the file wants them."""
     from tokenizers import processors
 
-    first = [config["bos_token"]] if config["add_bos_token"] else []
-    last = [config["eos_token"]] if config["add_eos_token"] else []
+    ids = {token: tokenizer.token_to_id(token) for token in config.values() if isinstance(token, str)}
+    # In a template a colon and a dollar sign mean something else.
+    names = {
+        token: f"token {index}" if ":" in token or "$" in token else token for token, index in ids.items()
+    }
+    first = [names[config["bos_token"]]] if config["add_bos_token"] else []
+    last = [names[config["eos_token"]]] if config["add_eos_token"] else []
     if not first and not last:
         return
-    special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((*first, *last))]
+    used = [token for token, name in names.items() if name in (*first, *last)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, *(f"{one}:1" for one in first), "$B:1", *last],
-        special_tokens=special,
+        special_tokens=[{"id": names[token], "ids": [ids[token]], "tokens": [token]} for token in used],
     )
