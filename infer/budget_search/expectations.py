@@ -45,7 +45,12 @@ class Knowledge:
     def add(self, record: TrialRecord) -> None:
         self.records[record.candidate] = record
         if record.measured is not None:
-            self._refer(self._reference(record.candidate), record.measured.rival_seconds)
+            known = self._reference(record.candidate)
+            self._refer(known, record.measured.rival_seconds)
+            if (
+                record.candidate.is_float and record.measured.ratios
+            ):  # the form that later trials are timed against
+                known[f"{record.candidate.backend} float32"] = self._typical(record)
 
     def _refer(self, known: dict[str, dict[int, float]], forms: Mapping[str, Mapping[int, float]]) -> None:
         """Keep the seconds of float forms not known yet. Forms of one trial were timed in turns: a new one is put in

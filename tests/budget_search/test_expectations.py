@@ -151,9 +151,56 @@ def test_a_form_timed_on_a_slower_machine_is_put_in_relation_to_one_known_before
         TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=first),
         TrialRecord(candidate=Candidate(backend="ort", quant="int8"), outcome="published", measured=slowed),
     )
-    assert known.reference[None] == {"e": {1: 0.004}, "o": {1: 0.002}}
+    assert known.reference[None] == {"e": {1: 0.004}, "o": {1: 0.002}, "ort float32": {1: 0.002}}
     assert known.best is not None
     assert known.best.candidate.quant == "int8"
+
+
+def test_a_float_trial_and_the_form_of_it_that_others_are_timed_against_take_the_same_time() -> None:
+    """Measured on digits: in pairs int4 took 0.877 of ort float, which yet won by a first brief look at its form."""
+    quick = Measured(
+        seconds={1: 124e-6},
+        ratios={1: 0.329},
+        rivals={1: "torch eager"},
+        rival_seconds={"torch eager": {1: 372e-6}},
+        error=3e-7,
+    )
+    paired = Measured(
+        seconds={1: 105e-6},
+        ratios={1: 0.877},
+        rivals={1: "ort float32"},
+        rival_seconds={"torch eager": {1: 443e-6}, "ort float32": {1: 162e-6}},
+        error=0.009,
+    )
+    known = knowledge(
+        TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=quick),
+        TrialRecord(
+            candidate=Candidate(backend="inductor", quant="int4"), outcome="published", measured=paired
+        ),
+    )
+    assert known.best is not None
+    assert known.best.candidate.label == "inductor int4"
+
+
+def test_a_format_that_lost_to_a_float_form_in_pairs_does_not_beat_it() -> None:
+    quick = Measured(
+        seconds={1: 149e-6},
+        ratios={1: 0.4},
+        rivals={1: "torch eager"},
+        rival_seconds={"torch eager": {1: 372e-6}},
+    )
+    lost = Measured(
+        seconds={1: 174e-6},
+        ratios={1: 1.15},
+        rivals={1: "ort float32"},
+        rival_seconds={"torch eager": {1: 500e-6}, "ort float32": {1: 151e-6}},
+    )
+    known = knowledge(
+        TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=quick),
+        TrialRecord(candidate=Candidate(backend="ort", quant="nf4"), outcome="published", measured=lost),
+    )
+    assert known.best is not None
+    assert known.best.candidate.label == "ort float"
 
 
 @pytest.mark.parametrize(("verdict", "ratio"), [("faster", 0.06), ("within noise", 0.9)])
