@@ -57,7 +57,7 @@ void run_program(const ProgramCall& call) {
   thread_local Crowd crowd;
   int64_t threads = layout.threads(call.rows[0]);
   const bool cut_beforehand = threads > 1 && call.rows[0] < STRIP_ROWS;
-  if (cut_beforehand) threads = crowd.threads(threads, Clock::now());
+  if (threads > 1) threads = crowd.threads(threads, Clock::now());
   layout.make_room(call, threads);
   const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
   if (wanted > size) {
@@ -80,10 +80,11 @@ void run_program(const ProgramCall& call) {
     {
       const Presence presence(start);
       const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
-      Worker(call, layout, shared, own + part * layout.own_bytes, part, parts).run();
-      if (cut_beforehand && presence.disturbed()) disturbed.fetch_add(1, std::memory_order_relaxed);
+      Worker worker(call, layout, shared, own + part * layout.own_bytes, part, parts);
+      worker.run();
+      if (worker.crowded() || (cut_beforehand && presence.disturbed())) disturbed.fetch_add(1, std::memory_order_relaxed);
     }
-    if (cut_beforehand) crowd.ran(threads, disturbed.load(), Clock::now());
+    crowd.ran(threads, disturbed.load(), Clock::now());
   }
   if (size > KEPT_BYTES) buffer.reset(), size = 0;
 }

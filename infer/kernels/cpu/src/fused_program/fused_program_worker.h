@@ -65,6 +65,8 @@ class Worker {
     }
   }
 
+  bool crowded() const { return team_.crowded(); }
+
  private:
   Rows rows_at(const Place& place) const {
     if (place.slot >= 0) return {slots_[place.slot] + place.offset, place.stride};

@@ -37,6 +37,8 @@ class Team {
     if (parts > 1) barrier_.meet([this] { return ahead.fetch(TRICKLE); });
   }
 
+  bool crowded() const { return barrier_.crowded(); }
+
   const int64_t part, parts;
   Ahead ahead;
 
