@@ -66,7 +66,7 @@ class Barrier {
     meet([] { return false; });
   }
 
-  // Whether at most meetings so far the thread was on the processor of one before it: the team has a thread too many.
+  // Whether the thread was on the processor of one before it at most of its meetings: the team has a thread too many.
   bool crowded() const { return 2 * shared_ > meetings_; }
 
  private:
