@@ -16,6 +16,7 @@ from infer.graph.program import Graph, plain_call
 from infer.kernels import gpu
 from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
+from infer.kernels.passes.rotary.fusion import fuse_rotary
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -62,5 +63,5 @@ def open(folder: Path, device: str) -> Runner:
     if device == "cpu" and prepack.usable(graph.exported):
         graph = replace(graph, program=prepack.packed(graph.exported))
     elif graph.program is not None and gpu.packs(device):
-        graph = replace(graph, program=fragment_fusion.packed(graph.exported))
+        graph = replace(graph, program=fuse_rotary(fragment_fusion.packed(graph.exported))[0])
     return Runner(graph, device)

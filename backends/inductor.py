@@ -28,6 +28,7 @@ from infer.kernels.cpu import weight_layout
 from infer.kernels.gpu import fragment_packing
 from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
+from infer.kernels.passes.rotary.fusion import fuse_rotary
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.silence_logs import quiet
@@ -89,7 +90,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         if kernels.gpu.packs(plan.device):
             program, fragments = fragment_fusion.plan_fragments(program)
             (folder / FRAGMENTS).write_bytes(msgspec.json.encode(fragments))
-            found = fragment_fusion.findings(fragments)
+            program, rotary = fuse_rotary(program)
+            found = [*fragment_fusion.findings(fragments), *rotary]
     else:
         found = prepack.findings(program)
         if prepack.usable(program):

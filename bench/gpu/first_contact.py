@@ -29,13 +29,14 @@ from bench.shared.repository import RESULTS, ROOT, child_environment, module_com
 TAIL = 4000  # characters of a command's output that are kept
 INFER = [sys.executable, "-m", "infer"]
 GPU_TESTS = {  # with their limits in seconds
-    "tests/kernels/test_triton_kernels.py": 120,
+    "tests/kernels/test_triton_kernels.py": 100,
     "tests/kernels/test_fragment_gemm.py": 70,
     "tests/kernels/test_triton_groupwise.py": 70,
     "tests/kernels/test_triton_experts.py": 60,
     "tests/kernels/test_triton_state.py": 60,
     "tests/attention/test_triton_attention.py": 80,
-    "tests/backends": 80,
+    "tests/attention/test_triton_rotary.py": 40,
+    "tests/backends": 60,
     "tests/tensorrt": 60,
 }
 ATTENTION_TESTS = "tests/attention/test_triton_attention.py"

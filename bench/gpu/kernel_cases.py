@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from infer import attention
-from infer.attention import AttentionArgs, _triton_attend, _triton_write
+from infer.attention import AttentionArgs, Rotary, _triton_attend, _triton_rotary, _triton_write
 from infer.attention import triton as paged
 from infer.kernels.gpu import embedding, epilogue, experts, state_space
 from infer.kernels.gpu.groupwise import (
@@ -25,13 +25,14 @@ from infer.kernels.gpu.groupwise import (
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
 from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
 from infer.kernels.ops import linear_lut4_fragments
+from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, RotaryForm
 
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
     embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, linear_groupwise,
     linear_experts_groupwise, int8_quantize,
     int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv, lut_decode, lut_gemv, lut_gemm, fragment_gemm,
-    _triton_attend, _triton_write,
+    _triton_attend, _triton_rotary, _triton_write,
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def _scales() -> torch.Tensor:
     return torch.empty(N, device="meta")
 
 
-def _attend(kind: str, batch: int, tokens: int = 1) -> None:
+def _attend(kind: str, batch: int, tokens: int = 1, rotation: RotaryForm | None = None) -> None:
     layout = attention.PageLayout(8, 128, 32, kind)
     blocks = 64
     meta = {"device": "meta"}
@@ -71,7 +72,10 @@ def _attend(kind: str, batch: int, tokens: int = 1) -> None:
         dtype=attention.KV_DTYPES.index(kind),
         scale=128**-0.5,
     )
-    paged.run(args, paged.tiling(args), 4 if tokens == 1 else 1)
+    rotary = None
+    if rotation is not None:
+        rotary = Rotary(*(_meta(batch * tokens, rotation.width) for _ in range(2)), rotation)
+    paged.run(args, paged.tiling(args), 4 if tokens == 1 else 1, rotary=rotary)
 
 
 def _lut4_int8(rows: int) -> None:
@@ -151,6 +155,10 @@ FRAGMENTS = [
     *((kind, rows) for kind in ("int4", "lut4") for rows in (1, 16, 32, 64)),
     *((kind, rows) for kind in ("gptq", "awq", "bnb") for rows in (1, 64)),
 ]
+ROTATIONS = (
+    *((kind, kind, RotaryForm(0, 128, HALVES)) for kind in ("bfloat16", "int8", "float8_e4m3fn")),
+    ("interleaved", "bfloat16", RotaryForm(0, 64, INTERLEAVED)),  # half of each head
+)
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
@@ -189,6 +197,8 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "attention write int8": ("_write", lambda: _attend("int8", 1)),
     "attention float8, decode": ("_attend", lambda: _attend("float8_e4m3fn", 1)),
     "attention write float8": ("_write", lambda: _attend("float8_e4m3fn", 1)),
+    **{f"rotary and cache write {name}": ("_rotate_and_write", functools.partial(_attend, kind, 1, rotation=rotation))
+       for name, kind, rotation in ROTATIONS},
 }  # fmt: skip
 
 

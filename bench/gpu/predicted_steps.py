@@ -69,7 +69,8 @@ SHAPES = {
     "8B": Shape(32, 4096, 14336, 32, 8, 128, 128256),
     "70B": Shape(80, 8192, 28672, 64, 8, 128, 128256),
 }
-OTHERS = 5  # kernels of a block beside its linear layers: two norms, rope, cache write, attention
+OTHERS = 4  # kernels of a block beside its linear layers: two norms, rotation with cache write, attention
+ONCE = 2  # kernels of a step: cosines and sines, which all layers share
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def predict(shape: Shape, kind: str, batch: int, table: dict[str, kernel_table.C
     keys = batch * CONTEXT * shape.kv_heads * shape.layers
     read = keys * shape.width * 2 * 2
     issued = keys / 64 * (table["attention bfloat16, decode"].loop * 128) * shape.width / 128
-    seconds += max(read / COPY, issued / ISSUE) + OTHERS * shape.layers * START
+    seconds += max(read / COPY, issued / ISSUE) + (OTHERS * shape.layers + ONCE) * START
     return Step(num_bytes + read, instructions + issued, seconds)
 
 

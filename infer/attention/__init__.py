@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: one operator, `infer::attend_paged`, and one file for each way to compute it.
+"""Attention over a paged KV cache: the operator `infer::attend_paged`, and one file for each way to compute it.
 
 A flat run of T tokens holds the new tokens of B sequences, one after the other. Their keys and values are written to
 the cache, then each query attends to the whole past of its sequence. Sequence b owns the queries
@@ -13,6 +13,9 @@ keys and of the values, float32 [kv_heads, page] each (code * step; the largest 
 A plug-in is one file. It defines `PRIORITY` (of those that can, the one with the largest computes: triton 30, sdpa 20,
 reference 10), `missing()` (why this machine can't, or None), `refuses(args)` (why not these arguments, or None) and
 `attend(args) -> Tensor`. One without `PRIORITY` has a page layout of its own and is no choice for this operator.
+
+`infer::attend_paged_rotary` also applies the rotary embedding to queries and keys. A plug-in that does so in its own
+kernels defines `attend_rotary(args, rotary) -> Tensor`; others are given what plain torch rotated.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from torch import Tensor
 from .. import plugins
 from ..errors import NotUsableError
 from ..kernels.ops import define_op
-from ._args import AttentionArgs
+from ..kernels.passes.rotary.form import RotaryForm
+from ._args import AttentionArgs, Rotary
 from ._pages import KV_DTYPES, PageLayout
 from ._portable import alibi, visible
 
 FOLDER = "infer.attention"
 
-__all__ = ["KV_DTYPES", "AttentionArgs", "PageLayout", "alibi", "choose", "visible"]
+__all__ = ["KV_DTYPES", "AttentionArgs", "PageLayout", "Rotary", "alibi", "choose", "visible"]
 
 
 _CHOSEN: dict[tuple[object, ...], str] = {}
@@ -92,14 +96,58 @@ def _attend(
     return plugins.get(FOLDER, choose(args)).attend(args)
 
 
+def _attend_rotary(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    start: int,
+    width: int,
+    order: int,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    layer: int,
+    page: int,
+    dtype: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    slopes: Tensor | None = None,
+    chunk: int = 0,
+) -> Tensor:
+    args = AttentionArgs(
+        *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
+        *(layer, page, dtype, scale, window, softcap, slopes, chunk),
+    )
+    rotary = Rotary(cos, sin, RotaryForm(start, width, order))
+    args.check()
+    rotary.check(args)
+    kernel = plugins.get(FOLDER, choose(args))
+    if hasattr(kernel, "attend_rotary"):
+        return kernel.attend_rotary(args, rotary)
+    return kernel.attend(rotary.applied(args))
+
+
 def _shape(query: Tensor, *rest: object) -> Tensor:
     return query.new_empty(query.shape)
 
 
-ARGUMENTS = (
-    "Tensor query, Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, Tensor block_table, "
+_HEADS = "Tensor query, Tensor key, Tensor value"
+_REST = (
+    "Tensor(a!) kv_cache, Tensor slot_mapping, Tensor block_table, "
     "Tensor query_start, Tensor seq_lens, Tensor? sinks, int layer, int page, int dtype, float scale, int window, "
     "float softcap, Tensor? slopes=None, int chunk=0"  # the last two are later: older programs lack them
 )
+ARGUMENTS = f"{_HEADS}, {_REST}"
 define_op.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
+define_op.define(
+    f"attend_paged_rotary({_HEADS}, Tensor cos, Tensor sin, int start, int width, int order, {_REST}) -> Tensor",
+    _attend_rotary,
+    _shape,
+)
 define_op.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..kernels.passes.rotary.form import RotaryForm, rotated
 from ._pages import KV_DTYPES, PageLayout
 
 
@@ -65,6 +66,29 @@ class AttentionArgs:
         torch._check(self.slopes is None or self.sinks is None, lambda: "ALiBi together with sinks")
         torch._check(self.slopes is None or self.slopes.shape[0] == heads, lambda: f"{heads} slopes")
         torch._check(self.query_start.shape[0] == self.seq_lens.shape[0] + 1, lambda: "query_start")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary embedding that attention applies to its queries and keys: cos, sin [T, columns], float."""
+
+    cos: Tensor
+    sin: Tensor
+    form: RotaryForm
+
+    def check(self, args: AttentionArgs) -> None:
+        """Raise `RuntimeError` unless it fits the arguments."""
+        tokens, columns = args.query.shape[0], self.cos.shape[1]
+        torch._check(
+            self.cos.shape == self.sin.shape == (tokens, columns), lambda: f"cosines {self.cos.shape}"
+        )
+        reason = self.form.refuses(args.key.shape[2], columns)
+        torch._check(reason is None, lambda: f"rotary embedding: {reason}")
+
+    def applied(self, args: AttentionArgs) -> AttentionArgs:
+        """Return the arguments with rotated queries and keys, by plain torch."""
+        query, key = (rotated(x, self.cos, self.sin, self.form) for x in (args.query, args.key))
+        return replace(args, query=query, key=key)
 
 
 class Tiling(NamedTuple):

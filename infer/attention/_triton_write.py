@@ -20,7 +20,26 @@ _MOST = 4096  # numbers of one program
 
 
 @triton.jit
-def _put(
+def step_of(largest: tl.tensor, cache_ptr: tl.tensor) -> tl.tensor:
+    """Return the step of each row whose largest absolute value, in float32, is given."""
+    FLOAT8: tl.constexpr = cache_ptr.dtype.element_ty == tl.uint8
+    most = tl.zeros_like(largest) + (_LARGEST if FLOAT8 else _LEVELS)
+    return tl.maximum(tl.div_rn(largest, most), _TINY)
+
+
+@triton.jit
+def quantized(x: tl.tensor, step: tl.tensor, cache_ptr: tl.tensor, QUANTIZED: tl.constexpr) -> tl.tensor:
+    """Return x [R, C] as the cache stores it; step [R] is read where it is QUANTIZED."""
+    values = x.to(tl.float32)
+    if QUANTIZED:
+        FLOAT8: tl.constexpr = cache_ptr.dtype.element_ty == tl.uint8
+        ratio = tl.div_rn(values, tl.broadcast_to(step[:, None], values.shape))
+        return to_float8(ratio) if FLOAT8 else ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8)
+    return values.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def put(
     source_ptr: tl.tensor,
     target_ptr: tl.tensor,
     step_ptr: tl.tensor,
@@ -28,20 +47,13 @@ def _put(
     kept: tl.tensor,
     QUANTIZED: tl.constexpr,
 ) -> None:
+    """Store rows [R, C] of numbers and, QUANTIZED, the step of each row."""
     x = tl.load(source_ptr, mask=kept, other=0.0)
+    step = tl.zeros([x.shape[0]], tl.float32)
     if QUANTIZED:
-        FLOAT8: tl.constexpr = target_ptr.dtype.element_ty == tl.uint8
-        values = x.to(tl.float32)
-        largest = tl.max(tl.abs(values), 1)
-        step = tl.maximum(
-            tl.div_rn(largest, tl.zeros_like(largest) + (_LARGEST if FLOAT8 else _LEVELS)), _TINY
-        )
-        ratio = tl.div_rn(values, tl.broadcast_to(step[:, None], values.shape))
-        code = to_float8(ratio) if FLOAT8 else ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8)
-        tl.store(target_ptr, code, mask=kept)
+        step = step_of(tl.max(tl.abs(x.to(tl.float32)), 1), target_ptr)
         tl.store(step_ptr, step, mask=head)
-    else:
-        tl.store(target_ptr, x.to(tl.float32).to(target_ptr.dtype.element_ty), mask=kept)
+    tl.store(target_ptr, quantized(x, step, target_ptr, QUANTIZED), mask=kept)
 
 
 @triton.jit
@@ -78,8 +90,8 @@ def _write(
     key = key_ptr + token * key_token + head[:, None] * key_head + column[None]
     value = value_ptr + token * value_token + head[:, None] * value_head + column[None]
     half = heads * PAGE * width
-    _put(key, to, steps, head < heads, kept, QUANTIZED)
-    _put(value, to + half, steps + heads * PAGE, head < heads, kept, QUANTIZED)
+    put(key, to, steps, head < heads, kept, QUANTIZED)
+    put(value, to + half, steps + heads * PAGE, head < heads, kept, QUANTIZED)
 
 
 def views(args: AttentionArgs) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Flash-decoding and prefill on NVIDIA GPUs over the portable page layout, in Triton.
 
-Two launches: new keys and values go to their slots; tiles of queries attend to pieces of their past, which the last
-program of a tile merges. Grids and scratch depend on shapes alone; lengths are read on the device. So nothing waits for
-the GPU, and a CUDA graph of a step is good for any lengths that its block table can hold.
+Two launches: new keys and values go to their slots, keys and queries rotated where the operator says so; tiles of
+queries attend to pieces of their past, which the last program of a tile merges. Grids and scratch depend on shapes
+alone; lengths are read on the device. So nothing waits for the GPU, and a CUDA graph of a step is good for any lengths
+that its block table can hold.
 
 Prompts are computed here too, of any length: `torch.nn.attention.varlen` reads pages of [token, head, width] in 16
 bits, where these are [head, token, width] or int8; SDPA needs the keys gathered and the lengths on the host. What this
@@ -14,11 +15,13 @@ every operator whose number of rows is symbolic: the best tile is known when it 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..kernels import gpu
-from ._args import AttentionArgs, Tiling
+from ._args import AttentionArgs, Rotary, Tiling
 
 PRIORITY = 30
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,20 +73,35 @@ def splits_of(args: AttentionArgs, tile: Tiling, processors: int) -> int:
 
 
 def attend(args: AttentionArgs) -> Tensor:
+    return _attend(args, None)
+
+
+def attend_rotary(args: AttentionArgs, rotary: Rotary) -> Tensor:
+    """Attend with queries and keys that are rotated by the launch that writes the cache."""
+    return _attend(args, rotary)
+
+
+def _attend(args: AttentionArgs, rotary: Rotary | None) -> Tensor:
     from ..kernels.gpu.launch import processors
 
     tile = tiling(args)
-    return run(args, tile, splits_of(args, tile, processors(args.query.device)))
+    return run(args, tile, splits_of(args, tile, processors(args.query.device)), rotary=rotary)
 
 
-def run(args: AttentionArgs, tile: Tiling, splits: int, least: int = LEAST) -> Tensor:
+def run(
+    args: AttentionArgs, tile: Tiling, splits: int, least: int = LEAST, rotary: Rotary | None = None
+) -> Tensor:
     """Attend with a given tile and number of pieces; `least`: tokens of a piece."""
     from ._triton_attend import attend_tiles
+    from ._triton_rotary import rotate_and_write
     from ._triton_write import write
 
     if not args.query.numel():
         return args.query.new_empty(args.query.shape)
-    write(args)
+    if rotary is None:
+        write(args)
+    else:
+        args = replace(args, query=rotate_and_write(args, rotary))
     return attend_tiles(args, tile, splits, least)
 
 

@@ -303,6 +303,7 @@ def sample_calls() -> dict[str, tuple]:
         "rms_norm": (x, torch.randn(128), 1.0, 1e-6),
         "rotate": (x.view(3, 2, 64), torch.randn(3, 1, 32), torch.randn(3, 1, 32)),
         "attend_paged": attention(),
+        "attend_paged_rotary": rotary_attention(),
         **{name: state_layer(name) for name in STATE_LAYERS},
     }
 
@@ -318,6 +319,13 @@ def attention() -> tuple:
     case = Case(done=(0, 0), new=(3, 1))
     args = case.args(case.cache().zero_(), case.done, case.new)
     return tuple(getattr(args, field.name) for field in dataclasses.fields(args))
+
+
+def rotary_attention() -> tuple:
+    """Rotate 8 columns of each head, which lie in interleaved pairs."""
+    heads, rest = attention()[:3], attention()[3:]
+    angles = torch.randn(len(heads[0]), 8)
+    return (*heads, angles.cos(), angles.sin(), 0, 8, 1, *rest)
 
 
 @pytest.mark.parametrize("name", sorted(infer.kernels.names()))
