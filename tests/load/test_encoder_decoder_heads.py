@@ -132,11 +132,17 @@ def test_a_model_of_a_spectrogram_gives_the_outputs_of_transformers(
             "MusicgenMelodyForConditionalGeneration takes input_ids, input_features",
         ),
         (
-            {"architectures": ["ElectraForPreTraining"], "model_type": "electra"},
-            "got 'ElectraForPreTraining'",
+            {"architectures": ["VideoMAEForVideo"], "model_type": "videomae"},
+            "no task for the head of VideoMAEForVideo",
         ),
         (
-            {"architectures": ["VisionEncoderDecoderModel"], "is_encoder_decoder": True},
+            {
+                "architectures": ["VisionEncoderDecoderModel"],
+                "model_type": "vision-encoder-decoder",
+                "is_encoder_decoder": True,
+                "encoder": {"model_type": "vit"},
+                "decoder": {"model_type": "bert"},
+            },
             "VisionEncoderDecoderModel is an encoder-decoder model; of such those are opened",
         ),
     ],

@@ -243,7 +243,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"architectures": ["LlamaForX"]}, SourceError, "an architecture ending in ForCausalLM"),
+        ({"architectures": ["LlamaForX"]}, SourceError, "infer has no task for the head of LlamaForX"),
         ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "transformers has no LlamaForMaskedLM"),
         (
             {"quantization_config": {"quant_method": "aqlm"}},

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from .build import attention_findings, build, choose
+from .build import attention_findings, build, choose, class_named, other_class
 from .dual_towers import choose_tower, whole_config, whole_finding, whole_meta
 from .inputs import input_specs, num_channels, size_bounds, wrap
-from .table import DUAL_TOWERS, FEATURES, PIXELS, SOUND, Head, architecture, candidates
+from .table import DUAL_TOWERS, FEATURES, PIXELS, SOUND, Head, architecture, candidates, no_task
+from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, wrap_tensors
 
 __all__ = [
+    "ANY_TENSORS",
     "DUAL_TOWERS",
     "FEATURES",
     "PIXELS",
     "SOUND",
+    "TENSORS",
     "Head",
     "architecture",
     "attention_findings",
@@ -22,11 +25,17 @@ __all__ = [
     "candidates",
     "choose",
     "choose_tower",
+    "class_named",
     "input_specs",
+    "no_task",
     "num_channels",
+    "other_class",
     "size_bounds",
+    "tensor_inputs",
+    "tensors_finding",
     "whole_config",
     "whole_finding",
     "whole_meta",
     "wrap",
+    "wrap_tensors",
 ]

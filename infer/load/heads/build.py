@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
-from .table import DUAL_TOWERS, MASK_SEGMENTERS, Head
+from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SPANS, Head
 
 OTHER_MODALITIES = (
     *(
@@ -101,6 +101,8 @@ def _gives(found: Any, head: Head) -> bool:
     fields = output_fields(found)
     if head.ending in MASK_SEGMENTERS:
         return not fields or {"class_queries_logits", "masks_queries_logits"} <= set(fields)
+    if head.outputs == SPANS:  # cells of a table (TAPAS), answers of a list (LXMERT)
+        return not {"logits", "question_answering_score"} & set(fields)
     is_embedder = head.ending == "Model" and head.outputs == ("embedding",)
     return not is_embedder or not fields or bool({"last_hidden_state", "pooler_output"} & set(fields))
 
@@ -124,18 +126,23 @@ def model_class(head: Head, name: str, settings: Any) -> Any:
     """Return transformers' class called `name`, else the one that the head's Auto class maps to, or None."""
     import transformers
 
-    found = getattr(transformers, name, None) if name.endswith(head.ending) else None
-    if (
-        isinstance(found, type)
-        and issubclass(found, transformers.PreTrainedModel)
-        and isinstance(settings, getattr(found, "config_class", None) or ())
-    ):
+    found = class_named(name, settings) if name.endswith(head.ending) else None
+    if found is not None:
         return found
     mapping = getattr(transformers, head.auto)._model_mapping
     if type(settings) not in mapping:
         return None
     found = mapping[type(settings)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def class_named(name: str, settings: Any) -> Any:
+    """Return transformers' class called `name` if it is a model of this configuration, else None."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model and isinstance(settings, getattr(found, "config_class", None) or ()) else None
 
 
 def build(found: Any, settings: Any) -> nn.Module:
@@ -155,6 +162,17 @@ def build(found: Any, settings: Any) -> nn.Module:
         return made("eager")
     except ImportError as error:
         raise NotUsableError(f"{found.__name__} needs a package that is not here: {error}") from error
+
+
+def other_class(name: str, found: type) -> list[Finding]:
+    """Report the class that stands for a pre-training's, whose own head is left out."""
+    if not name.endswith(PRETRAINING):
+        return []
+    return [
+        Finding(
+            "load", "class", found.__name__, why=f"for {name}, whose heads of the pre-training are left out"
+        )
+    ]
 
 
 def attention_findings(model: Any) -> list[Finding]:

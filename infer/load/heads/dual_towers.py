@@ -5,11 +5,13 @@ A tower's tensors begin with `vision_model` or `text_model`, which is what `--ke
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import UsageError
 from ...spec import Finding
+from .build import class_named, output_fields
 
 TOWERS = {"text_model": ("text_config", "Text"), "vision_model": ("vision_config", "Vision")}
 
@@ -35,11 +37,25 @@ def towers_of(name: str, settings: Any) -> dict[str, str]:
 
 def whole_config(config: Mapping[str, Any], name: str, settings: Any) -> dict[str, Any] | None:
     """Return config.json of a model of two towers with the limits and tokens of its texts; None for other models."""
-    if len(towers_of(name, settings)) < len(TOWERS):
+    if len(towers_of(name, settings)) < len(TOWERS) and not _compares(name, settings):
         return None
     text = settings.text_config.to_dict()
     named = ("max_position_embeddings", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
     return {**config, **{key: text.get(key) for key in named}}
+
+
+def _compares(name: str, settings: Any) -> bool:
+    """Return True for a class that compares images with texts as CLIP does, such as ChineseCLIPModel.
+
+    Models of videos (X-CLIP) and of images of any shape (SigLIP 2's `spatial_shapes`) take other tensors.
+    """
+    found = class_named(name, settings)
+    if found is None or not all(hasattr(settings, part) for part, _ in TOWERS.values()):
+        return False
+    takes = set(inspect.signature(found.forward).parameters)
+    gives = {"logits_per_image", "image_embeds", "text_embeds"} <= set(output_fields(found))
+    plain = not hasattr(settings.vision_config, "num_frames") and "spatial_shapes" not in takes
+    return gives and plain and {"input_ids", "attention_mask", "pixel_values"} <= takes
 
 
 def whole_meta(model_type: str) -> dict[str, Any]:

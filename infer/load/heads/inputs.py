@@ -49,6 +49,7 @@ from .wrappers import (
     SourceClassifier,
     SourceHead,
     TextHead,
+    UnmaskedImageEncoder,
 )
 
 SECONDS = (0.1, 30)  # of sound in one input
@@ -67,7 +68,7 @@ def wrap(
         return DualTowers(model, pads=getattr(model.config, "model_type", "") == "siglip").eval()
     if head.reads == PIXELS:
         if head.task == "image-embedding":
-            return ImageEncoder(model).eval()
+            return (UnmaskedImageEncoder if _takes(model, "noise") else ImageEncoder)(model).eval()
         if head.ending in MASK_SEGMENTERS:
             is_rescaled = head.ending.startswith("Mask2Former")
             return MaskSegmenter(model, MASK_SIZE if is_rescaled else None).eval()
@@ -87,7 +88,7 @@ def wrap(
         return TextHead(model, ("text_embeds",)).eval()
     if head.ending.startswith("DPR"):
         return (PairTextHead if has_token_types(model) else TextHead)(model, ("pooler_output",)).eval()
-    if getattr(model.config, "is_encoder_decoder", False):
+    if _takes(model, "decoder_input_ids"):
         kind = SourceClassifier if head.task == "classification" else SourceHead
         return kind(model, head.outputs).eval()
     if head.task == "multiple-choice":
@@ -123,7 +124,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
     pictures = (int(config.num_frames),) if _is_video(wrapped) else ()  # of a video
     for name in inspect.signature(wrapped.forward).parameters:
         if name in (PIXELS, "pixel_mask"):
-            size = _image_size(config, preprocessor)
+            size = image_size(config, preprocessor)
             channels = (*pictures, num_channels(config)) if name == PIXELS else ()
             dtype = "float32" if name == PIXELS else "int64"
             specs.append(TensorSpec(name, dtype, (images, *channels, *size)))
@@ -177,7 +178,8 @@ def size_bounds(
     return {name: bounds for name, bounds in known.items() if name in used}
 
 
-def _image_size(config: Any, preprocessor: Preprocessor | None) -> tuple[int | str, int | str]:
+def image_size(config: Any, preprocessor: Preprocessor | None = None) -> tuple[int | str, int | str]:
+    """Return height and width of the images that a model takes, names where they are not fixed."""
     if isinstance(preprocessor, ImagePreprocessor | TransformersProcessor):
         return preprocessor.output_size or ("height", "width")
     size = getattr(config, "image_size", None) or getattr(config, "input_size", None)

@@ -32,6 +32,9 @@ MASK_SEGMENTERS = (
     "MaskFormerForInstanceSegmentation",
 )  # masks with classes
 BOXES = ("logits", "pred_boxes")
+# Heads of a pre-training, left out: their model fills masks, or gives the vectors of its base model.
+PRETRAINING = ("ForPreTraining", "ForMaskedImageModeling")
+DISCRIMINATORS = ("Electra", "Funnel")  # tell replaced tokens from others
 SPANS = ("start_logits", "end_logits")
 HEADS = (
     Head("ForCausalLM", "text-generation", "AutoModelForCausalLM"),
@@ -100,7 +103,13 @@ HEADS = (
 )
 _SEQ2SEQ = "AutoModelForSeq2SeqLM"
 # Heads of encoder-decoders that run once and generate nothing.
-RUN_ONCE = ("ForSequenceClassification", "ForQuestionAnswering", "ForAudioClassification")
+RUN_ONCE = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForAudioClassification",
+    "EncoderModel",  # the encoder alone, as text encoders of image generators and sentence embedders have it
+)
 ENCODER_DECODERS = (
     Head("ForConditionalGeneration", "text-generation", _SEQ2SEQ),
     Head("MTModel", "text-generation", _SEQ2SEQ),
@@ -137,11 +146,14 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
-    """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones.
+    """Return the heads for `architectures` of config.json, none where no task fits; raises `SourceError`.
 
     Raises `NotUsableError` for a head that torch.export gets wrong.
     """
     name = architecture(config)
+    # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
+    if sentence.task == "embedding":
+        return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:
@@ -155,9 +167,6 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     if has_tower(config, name):
         return tuple(head for head in HEADS if head.task == "text-generation")[:1]
     found = tuple(head for head in HEADS if name.endswith(head.ending))
-    # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
-    if sentence.task == "embedding":
-        return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
     if sentence.task == "classification":
         return tuple(head for head in HEADS if head.task == "classification")
     if found:
@@ -173,18 +182,18 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         )
     if name.endswith("Model"):
         return EMBEDDINGS
-    known = ", ".join(dict.fromkeys(head.ending for head in HEADS))
-    raise SourceError(
-        f"expected an architecture ending in {known} or Model, got {name!r}",
+    if name.endswith(PRETRAINING) and not name.startswith(DISCRIMINATORS):
+        return (*(head for head in HEADS if head.task == "fill-mask"), *EMBEDDINGS)
+    return ()
+
+
+def no_task(name: str, folder: Path) -> SourceError:
+    """Return the error of an architecture whose head is in no table."""
+    return SourceError(
+        f"infer has no task for the head of {name}",
         where=str(folder / "config.json"),
-        hint=_hint(name),
+        hint="Check `architectures`, or give its state dict and --model file.py:factory",
     )
-
-
-def _hint(name: str) -> str:
-    if name.endswith(("ForPreTraining", "ForMaskedImageModeling")):
-        return "That is the model of a pre-training: save it with the head that you use, or without one (AutoModel)"
-    return "Export it with torch.export, or give its state dict and --model file.py:factory"
 
 
 def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:

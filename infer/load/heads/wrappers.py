@@ -142,7 +142,7 @@ class DualTowers(nn.Module):
         super().__init__()
         self.model, self.pads = model, pads
         text = model.config.text_config
-        self.longest, self.pad = int(text.max_position_embeddings), int(text.pad_token_id or 0)
+        self.longest, self.pad = int(text.max_position_embeddings) if pads else 0, int(text.pad_token_id or 0)
 
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor
@@ -188,6 +188,21 @@ class ImageEncoder(nn.Module):
             return projected
         pooled = getattr(found, "pooler_output", None)
         return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+
+class UnmaskedImageEncoder(ImageEncoder):
+    """A masked autoencoder's encoder (ViTMAE) over all patches in their order, where training drops random ones."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        model.config.mask_ratio = 0.0
+        self.patches = int(model.embeddings.patch_embeddings.num_patches)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Compute embeddings: float [batch, C, H, W] → float [batch, dim]."""
+        order = torch.arange(self.patches, dtype=pixel_values.dtype, device=pixel_values.device)
+        found = self.model(pixel_values=pixel_values, noise=order.expand(pixel_values.shape[0], -1))
+        return found.last_hidden_state[:, 0]  # type: ignore[no-any-return]
 
 
 class MaskSegmenter(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError, UnsafeSourceError
 from ...plan import Plan
-from ...spec import Finding
+from ...spec import Finding, TensorSpec
 from .. import heads
 from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
@@ -53,8 +53,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     folder = sentence.transformer
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
-    possible = heads.candidates(config, folder, sentence)
     _require_transformers()
+    possible, refusal = _possible(config, folder, sentence)
     reader, pickled = (weights, "") if weights is not None else open_weights(folder)
     quantized = config.get("quantization_config")
     stored_bytes = num_bytes(reader)
@@ -63,7 +63,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     part = _choose_part(plan, config, folder, sentence, possible, reader)
     name, settings, config, tower = part.name, part.settings, part.config, part.tower
     reader = reader if tower is None else tower
-    head, model_class = heads.choose(part.heads, name, settings, folder)
+    head, model_class, given = _choose_class(plan, part, folder, refusal)
     preprocessor, steps = _preprocessing(folder, head, settings)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
@@ -72,6 +72,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
+        if given:
+            return heads.wrap_tensors(model, [spec.name for spec in given])
         return heads.wrap(model, head, sentence, preprocessor)
 
     model, findings, fixed = build()
@@ -86,7 +88,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     findings += [tower.finding(name)] if tower is not None else []
     findings += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
-    inputs = heads.input_specs(wrapped, preprocessor)
+    findings += [heads.tensors_finding(name, given)] if given else heads.other_class(name, model_class)
+    inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
     meta |= heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}
@@ -110,6 +113,36 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         limitations=unused_generation_settings(config, folder) if head.task == "text-generation" else [],
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
+
+
+def _possible(
+    config: dict[str, Any], folder: Path, sentence: SentenceFolder
+) -> tuple[tuple[heads.Head, ...], SourceError | None]:
+    """Return the heads for an architecture, or that of a function of tensors and the reason why there is no other."""
+    try:
+        found = heads.candidates(config, folder, sentence)
+    except SourceError as refusal:
+        return (heads.TENSORS,), refusal
+    if found:
+        return found, None
+    return (heads.ANY_TENSORS,), heads.no_task(heads.architecture(config), folder)
+
+
+def _choose_class(
+    plan: Plan, part: _Part, folder: Path, refusal: SourceError | None
+) -> tuple[heads.Head, type, tuple[TensorSpec, ...]]:
+    """Return the head, the class of the model and, of one without a task, its inputs; raises `SourceError`."""
+    if refusal is None:
+        try:
+            return *heads.choose(part.heads, part.name, part.settings, folder), ()
+        except SourceError as error:
+            refusal = error
+    found = heads.class_named(part.name, part.settings)
+    if found is None:
+        raise refusal
+    automatic = part.heads == (heads.ANY_TENSORS,)
+    given = heads.tensor_inputs(plan, found, part.settings, refusal, automatic=automatic)
+    return heads.TENSORS, found, given
 
 
 class _Part(NamedTuple):

@@ -1,0 +1,139 @@
+"""Models of transformers without a task of their own, as functions of tensors.
+
+Their inputs are those that `--input` names, or follow from the configuration where the model takes images of one size
+or texts alone; their outputs are the tensors that the model returns, under transformers' names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import SourceError, UsageError
+from ...plan import Plan
+from ...spec import Finding, TensorSpec
+from .build import OTHER_MODALITIES
+from .inputs import image_size, num_channels
+from .table import FEATURES, PIXELS, SOUND, Head
+
+TENSORS = Head("", "tensors", "AutoModel", ())  # of inputs that --input names
+ANY_TENSORS = Head("", "tensors", "AutoModel", (), "")  # or of those that follow from the configuration
+MASK, DECODER_IDS = "attention_mask", "decoder_input_ids"
+# Sizes of the tensors that models of transformers take; others have to be looked up.
+SHAPES = {
+    "input_ids": "int64[batch,seq]",
+    MASK: "int64[batch,seq]",
+    DECODER_IDS: "int64[batch,seq]",
+    "bbox": "int64[batch,seq,4]",
+    "pixel_values_videos": "float32[batch,frames,3,height,width]",
+    SOUND: "float32[batch,samples]",
+    FEATURES: "float32[batch,bands,frames]",
+}
+MAIN = (PIXELS, "pixel_values_videos", SOUND, FEATURES, "input_ids", "past_values")
+
+
+class TensorsModel(nn.Module):
+    """A model of transformers, `model`, as a function of named tensors that returns a dict of tensors.
+
+    Caches, attention maps and states of layers, which are tuples or objects, are left out.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def _run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: Any = self.model(**tensors)
+        named = found.items() if hasattr(found, "items") else enumerate(_listed(found))
+        return {str(name): value for name, value in named if isinstance(value, Tensor)}
+
+
+def _listed(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, list | tuple) else (found,)
+
+
+def wrap_tensors(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the model as a function of the inputs `names`, in eval mode."""
+
+    def forward(self: Any, *values: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
+        return self._run({**dict(zip(names, values, strict=False)), **tensors})  # type: ignore[no-any-return]
+
+    # The exporter reads the names of the inputs from the signature.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return type("TensorsModel", (TensorsModel,), {"forward": forward})(model).eval()  # type: ignore[no-any-return]
+
+
+def tensor_inputs(
+    plan: Plan, found: Any, settings: Any, refusal: SourceError, *, automatic: bool
+) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a class of transformers that infer has no task for.
+
+    `refusal`: why there is no task, which is raised with an example of `--input` where the inputs are not given, unless
+    they follow from the configuration and `automatic` allows that.
+    """
+    if plan.inputs:
+        return _checked(tuple(map(TensorSpec.parse, plan.inputs)), found)
+    names, known = example_inputs(found, settings)
+    if known and automatic:
+        return names
+    shown = " ".join(f"--input '{spec.format()}'" for spec in names)
+    raise SourceError(
+        refusal.message,
+        where=refusal.where,
+        hint=f"It runs without a task, as a function of tensors: name those that you give, as in {shown}. "
+        f"It takes {', '.join(_parameters(found)[:8])}",
+    ) from refusal
+
+
+def _checked(specs: tuple[TensorSpec, ...], found: Any) -> tuple[TensorSpec, ...]:
+    known = inspect.signature(found.forward).parameters
+    for spec in specs:
+        if spec.name not in known:
+            takes = ", ".join(_parameters(found)[:8])
+            raise UsageError(
+                f"{found.__name__} has no input named {spec.name!r}",
+                where="--input",
+                hint=f"It takes {takes}",
+            )
+    return specs
+
+
+def example_inputs(found: Any, settings: Any) -> tuple[tuple[TensorSpec, ...], bool]:
+    """Return inputs of a class, and True where all of them are known from the configuration."""
+    size = image_size(settings)
+    takes = _parameters(found)
+    mains = [name for name in MAIN if name in takes] or takes[:1]
+    if getattr(settings, "is_encoder_decoder", False) and DECODER_IDS in takes:
+        mains.append(DECODER_IDS)
+    if mains[0] == "input_ids" and MASK in takes:
+        mains.append(MASK)
+    height, width = size
+    shapes = {**SHAPES, PIXELS: f"float32[batch,{num_channels(settings)},{height},{width}]"}
+    specs = tuple(TensorSpec.parse(f"{name}={shapes.get(name, 'float32[batch,size]')}") for name in mains)
+    sized = mains in (["input_ids"], ["input_ids", MASK]) or (mains == [PIXELS] and isinstance(height, int))
+    others = set(takes) & set(OTHER_MODALITIES) - set(mains)
+    return specs, sized and not others and _required(found) <= set(mains)
+
+
+def _required(found: Any) -> set[str]:
+    given = inspect.signature(found.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name for p in given if p.name != "self" and p.kind in kinds and p.default is p.empty}
+
+
+def tensors_finding(name: str, specs: Sequence[TensorSpec]) -> Finding:
+    """Report that a model runs without a task."""
+    given = ", ".join(spec.format() for spec in specs)
+    return Finding("load", "task", "tensors", why=f"infer has no task for {name}; it takes {given}")
+
+
+def _parameters(found: Any) -> list[str]:
+    """Return the tensors that `forward` of a class takes, without options and targets of training."""
+    options = ("output_", "return_", "use_", "labels", "past_key_values", "kwargs", "interpolate")
+    given = inspect.signature(found.forward).parameters
+    return [name for name in given if name not in ("self", "args") and not name.startswith(options)]
