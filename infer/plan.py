@@ -99,7 +99,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     dtype: Annotated[
-        str, Option("compute dtype: auto, fp32, fp16, bf16, tf32", group=TARGET, parse=values.parse_dtype)
+        str,
+        Option(
+            "compute dtype: auto, fp32, fp16, bf16, tf32. On a CPU auto is fp32; with --backend auto and --quant none "
+            "also bf16, where the CPU has units for it and it is 1.2 times faster",
+            group=TARGET,
+            parse=values.parse_dtype,
+        ),
     ] = "auto"
     kv_dtype: Annotated[
         str,

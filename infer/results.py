@@ -61,12 +61,16 @@ class LayerResult(msgspec.Struct, frozen=True):
 
 
 class BackendResult(msgspec.Struct, frozen=True):
-    """One backend. `seconds` is the sum of its median latencies over the batch sizes; None when it was not timed."""
+    """One backend. `seconds` is the sum of its median latencies over the batch sizes; None when it was not timed.
+
+    `name` ends in the compute dtype, which is `dtype`, where it is another one than that of the plan.
+    """
 
     name: str
     outcome: Literal["chosen", "tried", "refused"]
     seconds: float | None
     why: str = ""
+    dtype: str = ""
 
     def finding(self) -> Finding:
         return Finding("backend", f"{self.outcome} {self.name}", self.seconds, "s", self.why)

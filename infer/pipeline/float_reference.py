@@ -111,6 +111,10 @@ class FloatReferences:
             runner = encoder_decoder_graphs.open_runner(plugins.get("backends", backend), lowered, device)
             self._runners[key] = opened(runner, shape, device)
 
+    def share(self, backend: str, runner: Any, shape: StepShape | None = None) -> None:
+        """Use the open runner of a trial of the unchanged model as that backend's float form."""
+        self._runners.setdefault(self._key(backend, shape), runner)
+
     def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
         """Open the original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
         if plan.device != "cpu":

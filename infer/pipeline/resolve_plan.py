@@ -26,7 +26,7 @@ _WHY_KV = {
 
 
 _WHY_FLOAT32 = {  # by bfloat16 units
-    True: "as exact as the original; --dtype bf16 --backend openvino uses the bfloat16 units of this CPU",
+    True: "as exact as the original; --dtype bf16 uses the bfloat16 units of this CPU",
     False: "CPUs without half-precision units are slower in it",
 }
 

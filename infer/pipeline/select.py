@@ -18,37 +18,72 @@ from ..spec import Choice
 from .trial import Trial
 from .try_backends import Trials
 
+PAYS = 1.2  # times faster than the fastest float32 forms: from here on a coarser dtype is chosen
+
 
 @dataclass(frozen=True)
 class Selected:
-    """The trial to publish, why it is this one, and how every backend fared."""
+    """The trial to publish, why it is this one, and how every backend fared. `dtype` says what bfloat16 would give,
+    where it was tried.
+    """
 
     trial: Trial
     choice: Choice
     backends: tuple[BackendResult, ...]
+    dtype: str = ""
 
 
 def choose(tried: Trials) -> Selected:
     """Choose the trial to publish among those that pass their gates; when none passes, among all.
 
     It is the one whose worst batch size is nearest to the fastest trial at that size, so that a gain at a large batch
-    doesn't hide a loss at a small one; within the 3 % of the speed gate the least total time decides.
+    doesn't hide a loss at a small one; within the 3 % of the speed gate the least total time decides. Trials in a
+    coarser dtype than the plan's come first where they pay.
     """
     plan, trials = tried.plan, tried.trials
-    pool = [t for t in trials if t.failure(plan) is None] or trials
+    passing = [t for t in trials if t.failure(plan) is None]
+    coarser = [t for t in passing if t.dtype and _pays(t)]
+    own = [t for t in trials if not t.dtype]
+    pool = coarser or [t for t in passing if not t.dtype] or own
     ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst_ratio(t, pool)), t.seconds))
     best = ranked[0]
+    if coarser:
+        ranked += sorted((t for t in passing if not t.dtype), key=lambda t: t.seconds)
     why = _choice_reason(best, ranked) if plan.backend == "auto" else "asked for"
-    results = [_result(trial, chosen=trial is best) for trial in trials]
+    results = [_result(trial, best) for trial in trials]
     tried.reporter.found([*(result.finding() for result in results), *best.findings])
     tried.reporter.found(metric.finding() for metric in best.fidelity)
     choice = Choice("backend", plan.backend, best.backend, why)
-    return Selected(best, choice, (*tried.refused, *results))
+    return Selected(best, choice, (*tried.refused, *results), _dtype_reason(tried, best))
 
 
-def _result(trial: Trial, *, chosen: bool) -> BackendResult:
+def _result(trial: Trial, best: Trial) -> BackendResult:
+    """Return how a trial fared: its time, its verdict, and how many times the time of the chosen one it took."""
     seconds = trial.seconds if trial.latency else None
-    return BackendResult(trial.backend, "chosen" if chosen else "tried", seconds, trial.verdict)
+    why = trial.verdict
+    if seconds is not None and trial is not best and best.latency:
+        why = f"{seconds / best.seconds:.2f}x the time of {best.name}; {why}"
+    return BackendResult(trial.name, "chosen" if trial is best else "tried", seconds, why, trial.dtype)
+
+
+def _pays(trial: Trial) -> bool:
+    """Return true for a trial that is faster than the float32 forms by enough to give up precision for it."""
+    return trial.gain >= PAYS and any(t.pair.verdict == "faster" for t in trial.latency)
+
+
+def _dtype_reason(tried: Trials, best: Trial) -> str:
+    """Return what trials in a coarser dtype than the plan's gained, or why they were refused; "" without any."""
+    if best.dtype:
+        return f"{best.gain:.2f}x the speed of {best.baseline}, and within the limits of {best.dtype}"
+    each = [f"{t.name} {_shortcoming(t, tried.plan)}" for t in tried.trials if t.dtype]
+    each += [f"{refused.name}: {refused.why}" for refused in tried.refused if refused.dtype]
+    return "; ".join(each)
+
+
+def _shortcoming(trial: Trial, plan: Plan) -> str:
+    if unfaithful := trial.unfaithful(plan):
+        return f"is not faithful enough: {unfaithful}"
+    return f"is {trial.gain:.2f}x as fast as the fastest float32 forms, {PAYS:g} is wanted; {trial.verdict}"
 
 
 def _worst_ratio(trial: Trial, pool: Sequence[Trial]) -> float:
@@ -65,7 +100,7 @@ def _choice_reason(best: Trial, ranked: Sequence[Trial]) -> str:
         return "the only one that was tried"
     if not best.latency:
         return "not timed"
-    others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
+    others = ", ".join(f"{t.name} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
     worst = _worst_ratio(best, ranked)
     nearest = f"at most {worst:.2f}x of the fastest at a batch size, the others more"
     return f"{'the fastest here' if worst <= latency.SLOWER else nearest}; time of the others: {others}"

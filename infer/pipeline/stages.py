@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .. import load as sources
@@ -28,6 +29,7 @@ from ..plan import Plan
 from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import Finding, TensorSpec
+from . import half_precision
 from .compressed_graph import Compressed, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
 from .float_reference import FloatReferences
@@ -74,8 +76,10 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         assignment = make_assignment(run.plan, original, reporter)
         assign.decide(assignment)
         floats = float_forms(original, folder / "trials" / "float")
-        small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats)
-        best = selected.trial
+        float32_only = half_precision.why_not(run, original)
+        half = float32_only is None
+        small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
+        run, best = half_precision.chosen_dtype(run, selected, float32_only), selected.trial
         enforce(run.plan, best, original.graph, original.loaded.module, small.module, stuck)
         ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
@@ -132,12 +136,13 @@ def search(
     reporter: Reporter,
     floats: FloatReferences,
     *,
+    half: bool = False,
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Compressed, Selected, str]:
     """Compress, lower, compare, time and choose; raise the formats of sensitive layers while the fidelity gate fails.
 
-    Returns also why no layer rises further, "" where the gate passes; `enforce` judges. Trials are timed inside
-    `timing()`.
+    `half` tries bfloat16 as well. Returns also why no layer rises further, "" where the gate passes; `enforce` judges.
+    Trials are timed inside `timing()`.
     """
     backend = plan.backend
     while True:
@@ -153,6 +158,9 @@ def search(
         tried = try_backends(
             plan, original.graph, small, folder, floats, attempt, only=backend, timing=timing
         )
+        if half:
+            compress = partial(compress_model, original=original, assignment=assignment, reporter=attempt)
+            half_precision.try_half(tried, compress)
         selected = choose(tried)
         best = selected.trial
         stuck = assign.raise_formats(assignment, best.fidelity) if best.unfaithful(plan) else ""

@@ -52,6 +52,7 @@ class Trial:
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
     scores_only: ScoresOnly | None = None  # of one that can't
+    dtype: str = ""  # compute dtype where it is not the plan's
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
@@ -69,6 +70,17 @@ class Trial:
             t.batch: t.pair.ratio * self.forms[t.rival][t.batch] if t.rival in self.forms else t.pair.a.p50
             for t in self.latency
         }
+
+    @property
+    def name(self) -> str:
+        """Backend, and the compute dtype where it is not the plan's."""
+        return f"{self.backend} {self.dtype}".rstrip()
+
+    @property
+    def gain(self) -> float:
+        """Time of the fastest float forms over this trial's, summed over the batch sizes; 0 where it was not timed."""
+        timed = [(t.batch, self.forms[t.rival][t.batch]) for t in self.latency if t.rival in self.forms]
+        return sum(seconds for _, seconds in timed) / self.seconds if timed else 0.0
 
     def loses_to(self, form: str) -> bool:
         """Return true if the trial is slower than a float form at any batch size."""
@@ -119,7 +131,8 @@ class Trial:
         return f"{what}{', '.join(parts)} against {self.baseline}"
 
     def unfaithful(self, plan: Plan) -> str | None:
-        return fidelity.judge(self.fidelity, limits(plan, self.task), plan.max_error)
+        own = plan.with_(dtype=self.dtype) if self.dtype else plan
+        return fidelity.judge(self.fidelity, limits(own, self.task), plan.max_error)
 
     def failure(self, plan: Plan) -> str | None:
         return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)

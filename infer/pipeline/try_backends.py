@@ -89,6 +89,7 @@ class Trials:
     trials: list[Trial] = field(default_factory=list)
     refused: list[BackendResult] = field(default_factory=list)
     full: ResourceError | None = None
+    dtype: str = ""  # of the trials, where those that they are ranked with have another one
 
     def run(self, name: str) -> None:
         """Lower on one backend and compare with the original; record a refusal."""
@@ -98,14 +99,14 @@ class Trials:
             plugins.get("backends", name), small, self.plan
         )
         if reason:
-            self._refuse(name, reason)
+            self.refuse(name, reason)
             return
         at = _Steps(self.reporter)
-        at.step("lower", name)
+        at.step("lower", f"{name} {self.dtype}".rstrip())
         work = self.folder / "trials" / name
         try:
             trial = run_trial(plan, self.original, small, place, work, at.step, self.floats, shape)
-            trial.scores_only = scores_only
+            trial.scores_only, trial.dtype = scores_only, self.dtype
             self.trials.append(trial)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             self._failed(name, at.name, error, _other_backends(name, small, plan))
@@ -147,10 +148,12 @@ class Trials:
         if self.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
             raise refusal from (None if refusal is error else error)
         self.full = refusal if isinstance(refusal, ResourceError) else self.full
-        self._refuse(name, str(refusal))
+        self.refuse(name, str(refusal))
 
-    def _refuse(self, name: str, why: str) -> None:
-        self.refused.append(BackendResult(name, "refused", None, why))
+    def refuse(self, name: str, why: str) -> None:
+        """Record why a backend was not tried or did not run; no `name` means all of them."""
+        label = f"{name} {self.dtype}".strip()
+        self.refused.append(BackendResult(label, "refused", None, why, self.dtype))
         self.reporter.found([self.refused[-1].finding()])
 
     def close(self) -> None:

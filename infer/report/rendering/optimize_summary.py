@@ -43,7 +43,8 @@ def render_screen(report: Report, console: Console, path: Path) -> None:
 def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
     """Lines of the verdict, of the figures, and of the commands to run next."""
     passed = "passed" if report.passed else "FAILED"
-    title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}, {report.device}"
+    half = f" in {report.plan.dtype}" if report.plan.dtype in ("bfloat16", "float16") else ""
+    title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}{half}, {report.device}"
     figures = [_cut(f"{name:<{LABEL}}{text}", width) for name, text in _figures(report, width - LABEL)]
     last = [line for name, text in _next(report, path) for line in _wrapped(f"{name:<{LABEL}}", text, width)]
     sentences = [line for sentence in _sentences(report) for line in _wrapped("  ", sentence, width)]
