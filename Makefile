@@ -127,7 +127,7 @@ cuda-compile: $(STAMP) .cuda/.installed
 # Ray brings 36 packages, so only who asks for a cluster gets them.
 ray: $(STAMP)
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	$(RUN) -m pytest tests/serve/test_ray.py
+	$(RUN) -m pytest tests/serve/test_ray.py tests/budget_search/test_ray_nodes.py
 
 # What the suite kills, stops, starves and fills, alone and one after another.
 chaos: $(STAMP)

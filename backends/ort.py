@@ -13,10 +13,12 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import torch
 
 from infer import device as hardware
 from infer import latency
+from infer.backend_options import BackendOption
 from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
@@ -37,6 +39,14 @@ EXECUTES_CODE = False
 PORTABLE = True
 STEPS = True
 MODEL = Path("compiled") / "model.onnx"
+SETTINGS = Path("compiled") / "session.json"
+OPTIONS = {
+    "spinning": BackendOption(
+        "threads wait for work in a loop: off spares CPU time, and latency where other work has the cores",
+        ("on", "off"),
+        ("latency", "throughput"),
+    ),
+}
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 LARGEST_LOSS = 0.03  # relative difference of the outputs that 8-bit blocks may cost against decoded weights
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
@@ -112,6 +122,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     else:
         onnx_source.copy(graph.onnx, path)
         done = RewriteResult()
+    if plan.backend_options:
+        spinning = plan.backend_options.get("spinning") != "off"
+        (folder / SETTINGS).write_bytes(msgspec.json.encode(ort_session.SessionSettings(spinning)))
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
     nodes = ort_session.count_executed_ops(path, plan.device, is_dynamic=is_dynamic)
@@ -133,14 +146,17 @@ def open(
 ) -> ort_session.OrtRunner | ort_step_runner.StepRunner | ort_step_runner.EncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
+    settings = ort_session.USUAL
+    if (folder / SETTINGS).exists():
+        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=ort_session.SessionSettings)
     path = int8_signedness.adapt_signedness(folder / MODEL, _int8_target(device))
     try:
         if is_step(signature.inputs):
             kind = (
                 ort_step_runner.EncoderRunner if signature.task == "encoder" else ort_step_runner.StepRunner
             )
-            return kind(path, signature.inputs, signature.outputs)
-        return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device)
+            return kind(path, signature.inputs, signature.outputs, settings)
+        return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)
     except NotUsableError as error:
         if not ort_session.is_damaged(error):
             raise

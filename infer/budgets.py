@@ -99,7 +99,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     space: Annotated[
         dict[str, tuple[str, ...]],
         Option(
-            "values to try for one of backend, quant, bits, dtype, calibrate, kv-dtype, threads; repeatable",
+            "values to try for one of backend, quant, bits, dtype, calibrate, kv-dtype, threads, or an option of one "
+            "backend (ort.prepacking); repeatable",
             group=SEARCH,
             metavar="NAME=VALUES",
             repeat=True,
@@ -107,6 +108,21 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
             format=search_values.format_space,
         ),
     ] = {}
+    ray: Annotated[
+        bool,
+        Option(
+            "run trials on the other nodes of a Ray cluster too (extra ray): whole ones on machines like this one, "
+            "fidelity alone on others. They need the source and the data at the same paths",
+            group=SEARCH,
+            one_way=True,
+        ),
+    ] = False
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "address of the cluster, HOST:6379; default: the one that this machine belongs to", group=SEARCH
+        ),
+    ] = None
     keep_best: Annotated[
         bool,
         Option(

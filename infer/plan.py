@@ -98,6 +98,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             parse=values.check_recovery,
         ),
     ] = ""
+    backend_options: Annotated[
+        dict[str, str],
+        Option(
+            "option of the backend that --backend names, as its file declares them; repeatable",
+            group=TARGET,
+            flag="--backend-option",
+            metavar="NAME=VALUE",
+            repeat=True,
+            parse=values.parse_backend_options,
+            format=values.format_layers,
+        ),
+    ] = {}
     dtype: Annotated[
         str,
         Option(

@@ -214,6 +214,6 @@ def trial_finding(record: TrialRecord, limits: Sequence[Limit]) -> Finding:
     found = record.measured
     value = None if found is None else found.latency
     missed = misses(found, limits) if found is not None and record.outcome == "published" else ()
-    known = "known, " if record.from_journal else ""
+    known = "known, " if record.from_journal else f"on {record.node}, " if record.node else ""
     why = f"would need {' and '.join(missed)}" if missed else record.reason
     return Finding("search", record.candidate.label, value, "s", f"{known}{record.outcome}: {why}")

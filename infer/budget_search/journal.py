@@ -31,7 +31,7 @@ class Journal:
 
     def __init__(self, plan: Plan, budgets: Budgets, path: Path | None = None) -> None:
         self._path = path or default_path()
-        self._plan, self._shared = plan, _shared(plan, budgets)
+        self._plan, self._shared = plan, _digest(json.dumps(digests(plan, budgets), sort_keys=True))
         self._machine = machine(plan.device)
 
     def find(self, candidate: Candidate) -> TrialRecord | None:
@@ -125,12 +125,24 @@ def machine(device: str) -> str:
     return json.dumps({**marks, "cores": str(os.cpu_count())}, sort_keys=True)
 
 
-def _shared(plan: Plan, budgets: Budgets) -> str:
-    """Digest everything that a trial's result depends on besides its plan and the machine."""
-    named = [plan.source, plan.data, plan.model, plan.weights, plan.chat_template, budgets.metric]
-    contents = [_digest_of(name) if name else "" for name in named]
+def digests(plan: Plan, budgets: Budgets) -> dict[str, str]:
+    """Digest by name everything that a trial's result depends on besides its plan and the machine."""
+    named = {
+        "source": plan.source,
+        "data": plan.data,
+        "model": plan.model,
+        "weights": plan.weights,
+        "chat template": plan.chat_template,
+        "metric": budgets.metric,
+    }
+    contents = {what: _digest_of(name) for what, name in named.items() if name}
     versions = json.dumps(hardware.versions(), sort_keys=True)
-    return _digest(__version__, code_digest(), versions, str(budgets.metric), *contents)
+    return {
+        "version of infer": __version__,
+        "code of infer": code_digest(),
+        "libraries": versions,
+        **contents,
+    }
 
 
 def _digest_of(name: str) -> str:

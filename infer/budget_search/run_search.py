@@ -7,6 +7,8 @@ Before each trial the ones before it say if it can still win; what the journal k
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +28,7 @@ from . import space
 from .final_artifact import publish_best
 from .progress import StateFile
 from .trial_loop import Search
-from .trial_process.worker_process import TrialLimits
-
-MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
+from .trial_process.worker_process import TrialLimits, default_limits
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,27 @@ def search(
     with store.stage(output, replace=replace) as folder, StateFile() as file:
         work = folder / "search"
         work.mkdir()
-        run = Search(base, budgets, output, work, reporter, limits or default_limits(plan))
+        run = Search(base, budgets, output, work, reporter, limits or default_limits())
         run.announce = file.write
-        interrupted = run.all_trials()
+        with _nodes(run, limits):
+            interrupted = run.all_trials()
         best = run.best_with_artifact(interrupted=bool(interrupted))
         record = run.record(best, interrupted)
         made = publish_best(run.artifacts[best.candidate], record, folder, output)
     return SearchResult(made.path, made.report, record, plan)
+
+
+@contextlib.contextmanager
+def _nodes(run: Search, limits: TrialLimits | None) -> Iterator[None]:
+    """Give the search the other nodes of the cluster that --ray names."""
+    if not run.budgets.ray:
+        yield
+        return
+    from . import ray_nodes
+
+    with ray_nodes.joined(run.plan, run.budgets, run.runner.setup, limits, run.reporter) as nodes:
+        run.spread(nodes)
+        yield
 
 
 def check_budgets(budgets: Budgets, plan: Plan) -> Budgets:
@@ -129,6 +143,9 @@ def check_budgets(budgets: Budgets, plan: Plan) -> Budgets:
         raise UsageError(
             "--min-score limits the value of --metric", hint="Give --metric FILE.py:FUNCTION as well"
         )
+    space.check_options(budgets)
+    if budgets.ray_address is not None and not budgets.ray:
+        raise UsageError("--ray-address names a cluster for --ray", hint="Give --ray as well")
     timed = budgets.max_latency or budgets.max_p99 or budgets.max_first_token or budgets.min_throughput
     if not plan.batches and (timed or budgets.aim in ("latency", "throughput")):
         raise UsageError(
@@ -139,8 +156,3 @@ def check_budgets(budgets: Budgets, plan: Plan) -> Budgets:
 
         load(budgets.metric)
     return budgets
-
-
-def default_limits(plan: Plan) -> TrialLimits:
-    """Return the limits of a trial on this machine: memory by what is free now."""
-    return TrialLimits(memory=int(MEMORY_SHARE * hardware.memory_available()))

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from .. import compress, plugins
+from .. import backend_options, compress, plugins
 from .. import device as hardware
 from ..budgets import Budgets
 from ..fidelity.thresholds import default_kv_dtype
-from ..options.values import parse_calibration, parse_dtype, parse_kv_dtype
+from ..options.values import parse_backend_options, parse_calibration, parse_dtype, parse_kv_dtype
 from ..plan import Plan
 from ..report.search_record import Candidate
 
@@ -101,8 +101,8 @@ def _mixed(plan: Plan, budgets: Budgets) -> list[dict[str, Any]]:
 
 
 def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: bool) -> list[Candidate]:
-    """Return variants of the best candidate so far: its KV cache in fewer bits, mixed precision, and the float model on
-    its backend in another dtype.
+    """Return variants of the best candidate so far: its KV cache in fewer bits, mixed precision, other options of its
+    backend, and the float model on its backend in another dtype.
     """
     found: list[Candidate] = []
     free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
@@ -113,10 +113,43 @@ def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: boo
     if searched is not None and "dtype" in free and plan.dtype == "auto":
         float_form = _with(best, quant="none", bits=None, drop=False)
         found += [_with(float_form, dtype=kind) for kind in searched() if kind != "float32"]
+    found += _with_options(best, plan, budgets)
     small = budgets.aim in ("size", "memory") or budgets.max_size is not None
     if small and not best.drop and best.bits is None and {"quant", "bits"}.isdisjoint(budgets.space):
         found += [_with(best, quant="none", bits=bits) for bits in BITS]
     return [one for one in dict.fromkeys(found) if one != best]
+
+
+def _with_options(best: Candidate, plan: Plan, budgets: Budgets) -> list[Candidate]:
+    """Return the best candidate with another value of one option that its backend declares: those that --space names,
+    else those that may gain what is aimed at.
+    """
+    if plan.backend_options:
+        return []
+    backend = plugins.get(BACKENDS, best.backend)
+    aims = {budgets.aim, *(["memory"] if _memory_matters(budgets) else [])}
+    now = parse_backend_options(best.options)
+    found = []
+    for name, option in backend_options.declared(backend).items():
+        usual = option.values if aims & set(option.searched_for) else ()
+        values = budgets.space.get(f"{best.backend}.{name}", usual)
+        for value in values:
+            own = {**now, name: value}
+            changed = tuple(f"{key}={own[key]}" for key in sorted(own) if own[key] != _default(backend, key))
+            found.append(_with(best, options=changed))
+    return found
+
+
+def _default(backend: Any, option: str) -> str:
+    return backend_options.declared(backend)[option].values[0]
+
+
+def check_options(budgets: Budgets) -> None:
+    """Raise `UsageError` for an option in --space, BACKEND.NAME, that no backend declares, and for its values."""
+    for key, values in budgets.space.items():
+        name, dot, option = key.partition(".")
+        for value in values if dot else ():
+            backend_options.check(name, plugins.get(BACKENDS, name), {option: value})
 
 
 def _memory_matters(budgets: Budgets) -> bool:
@@ -130,7 +163,7 @@ def _with(candidate: Candidate, **changes: Any) -> Candidate:
 
 def eager_twin(candidate: Candidate, first: str) -> Candidate:
     """Return the candidate on the first backend, where its fidelity is measured."""
-    return _with(candidate, backend=first)
+    return _with(candidate, backend=first, options=())
 
 
 def worth(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:

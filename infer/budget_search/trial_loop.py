@@ -1,13 +1,12 @@
-"""The trials of a search: run one after the other in an isolated worker, skipped by bounds, known from the journal."""
+"""The trials of a search: run in isolated workers, skipped by bounds, known from the journal."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..budgets import Budgets
@@ -18,18 +17,19 @@ from ..reporter import Reporter
 from . import expectations, feasibility, journal, space
 from .feasibility import said, trial_finding
 from .final_artifact import mark, search_command
+from .parallel_trials import Node, ParallelTrials
 from .progress import SearchReporter, State
-from .trial_process.messages import Done, Failed, LowerBounds, Request, Setup, Survey
+from .trial_process.messages import Done, LowerBounds, Request, Setup, Survey
+from .trial_process.trial_runner import SHORTEST, Start, TrialRunner
 from .trial_process.worker_process import TrialLimits, WorkerProcess
-
-SHORTEST = 1.0  # seconds: with less time left no trial is begun
-
-Start = Callable[[Setup, Path], WorkerProcess]
 
 
 @dataclass
 class Search:
-    """State of one search: what is known, the running worker, and artifacts of the trials that were published."""
+    """State of one search: what is known, what runs trials, and artifacts of the trials that were published here.
+
+    Trials run one after the other on this machine, or side by side on the nodes of `spread`.
+    """
 
     plan: Plan
     budgets: Budgets
@@ -41,9 +41,13 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     announce: Callable[[State], None] = lambda state: None  # to other processes
     artifacts: dict[Candidate, Path] = field(default_factory=dict)
-    worker: WorkerProcess | None = None
+    cluster: ParallelTrials | None = None
 
     def __post_init__(self) -> None:
+        work = str(self.work.absolute())
+        setup = Setup(plan=self.plan, name=self.output.name, work=work, metric=self.budgets.metric)
+        self.runner = TrialRunner(setup, self.limits, self.start)
+        self.asked = 0  # trials
         self.began = self.clock()
         self.journal = journal.Journal(self.plan, self.budgets)
         if self.budgets.fresh:
@@ -52,8 +56,12 @@ class Search:
         bounds = feasibility.limits_of(self.budgets, self.plan)
         self.known = expectations.Knowledge(self.plan, self.budgets, first, bounds)
 
+    def spread(self, nodes: Sequence[Node]) -> None:
+        """Run the trials on these nodes too."""
+        self.cluster = ParallelTrials(self, [self.runner, *nodes])
+
     def all_trials(self) -> str:
-        """Run the stages; return what interrupted them, "" for nothing. The worker is gone afterwards."""
+        """Run the stages; return what interrupted them, "" for nothing. The workers are gone afterwards."""
         try:
             for number, stage in enumerate(space.first_candidates(self.plan, self.budgets)):
                 self.stage(stage)
@@ -70,23 +78,26 @@ class Search:
                 raise
             return "Ctrl-C"
         finally:
-            self.stop_worker()
+            self.close()
         return ""
 
     def stage(self, candidates: Sequence[Candidate]) -> None:
-        for candidate in candidates:
-            if candidate not in self.known.records:
-                self.add(self.trial(candidate))
+        fresh = [one for one in dict.fromkeys(candidates) if one not in self.known.records]
+        if self.cluster is not None:
+            self.cluster.stage(fresh)
+            return
+        for candidate in fresh:
+            self.add(self.without_running(candidate) or self.run(candidate))
 
-    def trial(self, candidate: Candidate) -> TrialRecord:
-        """Look a candidate up, skip it with its bound, or run it."""
+    def without_running(self, candidate: Candidate) -> TrialRecord | None:
+        """Return the record of a candidate that the journal knows, or that its bound skips."""
         known = self.journal.find(candidate)
         if known is not None and (known.outcome != "skipped" or self.known.still_lost(known)):
             return known
         self.survey(candidate)
         if why := self.known.why_skip(candidate) or self.out_of_time(candidate):
             return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
-        return self.run(candidate)
+        return None
 
     def survey(self, candidate: Candidate) -> None:
         """Ask for the bounds that need no trial, once; a worker that fails has none, as its trials will say."""
@@ -112,58 +123,44 @@ class Search:
         return self.budgets.time - (self.clock() - self.began)
 
     def run(self, candidate: Candidate) -> TrialRecord:
-        """Run a trial; one that kills a process that ran others before runs once more in a new one, alone."""
-        start = self.clock()
+        """Run a trial on this machine."""
+        began = self.clock()
         self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + self.said_so_far())
-        used = self.worker is not None and self.worker.alive and self.worker.trials > 0
-        done = self.ask(candidate)
-        if used and done.outcome in ("crashed", "out of memory", "failed"):
-            self.stop_worker()
-            done = self.ask(candidate)
+        answer = self.question(candidate, self.request(candidate))
+        if isinstance(answer, LowerBounds):
+            raise TypeError("a trial was answered with bounds")
+        return self.ended(candidate, answer, began)
+
+    def ended(self, candidate: Candidate, done: Done, began: float, node: str = "") -> TrialRecord:
+        """Return the record of a trial; the artifact of one that ran here is kept."""
         if done.artifact:
             self.artifacts[candidate] = Path(done.artifact)
         return TrialRecord(
             candidate=candidate,
             outcome=done.outcome,
             reason=done.reason,
-            took=self.clock() - start - done.waited,
+            took=self.clock() - began - done.waited,
             measured=done.measured,
             command=done.command,
+            node=node,
         )
 
-    def ask(self, candidate: Candidate) -> Done:
-        """Run a candidate in the worker."""
-        request = Request(
-            number=len(self.known.records),
+    def request(self, candidate: Candidate, *, judge_only: bool = False) -> Request:
+        """Make the question of a trial, with what is known now."""
+        self.asked += 1
+        return Request(
+            number=self.asked - 1,
             candidate=candidate,
             rivals=self.known.rivals(),
             to_beat=self.known.to_beat(candidate),
+            judge_only=judge_only,
         )
-        answer = self.question(candidate, request)
-        if isinstance(answer, LowerBounds):
-            raise TypeError("a trial was answered with bounds")
-        return answer
 
     def question(self, candidate: Candidate, asked: Request | Survey) -> Done | LowerBounds:
-        """Send a question to the worker, a new one where the last has died or has other threads."""
-        if self.worker is not None and (
-            not self.worker.alive
-            or self.worker.setup.plan.threads != (candidate.threads or self.plan.threads)
-        ):
-            self.stop_worker()
-        if self.worker is None:
-            plan = self.plan.with_(threads=candidate.threads or self.plan.threads)
-            setup = Setup(
-                plan=plan, name=self.output.name, work=str(self.work.absolute()), metric=self.budgets.metric
-            )
-            self.worker = self.start(setup, self.work / f"worker-{len(self.known.records)}.log")
-        left = self.seconds_left()
-        whole = math.inf if left is None else max(SHORTEST, left)
-        limits = replace(self.limits, search_seconds=whole)
-        answer = self.worker.run(asked, limits, lambda name, detail: self.step(candidate, name, detail))
-        if isinstance(answer, Failed):
-            raise answer.error()
-        return answer
+        """Send a question to the worker of this machine."""
+        return self.runner.run(
+            asked, self.seconds_left(), lambda name, detail: self.step(candidate, name, detail)
+        )
 
     def step(self, candidate: Candidate, name: str, detail: str) -> None:
         """Pass on a step of the running trial."""
@@ -225,7 +222,7 @@ class Search:
                 self.known.records.pop(best.candidate)
                 self.add(self.run(best.candidate))
         finally:
-            self.stop_worker()
+            self.close()
         skipped = sum(r.outcome == "skipped" for r in self.known.records.values())
         if interrupted:
             raise KeyboardInterrupt
@@ -256,7 +253,9 @@ class Search:
             command=search_command(self.plan, self.budgets, self.output.name),
         )
 
-    def stop_worker(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
+    def close(self) -> None:
+        """End the worker processes of this machine and of other nodes."""
+        self.runner.close()
+        if self.cluster is not None:
+            self.cluster.close()
+            self.cluster = None

@@ -91,8 +91,9 @@ def parse_space(texts: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str,
         pairs = [_pair(text) for text in texts]
     found: dict[str, tuple[str, ...]] = {}
     for name, values in pairs:
-        name = name.replace("-", "_")
-        if name not in SPACE:
+        backend, dot, option = name.partition(".")  # which `budget_search.space` checks
+        name = name if dot and backend and option else name.replace("-", "_")
+        if not dot and name not in SPACE:
             raise unknown("part of --space", name, SPACE)
         found[name] = tuple(dict.fromkeys((*found.get(name, ()), *values)))
         for value in found[name]:

@@ -83,6 +83,23 @@ def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def parse_backend_options(texts: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Parse `prepacking=off` to values by name; a later one replaces an earlier one."""
+    if isinstance(texts, Mapping):
+        return {str(name): str(value) for name, value in texts.items()}
+    found = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name or not value:
+            raise UsageError(
+                f"expected NAME=VALUE, got {text!r}",
+                where="--backend-option",
+                hint="Example: prepacking=off",
+            )
+        found[name] = value
+    return found
+
+
 def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
     """Parse batch sizes, `1,8` → (1, 8), each once; raise `UsageError` unless all are positive numbers."""
     parts = sizes.split(",") if isinstance(sizes, str) else [str(size) for size in sizes]
@@ -128,7 +145,7 @@ def check_recovery(text: str) -> str:
 
 
 def format_layers(layers: Mapping[str, str]) -> list[str]:
-    """Format pins as `parse_layers` takes them."""
+    """Format values by name as `parse_layers` and `parse_backend_options` take them."""
     return [f"{name}={format}" for name, format in layers.items()]
 
 

@@ -99,7 +99,8 @@ class FloatReferences:
             place.mkdir(parents=True)
             graph = self._graph(shape)
             storage.save(graph, place)
-            encoder_decoder_graphs.lower(backend, graph, plan.with_(quant="none", dtype="float32"), place)
+            own = plan.with_(quant="none", dtype="float32", backend_options={})
+            encoder_decoder_graphs.lower(backend, graph, own, place)
             runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
             self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..budgets import Budgets
+from ..options.values import parse_backend_options
 from ..plan import Plan
 
 # published: passed its gates and was measured; refused: a gate, a backend or a format declined; skipped: a bound said
@@ -27,11 +28,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: str = "auto"
     kv_dtype: str = "auto"
     threads: int | None = None
+    options: tuple[str, ...] = ()  # of the backend, NAME=VALUE
 
     @property
     def is_float(self) -> bool:
-        """True for the unquantized model in float32."""
-        return not self.is_quantized and self.dtype in ("auto", "float32")
+        """True for the unquantized model in float32, with the backend's usual options."""
+        return not self.is_quantized and self.dtype in ("auto", "float32") and not self.options
 
     @property
     def is_quantized(self) -> bool:
@@ -53,6 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         named = (("calibrate", self.calibrate, "auto"), ("KV", self.kv_dtype, "auto"))
         extra = [f"{name} {value}" for name, value, usual in named if value != usual]
         extra += [] if self.threads is None else [f"{self.threads} thread{'s' if self.threads > 1 else ''}"]
+        extra += [option.replace("=", " ") for option in self.options]
         return ", ".join([" ".join(parts), *extra])
 
     def plan(self, plan: Plan) -> Plan:
@@ -66,6 +69,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             calibrate=plan.calibrate if self.calibrate == "auto" else self.calibrate,
             kv_dtype=plan.kv_dtype if self.kv_dtype == "auto" else self.kv_dtype,
             threads=self.threads or plan.threads,
+            backend_options=parse_backend_options(self.options) or plan.backend_options,
         )
 
 
@@ -124,6 +128,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured | None = None
     command: str = ""
     from_journal: bool = False
+    node: str = ""  # of a Ray cluster, that ran it; "": this machine
     on_front: bool = False
     chosen: bool = False
     misses: tuple[str, ...] = ()  # budgets that it does not meet

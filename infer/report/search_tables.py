@@ -56,6 +56,7 @@ def cells(trial: TrialRecord, record: SearchRecord) -> tuple[str, ...]:
 def outcome(trial: TrialRecord) -> str:
     """Write how a trial ended and why; of one that missed budgets what they would have to be."""
     known = " (known from an earlier run)" if trial.from_journal else ""
+    known += f" (on {trial.node})" if trial.node else ""
     if trial.outcome == "published":
         if trial.misses:
             return f"would need {' and '.join(trial.misses)}{known}"

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from infer import plugins
 
-NAMES = ("segfault", "hang", "eater", "full_disk", "broken", "wrong")
+NAMES = ("segfault", "hang", "eater", "full_disk", "broken", "wrong", "gated")
+GATE = "PLANTED_GATE"  # names a file: while it exists, `gated` does not go on
 
 
 class Planted:
@@ -82,6 +83,16 @@ def _break() -> None:
     raise RuntimeError("compiler error: unknown opcode 7")
 
 
+def _wait_for_gate() -> None:
+    """Write the process id beside the gate, and wait until it is gone."""
+    gate = Path(os.environ[GATE])
+    if gate.exists():
+        gate.with_suffix(".waits").write_text(str(os.getpid()))
+    while gate.exists():
+        time.sleep(0.05)
+
+
+gated = Planted(_wait_for_gate)
 segfault, hang, eater = Planted(_crash), Planted(_sleep), Planted(_eat)
 full_disk, broken = Planted(_fill), Planted(_break)
 wrong = Planted(lambda: None, wrong=True)

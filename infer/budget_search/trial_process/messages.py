@@ -49,12 +49,16 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet."""
+    """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet.
+
+    `judge_only`: fidelity alone, on a machine whose times say nothing; nothing is timed or published.
+    """
 
     number: int
     candidate: Candidate
     rivals: tuple[str, ...] | None = None
     to_beat: ToBeat | None = None
+    judge_only: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -73,6 +73,7 @@ class Session:
         A refusal of a backend, a format or a gate is an outcome. Raises `SourceFailure` for what no trial can cure.
         """
         plan = request.candidate.plan(self._setup.plan)
+        plan = plan.with_(batches=()) if request.judge_only else plan
         place = self._work / f"trial-{request.number}"
         shutil.rmtree(place, ignore_errors=True)
         with self._lock.working():
@@ -119,7 +120,13 @@ class Session:
                 return Done(
                     outcome="refused", reason=reason, measured=measured, command=_command(run, output)
                 )
-            if not trial.changed and prepared.original.graph.program is not None:
+            if request.judge_only:
+                trial.close()
+                return Done(
+                    outcome="skipped", reason="faithful; times are taken elsewhere", measured=measured
+                )
+            usual = not trial.changed and not run.plan.backend_options
+            if usual and prepared.original.graph.program is not None:
                 self._keep_float_form(trial, run.plan)
             if request.to_beat is not None and (
                 reason := trial_result.lost(trial, measured, request.to_beat)

@@ -21,8 +21,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ... import device as hardware
 from .messages import Answer, Done, Question, Request, Result, Setup, Step, Survey, Waiting
 
+MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
 LOOK = 0.2  # seconds between two looks at memory, time and disk
 TAIL = 4096  # bytes of a log that are read for the reason of a crash
 GRACE = 2.0  # seconds that a worker has to end by itself
@@ -39,6 +41,11 @@ class TrialLimits:
     memory: int = 1 << 62
     disk_free: int = 256 << 20
     search_seconds: float = math.inf
+
+
+def default_limits() -> TrialLimits:
+    """Return the limits of a trial on this machine: memory by what is free now."""
+    return TrialLimits(memory=int(MEMORY_SHARE * hardware.memory_available()))
 
 
 class StopWatch:

@@ -26,7 +26,7 @@ class LoweredLayers:
     """
 
     def __init__(self, plan: Plan, backend: str) -> None:
-        self.plan = plan
+        self.plan = plan.with_(backend_options={})
         self.backend = backend
         self._any_rows = backend == "eager"
         self._open: OrderedDict[tuple[str, tuple[int, ...]], tuple[Any, tempfile.TemporaryDirectory[str]]] = (

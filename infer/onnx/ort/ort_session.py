@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from ...errors import NotUsableError, ResourceError
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _LARGE_CALL = 4.0  # times the usual size: such a call gives its memory back
+
+
+class SessionSettings(msgspec.Struct, frozen=True):
+    """Settings of a session that an artifact keeps."""
+
+    spinning: bool = True  # threads wait for work in a loop
+
+
+USUAL = SessionSettings()
 
 
 def providers(device: str) -> list[Any]:
@@ -45,6 +55,7 @@ def open_session(
     is_dynamic: bool = True,
     is_fused: bool = True,
     optimized: Path | None = None,
+    settings: SessionSettings = USUAL,
 ) -> onnxruntime.InferenceSession:
     """Open a session with all graph optimizations, or none; `optimized` receives the graph that runs.
 
@@ -59,6 +70,8 @@ def open_session(
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = not is_dynamic
+    if not settings.spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
         options.add_session_config_entry(
@@ -111,10 +124,13 @@ class OrtRunner:
         device: str,
         *,
         is_fused: bool = True,
+        settings: SessionSettings = USUAL,
     ) -> None:
         self.inputs, self.outputs, self.device = inputs, outputs, device
         is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-        self._session: Any = open_session(path, device, is_dynamic=is_dynamic, is_fused=is_fused)
+        self._session: Any = open_session(
+            path, device, is_dynamic=is_dynamic, is_fused=is_fused, settings=settings
+        )
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in self._session.get_outputs()]

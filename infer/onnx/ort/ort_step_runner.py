@@ -20,7 +20,7 @@ from torch import Tensor
 from ...attention import PageLayout
 from ...spec import TensorSpec
 from ..layers.paged_attention_lowering import HIDDEN, KEY, StepForm
-from .ort_session import clean_error_message, open_session, runtime_errors
+from .ort_session import USUAL, SessionSettings, clean_error_message, open_session, runtime_errors
 
 Array = np.ndarray
 _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto
@@ -29,9 +29,15 @@ _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto
 class _CacheRunner:
     """Session whose caches are bound where they lie. One call at a time."""
 
-    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        settings: SessionSettings = USUAL,
+    ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self._session: Any = open_session(path, "cpu")
+        self._session: Any = open_session(path, "cpu", settings=settings)
         metadata = self._session.get_modelmeta().custom_metadata_map
         self.form = msgspec.json.decode(metadata[KEY], type=StepForm)
         form = self.form
