@@ -30,6 +30,7 @@ OTHER: dict[str, Any] = {
     "backend": "ort",
     "quant": "cluster:3",
     "layers": {"lm_head": "int8", "*.mlp.*": "float", "a=b": "nf4"},
+    "backend_options": {"spinning": "off"},
     "bits": 4.5,
     "max_drop": 0.005,
     "calibrate": "gptq",

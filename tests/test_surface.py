@@ -37,12 +37,14 @@ def test_flags_of_optimize_are_stable() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
+        "--adapters", "--allow-partial", "--allow-slower", "--backend", "--backend-option", "--batch", "--bits",
+        "--calibrate",
         "--chat-template", "--data", "--device", "--dtype", "--for", "--force", "--fresh", "--ignore-keys", "--input",
         "--json", "--keep-best", "--key", "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error",
         "--max-first-token", "--max-latency", "--max-length", "--max-memory", "--max-p99", "--max-size", "--metric",
         "--min-score", "--min-throughput", "--model", "--no-golden", "--output", "--plan", "--profile",
-        "--quant", "--recover", "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time",
+        "--quant", "--ray", "--ray-address", "--recover",
+        "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time",
         "--trust-code", "--verbose", "--weights",
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What runs on another node of a cluster: trials in a worker process, in a folder of its own.
+"""Trials on another node of a cluster: a worker process below an actor, in a folder of its own.
 
 Artifacts are deleted on the node: the winner is made on the machine of the search, which it is for.
 """

@@ -1,4 +1,4 @@
-"""Options that a backend file declares: checked by name, tried by a search for what they may gain, kept by artifacts."""
+"""Options that a backend file declares: checked, tried by a search for what they may gain, kept by artifacts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_a_candidate_makes_the_plan_and_command_of_its_options(plan: Plan) -> No
     made = Candidate(backend="eager", options=("cache=off", "streams=2")).plan(plan)
     assert made.backend_options == {"cache": "off", "streams": "2"}
     assert check_plan(made).backend_options == made.backend_options
-    assert not Candidate(backend="eager", options=("cache=off",)).is_float, "no form that others are timed against"
+    assert not Candidate(backend="eager", options=("cache=off",)).is_float, (
+        "no form that others are timed against"
+    )
 
 
 def test_options_of_other_backends_are_refused(plan: Plan) -> None:

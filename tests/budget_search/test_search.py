@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def found(plan: Plan, output: Path, *, replace: bool = False, **budgets: Any) ->
 def best(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     """Search once, in this process."""
     folder = tmp_path_factory.mktemp("searched")
+    (folder / "machine").mkdir()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder / "machine"))  # as `own_timing_lock` does for each test
+        patch.setattr(tempfile, "tempdir", None)
         patch.setattr(run_search, "Search", functools.partial(trial_loop.Search, start=InProcess))
         return found(plan, folder / "best.infer", fresh=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ... import compress, plugins
+from ... import device as hardware
 from ...artifact import store
 from ...compress import assign
 from ...errors import InferError, NotUsableError, SourceError, UsageError
@@ -34,6 +35,8 @@ from .messages import Done, LowerBounds, Request, Setup, Survey
 from .timing_lock import TimingLock
 from .user_metric import UserMetric
 
+PACKED_SHARE = 0.1  # of the free memory, that packed weights may hold for trials to come
+
 
 class SourceFailure(Exception):
     """The source, its data or an option is wrong: no trial can run. `error` says what."""
@@ -52,6 +55,7 @@ class Prepared:
     floats: FloatReferences
     findings: list[Finding]
     stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
+    packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
 
 
 class Session:
@@ -234,13 +238,18 @@ class Session:
         return self._work / "float-forms" / f"{backend}-{plan.kv_dtype}"
 
     def _assignment(self, plan: Plan, prepared: Prepared, reporter: Reporter) -> assign.Assignment:
-        """Make the assignment of a trial; calibration statistics are those of an earlier trial of the same kind."""
+        """Make the assignment of a trial; calibration statistics and packed weights are those of earlier trials of the
+        same kind. Recovery trains packed weights in place: those are its own.
+        """
         made = stages.make_assignment(plan, prepared.original, reporter)
         kind = (plan.calibrate, "none" if plan.quant == "none" else "any")
         if kind in prepared.stats:
             made.__dict__["stats"] = prepared.stats[kind]
         elif plan.quant != "none" and made.stats is not None:
             prepared.stats[kind] = made.stats
+        if not plan.recover:
+            room = int(PACKED_SHARE * hardware.memory_available())
+            made.packing_cache = prepared.packings.setdefault(plan.calibrate, compress.PackingCache(room))
         return made
 
 
