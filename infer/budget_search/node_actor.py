@@ -25,7 +25,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # Ray sets the first one to th
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What decides if a node can take part: digests by name, and the machine that times depend on."""
+    """Facts that decide if a node can take part: digests by name, and the machine that times depend on."""
 
     digests: dict[str, str]
     machine: str

@@ -41,7 +41,7 @@ class Node(Protocol):
 
 
 class Trials(Protocol):
-    """What a stage asks of the search; called by the thread that runs the stage alone."""
+    """Calls of a stage to its search, by the thread that runs the stage alone."""
 
     reporter: Reporter
 
