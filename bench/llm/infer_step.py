@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from infer import device as hardware
 from infer.compress import assign
 from infer.graph import capture, storage
 from infer.graph.program import Graph
+from infer.kernels import cpu
+from infer.kernels.cpu import weight_layout
 from infer.llm import StepShape
 from infer.llm.engine.cache.block_manager import new_cache
 from infer.llm.step import paged_step
@@ -35,6 +38,7 @@ from infer.pipeline.llm_mode import find_mode
 from infer.plan import Plan
 from infer.reporter import Reporter
 
+PACKINGS = "compiled/packed.json"  # of the inductor backend
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
 # Code that decides on the compiled form; the native kernels are found when it is opened.
 MAKERS = (attention, kernels, compress, backends, paged_step, capture, stages)
@@ -121,7 +125,7 @@ class InferStep:
     def __init__(self, folder: Path, *, length: int, sequences: int = 1) -> None:
         self.shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
         self.runner: backends.Runner = plugins.get("backends", "inductor").open(folder, "cpu")
-        self.num_bytes = weight_bytes(folder)
+        self.num_bytes = packed_bytes(folder) or weight_bytes(folder)
         blocks = -(-length // self.shape.page)
         self.table = torch.arange(sequences * blocks, dtype=torch.int32).reshape(sequences, blocks)
         self.cache = new_cache(self.shape.layers, sequences * blocks, self.shape.page_bytes)
@@ -164,6 +168,26 @@ def weight_bytes(folder: Path) -> int:
         path.stat().st_size - 8 - int.from_bytes(path.open("rb").read(8), "little")
         for path in (folder / "weights").rglob("*.safetensors")
     )
+
+
+def packed_bytes(folder: Path) -> int:
+    """Return the bytes of a file's codes as packed for this CPU, which a decode step reads; 0 without any."""
+    path = folder / PACKINGS
+    if not path.exists():
+        return 0
+    packings = msgspec.json.decode(path.read_bytes(), type=list[weight_layout.AnyPacking])
+    layers = [
+        layer
+        for packing in packings
+        if isinstance(packing, weight_layout.Packing) and packing.kind == weight_layout.GROUPWISE
+        for layer in packing.layers
+    ]
+    shapes = (
+        part
+        for layer in layers
+        for part in weight_layout.groupwise_shapes(cpu.blocks(layer.rows), layer).values()
+    )
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
 
 def digest(makers: Sequence[ModuleType] = MAKERS) -> str:

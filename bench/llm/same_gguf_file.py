@@ -18,6 +18,7 @@ from torch import Tensor
 from bench.kernels.linear_infer import relative
 from bench.llm import infer_step, llama_cpp_engine, llama_cpp_model
 from bench.llm.decode_prefill import (
+    READING,
     THREADS,
     TWIN,
     BenchmarkCase,
@@ -35,6 +36,7 @@ OURS = "infer"
 DECODE_CONTEXT, PROMPT = 128, 512
 FASTER = {"135M": 1.5, "1B": 1.2}  # decode; of prefill below
 PREFILL_FASTER = 1.8
+SHARE = 0.92  # of the read bandwidth, of a decode step
 # So many times as far from the exact product as llama.cpp: a step of activations is for 64 columns, not 32 or 256.
 FARTHEST = 1.5
 # The rows of 135M have no multiple of 256 columns, as K-quants need.
@@ -91,30 +93,55 @@ def measure(work: FileCase, seconds: float) -> list[Bar]:
         for flash in (False, True):
             name = "llama.cpp, flash" if flash else "llama.cpp"
             engines[name] = LlamaProcess(work.case, work.format, flash)
-        return [_measured(work, bar, engines, seconds)]
+        return _measured(work, bar, engines, seconds)
     finally:
         for engine in engines.values():
             engine.close()
 
 
-def _measured(work: FileCase, bar: Bar, engines: dict[str, Engine], seconds: float) -> Bar:
+def _measured(work: FileCase, bar: Bar, engines: dict[str, Engine], seconds: float) -> list[Bar]:
     crashed: dict[str, str] = {}
     logits = surviving(engines, crashed, lambda engine: engine.check())
     rivals = [name for name in engines if name != OURS]
     if not rivals:
-        return msgspec.structs.replace(bar, why="; ".join(f"{name} {how}" for name, how in crashed.items()))
+        return [msgspec.structs.replace(bar, why="; ".join(f"{name} {how}" for name, how in crashed.items()))]
     exact = _exact(work)
     errors = {name: relative(found, exact) for name, found in logits.items()}
     details: dict[str, Any] = {"relative_error": errors, "crashed": crashed}
     most = min(TWIN, FARTHEST * max(errors[name] for name in rivals))
     if errors[OURS] > most:
         why = f"not timed: ours is {errors[OURS]:.3f} from the exact product of the file's weights, at most {most:.3f}"
-        return msgspec.structs.replace(bar, why=why, details=details)
+        return [msgspec.structs.replace(bar, why=why, details=details)]
     sides = [Side(n, e.run, lambda: logits[OURS], pid=e.pid) for n, e in engines.items()]
-    timed = timing.interleaved_for(sides, seconds)
+    timed = timing.interleaved_for([*sides, timing.reader()], seconds)
     ours, theirs = timed.seconds[OURS], min(timed.seconds[name] for name in rivals)
-    details |= {"file": timed._asdict(), "bytes": {n: e.num_bytes for n, e in engines.items()}}
-    return msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)
+    sizes = {n: e.num_bytes for n, e in engines.items()}
+    details |= {"file": timed._asdict(), "bytes": sizes}
+    bars = [msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)]
+    return (
+        bars if work.case.kind != "decode" else [*bars, _roofline(work, sizes[OURS], timed.seconds, details)]
+    )
+
+
+def _roofline(work: FileCase, num_bytes: int, seconds: dict[str, float], details: dict[str, Any]) -> Bar:
+    """Return the share of the memory's bandwidth in the same turns that a decode step reaches; `theirs`: all of it."""
+    bandwidth = timing.READ_BYTES / seconds[READING]
+    least, rival = num_bytes / bandwidth, min(s for n, s in seconds.items() if n not in (OURS, READING))
+    details |= {
+        "read_bandwidth": bandwidth,
+        "most": rival / least,
+    }  # times llama.cpp's speed that its bytes allow
+    share = least / seconds[OURS]
+    return Bar(
+        work=work.name,
+        rival="reading memory",
+        need=SHARE,
+        got=share,
+        unit="of the read bandwidth",
+        ours=seconds[OURS],
+        theirs=least,
+        details=details,
+    )
 
 
 def _exact(work: FileCase) -> Tensor:

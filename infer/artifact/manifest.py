@@ -18,7 +18,8 @@ from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
 from .old_formats import upgrade_manifest, upgrade_report
 
-FORMAT = 1
+FORMAT = 2  # since then codes may have 5 and 6 bits, minima be steps of a scale, scales be float8
+READ = (1, FORMAT)
 MANIFEST = "manifest.json"
 REPORT = "report.json"
 MAX_BYTES, MAX_NAME = 1 << 27, 255
@@ -79,9 +80,9 @@ def read_manifest(folder: Path) -> Manifest:
     data = read_regular(path, MAX_BYTES, follow_links=False, error=ArtifactError)
     try:
         head = msgspec.json.decode(data, type=dict[str, Any])
-        if head.get("format") != FORMAT:
+        if head.get("format") not in READ:
             raise ArtifactError(
-                f"artifact format {str(head.get('format'))[:40]} is not the {FORMAT} that this version of infer reads",
+                f"artifact format {str(head.get('format'))[:40]} is none of {READ} that this version of infer reads",
                 where=str(path),
                 hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
             )

@@ -1,6 +1,6 @@
 """Blocks of GGUF's types joined from codes, scales and minima: the inverse of `load.gguf.block_codes`, byte for byte.
 
-`parts` of n blocks hold unpacked codes [n, weights of a block] and, as `split_blocks` gives them, scales and minima.
+`parts` of n blocks hold unpacked codes [n, weights of a block], scales and minima, as `CodeForm.split` gives them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _q4_1(parts: Parts) -> list[Tensor]:
 
 
 def _q5_0(parts: Parts) -> list[Tensor]:
-    codes = (parts["codes"].to(torch.int16) + 16).clamp(0, 31).to(torch.uint8)
+    codes = parts["codes"].clamp(0, 31).to(torch.uint8)
     return [half(parts["scale"]), _bits(codes >> 4), nibbles(codes & 15)]
 
 
@@ -96,7 +96,7 @@ def _q5_k(parts: Parts) -> list[Tensor]:
 
 
 def _q6_k(parts: Parts) -> list[Tensor]:
-    codes = (parts["codes"].to(torch.int16) + 32).clamp(0, 63).to(torch.uint8)
+    codes = parts["codes"].clamp(0, 63).to(torch.uint8)
     scales = parts["scale"].to(torch.int8).contiguous().view(torch.uint8)
     low, high = _fields(codes & 15, 64, 4, 2), _fields(codes >> 4, 32, 2, 4)
     return [low, high, scales, half(parts["super_scale"])]

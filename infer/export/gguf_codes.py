@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ _TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
 BLOCK = 32
 _CENTERED = tuple(float(code) for code in range(-8, 8))
 _UNSIGNED = tuple(float(code) for code in range(16))
+_FIVE_BITS = tuple(tuple(float(code) for code in range(low, low + 32)) for low in (0, -16))
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
             yield "Q4_0"
         if _multiple_of(table, IQ4):
             yield "IQ4_NL"
-    if whole and grid is not None:
+    if whole and grid is not None and len(table) <= 16:
         yield "Q4_1"
-    if whole and not table:
+    if whole and table in ((), *_FIVE_BITS):
         yield "Q5_1" if minimum else "Q5_0"
     if supers and not minimum and group % 16 == 0 and rows.integers() is not None:
         yield "Q6_K"
@@ -102,7 +104,8 @@ _SUPER_TYPES = {
     (_CENTERED[4:12], False, 16): "Q3_K",
     (tuple(map(float, IQ4)), False, 32): "IQ4_XS",
     (_UNSIGNED, True, 32): "Q4_K",
-    ((), True, 32): "Q5_K",
+    ((), True, 32): "Q5_K",  # artifacts of earlier versions hold its codes in bytes
+    (_FIVE_BITS[0], True, 32): "Q5_K",
 }
 
 
@@ -160,16 +163,16 @@ def _grid_blocks(rows: StoredRows) -> Parts:
     return _by_blocks(rows, rows.codes(), steps, least if minima is None else least + minima)
 
 
-def _integer_blocks(rows: StoredRows) -> Parts:
+def _integer_blocks(rows: StoredRows, zero: int = 0) -> Parts:
     codes, unit = rows.integers() or (rows.codes(), 1.0)
-    return _by_blocks(rows, codes.clamp(-128, 127), rows.steps() * unit, rows.minima())
+    return _by_blocks(rows, codes.clamp(-128, 127) + zero, rows.steps() * unit, rows.minima())
 
 
 def _q6_k(rows: StoredRows) -> Parts:
     codes, unit = rows.integers() or (rows.codes(), 1.0)
     scale = rows.parts["scale"].repeat_interleave(rows.group // 16, 1)
     return {
-        "codes": codes.reshape(-1, SUPER),
+        "codes": codes.reshape(-1, SUPER).to(torch.int16) + 32,
         "scale": scale.reshape(-1, SUPER // 16),
         "super_scale": (rows.parts["super_scale"].float() * unit).reshape(-1, 1),
     }
@@ -177,5 +180,10 @@ def _q6_k(rows: StoredRows) -> Parts:
 
 _PARTS: dict[str, Callable[[StoredRows], Parts]] = {
     **{"Q4_0": _table_blocks, "IQ4_NL": _table_blocks, "Q4_1": _grid_blocks, "MXFP4": _float4_blocks},
-    **{"Q5_0": _integer_blocks, "Q5_1": _integer_blocks, "Q8_0": _integer_blocks, "Q6_K": _q6_k},
+    **{
+        "Q5_0": partial(_integer_blocks, zero=16),
+        "Q5_1": _integer_blocks,
+        "Q8_0": _integer_blocks,
+        "Q6_K": _q6_k,
+    },
 }

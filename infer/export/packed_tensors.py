@@ -50,7 +50,7 @@ class PackedTensors:
         if "table" in self.names:
             width = (*self.shape_of("table"), 0, 0)[1]
             bits = width.bit_length() - 1
-            if width not in (4, 8, 16, 64):
+            if width not in (4, 8, 16, 32, 64):
                 return f"its table has rows of {width} values"
         if self.shape_of("codes") != (rows, columns * bits // 8):
             return f"its codes are {list(self.shape_of('codes'))}"
@@ -59,13 +59,18 @@ class PackedTensors:
             groups = (*shape, 1)[1]
             if len(shape) not in (1, 2) or shape[0] != rows or groups < 1:
                 return f"its {part} is {list(shape)}"
-            wanted = -(-columns // SUPER) if part.startswith("super_") else 0
+            wanted = self._supers(columns) if part.startswith("super_") else 0
             if groups != wanted if wanted else columns % groups:
                 return f"its {part} is {list(shape)}"
         two_levels = bool(self.names.keys() & {"row_scale", "super_scale", "super_minimum"})
         if two_levels and columns // (*self.shape_of("scale"), 1)[1] not in (16, 32, 64, 128, 256):
             return f"its scale is {list(self.shape_of('scale'))}"
         return ""
+
+    def _supers(self, columns: int) -> int:
+        """Return how many super-scales a row has: one divisor of its float8 scales, or one for each 256 columns."""
+        float8 = "scale" in self.names and self.reader.dtype(self.names["scale"]) == torch.float8_e4m3fn
+        return 1 if float8 else -(-columns // SUPER)
 
     def decoded(self) -> Tensor:
         """Return the float32 weight [N, K]; raise `ValueError` where the parts do not fit each other."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.ops.bitpack import bits_of, unpack
-from ..kernels.ops.groupwise_codes import num_columns, with_super
+from ..kernels.ops.groupwise_codes import minima, num_columns, with_super
 from ..load.weights import StoredCodes
 
 WEIGHTS = 1 << 22  # of the rows that are read at a time
@@ -51,7 +51,7 @@ class StoredRows:
         """Return what is added to the weights of a group, float32 [rows, groups], or None."""
         if (minimum := self.parts.get("minimum")) is None:
             return None
-        return with_super(minimum, self.parts.get("super_minimum"), self.group)
+        return minima(minimum, self.parts.get("super_minimum"), self.steps(), self.group)
 
     def weight(self) -> Tensor:
         """Return the float32 weight [rows, K], its columns as the codes lie."""

@@ -64,21 +64,23 @@ struct Case {
   }
 };
 
-// Codes of bytes, then of 4 bits, with a float scale for each `group` columns.
+// Codes of 4 bits, of bytes, then in planes of 5 bits, with a float scale for each `group` columns.
 std::vector<float> groupwise(const Case& given, int64_t group) {
   const int64_t rows = given.rows, columns = given.columns, m = given.m, blocks = packed_blocks(rows);
-  std::vector<float> y(2 * m * rows), ones(rows, 1.0f), unused(blocks * 16);
+  std::vector<float> y(3 * m * rows), ones(rows, 1.0f), unused(blocks * 16);
   float table[16];
   for (int i = 0; i < 16; ++i) table[i] = static_cast<float>(i - 8);
-  for (int64_t bytes = 0; bytes < 2; ++bytes) {
-    std::vector<uint8_t> codes(blocks * columns * (bytes ? 16 : 8));
+  for (int64_t form = 0; form < 3; ++form) {
+    const int64_t layout = group + (form == 1 ? int64_t{1} << 32 : form == 2 ? int64_t{5} << 39 | int64_t{16} << 42 : 0);
+    std::vector<uint8_t> codes(blocks * columns / GROUP * GroupwiseLayout(layout, columns).group_bytes());
     std::vector<int8_t> scale(blocks * columns / GROUP * 16), entries(blocks * 16);
-    if (bytes)
+    if (form == 2)
+      pack_planes(given.stream.data(), 5, 0, 5, rows * 4 / 5, columns, codes.data());
+    else if (form == 1)
       pack_int8(given.codes.data(), ones.data(), rows, columns, reinterpret_cast<int8_t*>(codes.data()), unused.data());
     else
       pack_lut4(given.stream.data(), 4, table, 1, given.group_scale.data(), ones.data(), rows, columns, 1, codes.data(),
                 scale.data(), entries.data(), unused.data());
-    const int64_t layout = group + (bytes << 32);
     const GroupwiseLayout place(layout, columns);
     std::vector<float> record(blocks * place.record_bytes / 4);
     for (int64_t b = 0; b < blocks; ++b) {
@@ -87,7 +89,7 @@ std::vector<float> groupwise(const Case& given, int64_t group) {
       for (int64_t i = 0; i < columns / group * 16; ++i) here[place.scale / 4 + i] = 0.01f * static_cast<float>(i % 23);
     }
     const GroupwiseWeight weight{codes.data(), reinterpret_cast<const uint8_t*>(record.data()), entries.data(), rows, columns, layout};
-    linear_groupwise(given.x.data(), m, weight, given.bias.data(), y.data() + bytes * m * rows);
+    linear_groupwise(given.x.data(), m, weight, given.bias.data(), y.data() + form * m * rows);
   }
   return y;
 }

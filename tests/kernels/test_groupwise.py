@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from infer.kernels import cpu
-from infer.kernels.cpu.groupwise_layout import groupwise_layout, pack_groupwise, record_bytes
+from infer.kernels.cpu.groupwise_layout import code_bytes, groupwise_layout, pack_groupwise, record_bytes
+from infer.kernels.ops.bitpack import unpack
 from infer.kernels.ops.linear_groupwise import groupwise_twin
 from tests.support.groupwise_operands import FORMS, operands
 
@@ -39,7 +40,7 @@ def packed(x: Tensor, tensors: dict[str, Tensor], bias: Tensor | None) -> Tensor
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
     for rows, columns, count in ((1, 320, 1), (35, 640, 3), (64, 320, 17), (16, 960, 40)):
-        columns += -columns % form[0]
+        columns += -columns % (256 if form[2] == torch.uint8 else form[0])
         tensors = operands(form, rows, columns)
         rng = torch.Generator().manual_seed(count)
         x, bias = torch.randn((count, columns), generator=rng), torch.randn(rows, generator=rng)
@@ -51,6 +52,65 @@ def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: st
         torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-6)
         alone = packed(x[:1], tensors, bias)
         assert torch.equal(alone, found[:1]), "a row has other bits beside other rows"
+
+
+def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
+    q6_k, q5_0, q4_k, q2_k = (
+        (16, 6, torch.int8),
+        (32, 5, torch.float16),
+        (32, 4, torch.uint8),
+        (16, 2, torch.uint8),
+    )
+    for form, minimum, codes, record in (
+        (q6_k, False, 6, 18),
+        (q5_0, False, 5, 16),
+        (q4_k, True, 4, 16),
+        (q2_k, True, 4, 20),
+    ):
+        layout = groupwise_layout(**operands((*form, minimum), 16, 2560))
+        assert code_bytes(layout) == codes * 128
+        assert record_bytes(layout, 2560) == 64 + 16 * 10 * record, "bytes for each 256 columns of 16 rows"
+
+
+def test_bytes_that_fit_in_planes_are_packed_as_bit_streams_are(isa: str) -> None:
+    for form in ((16, 6, torch.int8, False), (32, 5, torch.float16, False), (32, 5, torch.int8, True)):
+        tensors = operands(form, 35, 320)
+        table = tensors.pop("table")
+        stream = pack_groupwise(**tensors, table=table)
+        values = table[0, unpack(tensors["codes"], form[1]).int()].to(torch.int8)
+        in_bytes = pack_groupwise(**{**tensors, "codes": values})
+        assert all(torch.equal(one, other) for one, other in zip(stream, in_bytes, strict=True))
+
+
+@pytest.mark.parametrize(
+    "form", [(16, 6, torch.int8, False), (32, 5, torch.uint8, True), (32, 4, torch.uint8, True)], ids=str
+)
+def test_groupwise_kernels_write_and_need_nothing_beyond_their_rows(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
+    tensors, x = operands(form, 35, 256), torch.randn(3, 256)
+    layout, parts = groupwise_layout(**tensors), pack_groupwise(**tensors)
+    wanted = torch.ops.infer.linear_groupwise_packed(x, *parts, None, layout, 35)
+    poisoned = []
+    for part in parts:  # each right before memory of other values
+        room = torch.full((part.numel() + 4096,), 0xA5, dtype=torch.uint8).view(part.dtype)
+        poisoned.append(room[: part.numel()].copy_(part.flatten()).view(part.shape))
+    found = torch.ops.infer.linear_groupwise_packed(x, *poisoned, None, layout, 35)
+    assert torch.equal(found, wanted)
+    assert wanted.isfinite().all()
+
+
+def test_groupwise_experts_share_the_layout_of_all(isa: str) -> None:
+    form, features = (16, 8, torch.int8, False), 16
+    tensors = operands(form, 2 * features, 64)
+    tensors["codes"][:features] = 1  # of the first expert they would fit in planes
+    layout = groupwise_layout(**tensors)
+    each = [{k: v[e * features : (e + 1) * features] for k, v in tensors.items()} for e in range(2)]
+    joined = [
+        torch.cat(part) for part in zip(*(pack_groupwise(**one, layout=layout) for one in each), strict=True)
+    ]
+    x, expert = torch.randn(2, 64), torch.tensor([0, 1])
+    found = torch.ops.infer.linear_experts_groupwise_packed(x, expert, *joined, layout, features, 1)
+    for place in range(2):
+        assert torch.equal(found[place : place + 1], packed(x[place][None], each[place], None))
 
 
 def test_nan_stays_in_its_row_of_a_groupwise_product(isa: str) -> None:

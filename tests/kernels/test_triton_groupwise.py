@@ -127,7 +127,11 @@ def test_the_kernels_compile_and_use_tensor_cores(capability: int, monkeypatch: 
     launches: list[tuple] = []
     for module in (groupwise_decode, groupwise_gemv, linear_groupwise, epilogue):
         monkeypatch.setattr(module, "launch", lambda k, _, *a, **o: launches.append((k, a, o)))
-    forms = {80: FORMS[1:3], 90: [(32, 4, torch.int8, True)], 120: [(16, 3, torch.int8, False)]}[capability]
+    forms: list[Form] = {
+        80: [*FORMS[1:3], (16, 4, torch.float8_e4m3fn, False)],
+        90: [(32, 4, torch.int8, True), (16, 6, torch.int8, False)],
+        120: [(16, 3, torch.int8, False), (32, 5, torch.uint8, True)],
+    }[capability]
     for form in forms:
         given, bias = layer(form, 64, 192)
         groupwise_gemv.linear(torch.empty(1, 192, dtype=torch.bfloat16), given, bias)

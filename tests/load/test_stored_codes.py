@@ -51,6 +51,41 @@ def test_codes_of_every_method_decode_bit_equal(case: str) -> None:
         torch.testing.assert_close(found, weight[start:stop], rtol=exact, atol=0)
 
 
+def bits(tensors: dict[str, torch.Tensor], count: int) -> float:
+    """Return the bits of a weight in the tensors of `keep`, without tables and orders of columns."""
+    return 8 * sum(t.numel() * t.itemsize for name, t in tensors.items() if name not in keep.SHARED) / count
+
+
+def test_codes_take_half_a_bit_more_than_in_their_source_at_most() -> None:
+    for kind in BLOCK_TYPES.values():
+        if kind.decode is not None:
+            tensors = split_blocks(
+                kind, torch.zeros(1024, kind.num_bytes, dtype=torch.uint8), 1024 * kind.block // 512
+            )
+            assert bits(tensors, 1024 * kind.block) <= 8 * kind.num_bytes / kind.block + 0.5, kind.name
+    for case in CASES:
+        parts, _, settings = CASES[case]((64, 512), torch.Generator().manual_seed(0))
+        codes = opened(parts, settings).codes("layer.weight")
+        if codes is not None and not codes.refused:
+            stored = 8 * sum(part.numel() * part.itemsize for part in parts.values()) / (64 * 512)
+            assert bits(codes.rows(0, 64), 64 * 512) <= stored + 0.5, case
+
+
+@pytest.mark.parametrize("damage", ["nan", "divisor"])
+def test_float8_scales_without_a_plain_divisor_become_float32(damage: str) -> None:
+    parts, weight, settings = CASES["nvfp4"]((64, 128), torch.Generator().manual_seed(0))
+    if damage == "nan":
+        parts["weight_scale"].view(torch.uint8)[3, 2] = 0x7F
+    else:
+        parts["weight_global_scale"] = torch.full((1,), -1e-40)
+    reader = opened(parts, settings)
+    codes = reader.codes("layer.weight")
+    assert codes is not None
+    assert codes.rows(0, 64)["scale"].dtype == torch.float32
+    found, wanted = keep.dequantize(codes.rows(0, 64)).to(weight.dtype), reader.read("layer.weight")
+    assert bool(((found == wanted) | (found.isnan() & wanted.isnan())).all())
+
+
 @pytest.mark.parametrize("case", FLOAT8)
 def test_float8_codes_are_refused_for_carry_over_with_a_reason(case: str) -> None:
     parts, _, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))

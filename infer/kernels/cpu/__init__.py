@@ -181,6 +181,20 @@ def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return packed
 
 
+def pack_planes(codes: Tensor, bits: int, add: int, planes: int, columns: int) -> Tensor:
+    """Pack codes [N, K] of 5 or 6 bits in a bit stream, or of 8 (int8): uint8 [blocks, K/64, planes * 128].
+
+    `add` makes them unsigned integers below 2**`planes`.
+    """
+    codes = codes.contiguous()
+    packed = torch.empty((blocks(len(codes)), columns // GROUP, planes * 128), dtype=torch.uint8)
+    load().infer_pack_planes(
+        *(_pointer(codes), ctypes.c_int(bits), ctypes.c_int(add), ctypes.c_int(planes)),
+        *(ctypes.c_int64(len(codes)), ctypes.c_int64(columns), _pointer(packed)),
+    )
+    return packed
+
+
 __all__ = [
     "blocks",
     "built",
@@ -190,6 +204,7 @@ __all__ = [
     "load",
     "pack_int8",
     "pack_lut4",
+    "pack_planes",
     "use_isa",
     "why_not",
 ]

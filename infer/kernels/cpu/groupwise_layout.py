@@ -1,4 +1,8 @@
-"""Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes."""
+"""Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes.
+
+Codes and scales take the bits that their values need: integers of 5 or 6 bits lie in planes whether the weight holds
+them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import cpu
-from ..ops.bitpack import GROUP
+from ..ops.bitpack import GROUP, bits_of, unpack
 from ..ops.groupwise_codes import SUPER, group_columns, num_columns
+from ..ops.linear_lut import row_blocks
+from ..ops.linear_packed import rounded_table
 
 GROUPWISE_OPERANDS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
-_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)  # in the order of `ScaleType`
-_BYTES, _TYPE, _MINIMUM = 32, 33, 36  # bits of a layout
+_FLOAT8 = torch.float8_e4m3fn
+_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, _FLOAT8)  # in the order of `ScaleType`
+_INT8, _INT6, _INT4 = 3, 5, 6
+_BYTES, _TYPE, _MINIMUM, _STEPS, _HALVES, _PLANES, _ZERO = 32, 33, 36, 37, 38, 39, 42  # bits of a layout
 _LINE = 64
 LEVELS = 127
+PLANE_BITS = {32: 5, 16: 6}  # of the codes of a group of columns that may lie in planes
+_SCALE_BITS = {32: (6, _INT6), 16: (4, _INT4)}
 
 
 def groupwise_layout(
@@ -26,30 +36,81 @@ def groupwise_layout(
     super_minimum: Tensor | None = None,
 ) -> int:
     """Return the layout of the packed form of these tensors; raise `ValueError` for groups of other sizes."""
-    dtype = _number_dtype(scale, minimum, super_scale)
     group = group_columns(codes, scale, table)
-    flags = (table is None) << _BYTES | _TYPES.index(dtype) << _TYPE | (minimum is not None) << _MINIMUM
-    return group | flags
+    kind = _scale_type(scale, minimum, super_scale)
+    if kind == _INT8 and num_columns(codes, table) % SUPER == 0 and group in _SCALE_BITS:
+        bits, packed = _SCALE_BITS[group]
+        if minimum is not None and _within(scale, 0, 2**bits) and _within(minimum, 0, 2**bits):
+            kind = packed
+    supers = [part for part in (super_scale, super_minimum) if part is not None]
+    halves = kind >= _INT8 and kind != 4 and all(part.dtype == torch.float16 for part in supers)
+    steps = minimum is not None and _is_steps(minimum, super_minimum) and kind != _INT8
+    flags = kind << _TYPE | (minimum is not None) << _MINIMUM | steps << _STEPS | halves << _HALVES
+    return group | flags | _code_flags(codes, table, group)
 
 
-def _number_dtype(scale: Tensor, minimum: Tensor | None, super_scale: Tensor | None) -> torch.dtype:
+def _scale_type(scale: Tensor, minimum: Tensor | None, super_scale: Tensor | None) -> int:
+    """Return the place of the scales' type in `ScaleType`; float32 for those that have none."""
     if scale.dtype == torch.int8 and super_scale is None:
-        return torch.float32
-    same = minimum is None or minimum.dtype == scale.dtype
-    return scale.dtype if same and scale.dtype in _TYPES else torch.float32
+        return 0
+    same = minimum is None or minimum.dtype in (scale.dtype, torch.int8)
+    return _TYPES.index(scale.dtype) if same and scale.dtype in _TYPES else 0
+
+
+def _is_steps(minimum: Tensor, super_minimum: Tensor | None) -> bool:
+    return minimum.dtype == torch.int8 and super_minimum is None
+
+
+def _within(values: Tensor, low: int, high: int) -> bool:
+    """Tell if integers are in low..high - 1."""
+    if not values.numel():
+        return False
+    least, most = values.aminmax()
+    return int(least) >= low and int(most) < high
+
+
+def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
+    bits = PLANE_BITS.get(group, 0)
+    if table is not None:
+        if bits_of(table) <= 4:
+            return 0
+        zero = _zero_of(table)
+        planes = bits == bits_of(table) and zero is not None
+        return bits << _PLANES | (zero or 0) << _ZERO if planes else 1 << _BYTES
+    for zero in (2 ** (bits - 1), 0) if bits else ():
+        if _within(codes, -zero, 2**bits - zero):
+            return bits << _PLANES | zero << _ZERO
+    return 1 << _BYTES
+
+
+def _zero_of(table: Tensor) -> int | None:
+    """Return the zero point of a table of consecutive integers, `code - zero`; None for other tables."""
+    values = table.float().flatten().cpu()
+    zero = -int(values[0]) if bool(values[0].isfinite()) else -1
+    return zero if 0 <= zero < 64 and torch.equal(values, torch.arange(len(values)) - float(zero)) else None
 
 
 def record_bytes(layout: int, columns: int) -> int:
     """Return the bytes of the scales and minima of 16 rows."""
-    dtype, kinds = _TYPES[layout >> _TYPE & 3], 1 + (layout >> _MINIMUM & 1)
-    supers = -(-columns // SUPER) * _LINE * kinds if dtype == torch.int8 else 0
-    numbers = columns // (layout & 0xFFFFFFFF) * cpu.ROWS * dtype.itemsize * kinds
-    return -(-(_LINE + supers + numbers) // _LINE) * _LINE
+    kind, minimum, numbers = layout >> _TYPE & 7, layout >> _MINIMUM & 1, columns // (layout & 0xFFFFFFFF)
+    supers = -(-columns // SUPER) * (2 if layout >> _HALVES & 1 else 4) * (1 + minimum)
+    if kind in (_INT6, _INT4):
+        wanted = supers + (numbers * 3 // 2 if kind == _INT6 else numbers)
+    else:
+        each = _TYPES[kind].itemsize
+        least = (1 if layout >> _STEPS & 1 else each) if minimum else 0
+        wanted = (supers if kind == _INT8 else 0) + numbers * (each + least)
+    return -(-(_LINE + cpu.ROWS * wanted) // _LINE) * _LINE
 
 
 def code_bytes(layout: int) -> int:
     """Return the bytes of the codes of 16 rows and 64 columns."""
-    return cpu.ROWS * GROUP // (1 if layout >> _BYTES & 1 else 2)
+    return cpu.ROWS * GROUP * code_bits(layout) // 8
+
+
+def code_bits(layout: int) -> int:
+    """Return the bits of a packed code: 4, 5, 6 or 8."""
+    return 8 if layout >> _BYTES & 1 else (layout >> _PLANES & 7) or 4
 
 
 def pack_groupwise(
@@ -59,36 +120,86 @@ def pack_groupwise(
     minimum: Tensor | None = None,
     super_scale: Tensor | None = None,
     super_minimum: Tensor | None = None,
+    *,
+    layout: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pack the tensors of `groupwise_codes` for the instruction set in use.
 
-    Returns codes uint8 [blocks, K/64, bytes], scale uint8 [blocks, record] and table int8 [blocks, 16]. The code -128
-    becomes -127: not every instruction set can negate it.
+    `layout`: that of `groupwise_layout` for a weight of which these are some rows. Returns codes uint8 [blocks, K/64,
+    bytes], scale uint8 [blocks, record] and table int8 [blocks, 16]. The code -128 becomes -127: not every instruction
+    set can negate it.
     """
-    rows, columns = codes.shape[0], num_columns(codes, table)
-    ones = torch.ones(rows)
-    if table is None:
-        packed = cpu.pack_int8(codes.clamp(min=-LEVELS), ones)[0].view(torch.uint8)
-        entries, unit = torch.zeros((cpu.blocks(rows), cpu.ROWS), dtype=torch.int8), torch.ones(1)
+    if layout is None:
+        layout = groupwise_layout(codes, scale, table, minimum, super_scale, super_minimum)
+    rows, columns, kind = codes.shape[0], num_columns(codes, table), layout >> _TYPE & 7
+    packed, entries, unit = _packed_codes(codes, table, layout)
+    unit = unit.expand(rows)[:, None]
+    if kind == _TYPES.index(_FLOAT8) and super_scale is not None:
+        unit = unit / super_scale
+    parts = [_by_blocks(unit.contiguous())]
+    if kind in (_INT8, _INT6, _INT4):
+        half = torch.float16 if layout >> _HALVES & 1 else torch.float32
+        parts += [
+            _by_blocks(supers.to(half)) for supers in (super_scale, super_minimum) if supers is not None
+        ]
+    if kind in (_INT6, _INT4) and minimum is not None:
+        parts.append(_packed_scales(scale, minimum, kind))
     else:
-        unused = torch.zeros((rows, columns // GROUP), dtype=torch.int8)
-        packed, _, entries, factor = cpu.pack_lut4(codes, table, unused, ones)
-        unit = factor[:1, 0] / LEVELS
-    dtype = _number_dtype(scale, minimum, super_scale)
-    parts = [_by_blocks(unit.expand(rows)[:, None].contiguous())]
-    for supers in (super_scale, super_minimum):
-        if supers is not None and dtype == torch.int8:
-            parts.append(_by_blocks(supers.float()))
-    for numbers in (scale, minimum):
-        if numbers is not None:
-            parts.append(_by_blocks(numbers.to(dtype)))
+        parts.append(_by_blocks(scale.to(_TYPES[kind])))
+        if minimum is not None:
+            steps = layout >> _STEPS & 1
+            parts.append(
+                _by_blocks(minimum if steps else _values(minimum, scale, super_minimum).to(_TYPES[kind]))
+            )
     record = torch.cat(parts, 1)
     record = F.pad(record, (0, -record.shape[1] % _LINE))
     return packed.reshape(cpu.blocks(rows), columns // GROUP, -1), record, entries
 
 
+def _values(minimum: Tensor, scale: Tensor, super_minimum: Tensor | None) -> Tensor:
+    """Return minima as they are, but steps of a scale that the kernels have no form for as numbers."""
+    return minimum * scale.float() if _is_steps(minimum, super_minimum) else minimum
+
+
+def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, tables of the blocks and what 1 of a code stands for, float32 [1]."""
+    rows, columns, bits = codes.shape[0], num_columns(codes, table), code_bits(layout)
+    entries, unit = torch.zeros((cpu.blocks(rows), cpu.ROWS), dtype=torch.int8), torch.ones(1)
+    if bits == 4 and table is not None:
+        unused = torch.zeros((rows, columns // GROUP), dtype=torch.int8)
+        packed, _, entries, factor = cpu.pack_lut4(codes, table, unused, torch.ones(rows))
+        return packed, entries, factor[:1, 0] / LEVELS
+    if bits != 8:
+        zero = layout >> _ZERO & 63
+        stored = (8, zero) if table is None else (bits_of(table), 0)
+        return cpu.pack_planes(codes, *stored, bits, columns), entries, unit
+    if table is not None:
+        values, factor = rounded_table(table)
+        blocks = (codes[start:stop] for start, stop in row_blocks(rows, columns))
+        codes = torch.cat([values.flatten()[unpack(block, bits_of(table)).int()] for block in blocks])
+        unit = factor / LEVELS
+    packed = cpu.pack_int8(codes.clamp(min=-LEVELS), torch.ones(rows))[0]
+    return packed.view(torch.uint8), entries, unit
+
+
+def _packed_scales(scale: Tensor, minimum: Tensor, kind: int) -> Tensor:
+    """Return scales and minima int8 [N, S] of 6 or 4 bits as bytes uint8 [blocks, bytes]: 256 columns by 256."""
+    each = SUPER // (32 if kind == _INT6 else 16)
+    scales, minima = (
+        _by_blocks(part).reshape(cpu.blocks(len(scale)), -1, each * cpu.ROWS) for part in (scale, minimum)
+    )
+    nibbles = scales & 15 | (minima & 15) << 4
+    if kind == _INT4:
+        return nibbles.flatten(1)
+    high = scales >> 4 | minima >> 4 << 2
+    first, second = high.chunk(2, 2)
+    return torch.cat([first | second << 4, nibbles], 2).flatten(1)
+
+
 def _by_blocks(numbers: Tensor) -> Tensor:
     """Return numbers [N, S] as bytes uint8 [blocks, S * 16 * size], those of 16 rows side by side, 0 beyond N."""
+    if numbers.dtype == _FLOAT8:
+        numbers = numbers.view(torch.uint8)
     padded = F.pad(numbers, (0, 0, 0, -numbers.shape[0] % cpu.ROWS))
     sided = padded.reshape(-1, cpu.ROWS, numbers.shape[1]).transpose(1, 2).contiguous()
     return sided.view(torch.uint8).reshape(len(sided), -1)

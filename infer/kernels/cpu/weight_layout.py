@@ -182,7 +182,8 @@ def pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[
     """Return the packed tensors of one layer, in the order of `PARTS[kind]`."""
     if kind == GROUPWISE:
         names = {name: getattr(layer, name) for name in GROUPWISE_OPERANDS}
-        return pack_groupwise(**{name: weights[held] for name, held in names.items() if held is not None})
+        held = {name: weights[stored] for name, stored in names.items() if stored is not None}
+        return pack_groupwise(**held, layout=layer.layout)
     if kind == LUT:
         lut = (layer.codes, layer.table, layer.scale, layer.row_scale)
         return cpu.pack_lut4(*(weights[str(name)] for name in lut))

@@ -96,7 +96,13 @@ def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> 
                 if layer.bias:
                     bias[start : start + layer.rows] = weights[layer.bias]
             made[f"{packing.name}_bias"] = bias
-        minima = [fragments.pack_factors(weights[one.minimum]) for one in packing.layers if one.minimum]
+        minima = [fragments.pack_factors(_minima(one, weights)) for one in packing.layers if one.minimum]
         if minima:
             made[f"{packing.name}_minimum"] = torch.cat(minima, 1)
     return made
+
+
+def _minima(layer: FragmentLayer, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the minima of a layer as numbers: int8 ones are steps of the scales."""
+    minimum, scale = weights[str(layer.minimum)], weights[layer.scale]
+    return minimum * scale.float() if minimum.dtype == torch.int8 else minimum

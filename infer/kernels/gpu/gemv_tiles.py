@@ -16,7 +16,7 @@ from .launch import cdiv
 from .split_columns import even_parts, power_above, split_of
 
 MAX_ROWS = 8  # of x in one program
-WORDS = {2: 1, 3: 3, 4: 1, 6: 3, 8: 2}  # 32-bit words of a unit, by bits of a code
+WORDS = {2: 1, 3: 3, 4: 1, 5: 5, 6: 3, 8: 2}  # 32-bit words of a unit, by bits of a code
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
 
 
@@ -62,10 +62,10 @@ def loaded(pointers: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.ten
 def unit_words(
     word: tl.tensor, inside: tl.tensor, WORDS: tl.constexpr, EVEN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Load the words of each lane's unit, each [BN, W, 32]; those that a unit lacks repeat the first."""
+    """Load up to three words of each lane's unit, each [BN, W, 32]; those that a unit lacks repeat the first."""
     w0 = loaded(word, inside, EVEN)
     w1 = loaded(word + 1, inside, EVEN) if WORDS > 1 else w0
-    w2 = loaded(word + 2, inside, EVEN) if WORDS == 3 else w0
+    w2 = loaded(word + 2, inside, EVEN) if WORDS > 2 else w0
     return w0, w1, w2
 
 

@@ -1,11 +1,12 @@
 """Codes of a groupwise-quantized checkpoint as it stores them, with a scale and perhaps a minimum for each group.
 
     codes          uint8 [N, K * bits / 8], packed as in `bitpack`, beside a table; or int8 [N, K] without one
-    scale          [N, K / group] float32, float16 or bfloat16; int8 beside a super_scale
-    table          float32 [1, 2**bits], bits 2 to 4; or None
-    minimum        as scale; or None
-    super_scale    float32 or float16 [N, ceil(K / 256)], of the int8 scales of 256 columns; or None
-    super_minimum  the same of the minima; or None
+    scale          [N, K / group] float32, float16 or bfloat16; int8 or float8_e4m3fn beside a super_scale
+    table          float32 [1, 2**bits], bits 2 to 6, of 5 and 6 consecutive integers; or None
+    minimum        as scale; int8 without a super_minimum: steps of the scale (zero points); or None
+    super_scale    float32 or float16 [N, ceil(K / 256)], of the int8 scales of 256 columns; float32 [N, 1], by which
+                   float8 scales are divided; or None
+    super_minimum  as super_scale, of the int8 minima; or None
     weight[n, k] = value * (scale * super_scale) + minimum * super_minimum,  value = table[code] or code
 
 A group is 16, 32 or a multiple of 64 columns. The order of the products is that of the formats' own readers (llama.cpp,
@@ -46,7 +47,16 @@ def with_super(values: Tensor, supers: Tensor | None, group: int) -> Tensor:
     """Return scales or minima [N, G] in float32, each times the super-scale of its 256 columns."""
     if supers is None:
         return values.float()
+    if values.dtype == torch.float8_e4m3fn:
+        return values.float() / supers
     return values.float() * supers.float().repeat_interleave(SUPER // group, 1)[:, : values.shape[1]]
+
+
+def minima(minimum: Tensor, super_minimum: Tensor | None, steps: Tensor, group: int) -> Tensor:
+    """Return minima [N, G] in float32 beside their groups' scales `steps`, float32 [N, G]."""
+    if minimum.dtype == torch.int8 and super_minimum is None:
+        return minimum.float() * steps
+    return with_super(minimum, super_minimum, group)
 
 
 def decode(
@@ -67,7 +77,8 @@ def decode(
         index = unpacked(codes, bits_of(table)).to(torch.int32)
         values = table.float().reshape(-1).index_select(0, index.reshape(-1))
     values = values.reshape(codes.shape[0], scale.shape[1], group)
-    weight = values * with_super(scale, super_scale, group)[:, :, None]
+    steps = with_super(scale, super_scale, group)
+    weight = values * steps[:, :, None]
     if minimum is not None:
-        weight = weight + with_super(minimum, super_minimum, group)[:, :, None]
+        weight = weight + minima(minimum, super_minimum, steps, group)[:, :, None]
     return weight.reshape(codes.shape[0], -1)

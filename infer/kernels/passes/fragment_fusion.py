@@ -62,12 +62,14 @@ class _Fragments(Rewriter):
     def _form(self, layer: FragmentLayer) -> dict[str, Any]:
         """Return the key of layers that share a call: columns, group size, dtypes of scales and minima."""
         columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
-        scale, minimum = self._tensors[layer.scale], layer.minimum
+        scale = self._tensors[layer.scale]
+        minimum = None if layer.minimum is None else self._tensors[layer.minimum].dtype
+        minima = torch.float32 if minimum == torch.int8 else minimum  # steps of the scale become numbers
         return {
             "columns": columns,
             "group": columns // scale.shape[1],
             "factors": None if layer.row_scale else str(scale.dtype).removeprefix("torch."),
-            "minima": None if minimum is None else str(self._tensors[minimum].dtype).removeprefix("torch."),
+            "minima": None if minima is None else str(minima).removeprefix("torch."),
         }
 
     def _replace(self, members: list[tuple[fx.Node, FragmentLayer]]) -> None:

@@ -48,14 +48,13 @@ def _q4_1(raw: Tensor) -> Parts:
 
 
 def _q5_0(raw: Tensor) -> Parts:
-    codes = nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4
-    return {"codes": codes.to(torch.int8) - 16, "scale": _half(raw[:, :2])}
+    return {"codes": nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4, "scale": _half(raw[:, :2])}
 
 
 def _q5_1(raw: Tensor) -> Parts:
     codes = nibbles(raw[:, 8:]) | bits(raw[:, 4:8]) << 4
     halves = {"scale": _half(raw[:, :2]), "minimum": _half(raw[:, 2:4])}
-    return {"codes": codes.to(torch.int8), **halves}
+    return {"codes": codes, **halves}
 
 
 def _q8_0(raw: Tensor) -> Parts:
@@ -91,12 +90,12 @@ def _q4_k(raw: Tensor) -> Parts:
 
 def _q5_k(raw: Tensor) -> Parts:
     high = fields(raw[:, 16:48], tuple(range(8)), 1, 32)
-    return _with_minimum(raw, (fields(raw[:, 48:], (0, 4), 15, 32) | high << 4).to(torch.int8))
+    return _with_minimum(raw, fields(raw[:, 48:], (0, 4), 15, 32) | high << 4)
 
 
 def _q6_k(raw: Tensor) -> Parts:
     low, high = fields(raw[:, :128], (0, 4), 15, 64), fields(raw[:, 128:192], (0, 2, 4, 6), 3, 32)
-    codes = (low.reshape(-1, 8, 32) | high << 4).to(torch.int8) - 32
+    codes = low.reshape(-1, 8, 32) | high << 4
     scales = raw[:, 192:208].contiguous().view(torch.int8)
     return {"codes": codes.flatten(1), "scale": scales, "super_scale": _half(raw[:, 208:])}
 
@@ -123,14 +122,14 @@ _UNSIGNED = tuple(range(16))
 FORMS = {
     "Q4_0": CodeForm(_q4_0, _CENTERED),
     "Q4_1": CodeForm(_q4_1, _UNSIGNED),
-    "Q5_0": CodeForm(_q5_0),
-    "Q5_1": CodeForm(_q5_1),
+    "Q5_0": CodeForm(_q5_0, tuple(range(-16, 16))),
+    "Q5_1": CodeForm(_q5_1, tuple(range(32))),
     "Q8_0": CodeForm(_q8_0),
     "Q2_K": CodeForm(_q2_k, (0, 1, 2, 3)),
     "Q3_K": CodeForm(_q3_k, tuple(range(-4, 4))),
     "Q4_K": CodeForm(_q4_k, _UNSIGNED),
-    "Q5_K": CodeForm(_q5_k),
-    "Q6_K": CodeForm(_q6_k),
+    "Q5_K": CodeForm(_q5_k, tuple(range(32))),
+    "Q6_K": CodeForm(_q6_k, tuple(range(-32, 32))),
     "IQ4_NL": CodeForm(_iq4_nl, IQ4),
     "IQ4_XS": CodeForm(_iq4_xs, IQ4),
     "MXFP4": CodeForm(_mxfp4, E2M1),

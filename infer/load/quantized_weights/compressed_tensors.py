@@ -10,6 +10,7 @@ mxfp4-pack-quantized   `weight_packed` uint8, `weight_scale` uint8, exponents fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,6 +151,11 @@ def _stored(reader: IndexedReader, name: str, block: tuple[int, ...]) -> PackedW
     return scaled_bytes(reader, f"{name}.weight", scale, block, reader.dtype(scale), parts)
 
 
+def _plain(divisor: Tensor) -> bool:
+    """Tell if a positive divisor and its inverse are numbers of full precision."""
+    return 2.0**-100 < float(divisor) < 2.0**100
+
+
 def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
     packed, scale, whole = (f"{name}.weight_{part}" for part in ("packed", "scale", "global_scale"))
     outputs, half = shape_of(reader, packed, 2)
@@ -159,6 +165,7 @@ def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
     require_shape(reader, packed, (outputs, half), torch.uint8)
     require_shape(reader, scale, (outputs, 2 * half // group), torch.float8_e4m3fn if nvidia else torch.uint8)
     steps: Callable[[Tensor], Tensor] = exponents
+    divisor = torch.ones(())
     if nvidia:
         if whole not in reader or torch.Size(reader.shape(whole)).numel() != 1:
             raise SourceError(f"expected one value in {whole!r}")
@@ -172,12 +179,18 @@ def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
         )
 
     def codes() -> StoredCodes:
-        return table_codes(
-            *("nvfp4" if nvidia else "mxfp4", (outputs, 2 * half), torch.bfloat16),
+        described = partial(
+            table_codes,
+            shape=(outputs, 2 * half),
+            dtype=torch.bfloat16,
             table=torch.tensor(E2M1),
             codes=lambda *at: nibbles(reader.rows(packed, *at)),
-            scales=lambda *at: steps(reader.rows(scale, *at)).to(torch.float32 if nvidia else torch.bfloat16),
         )
+        if not nvidia:
+            return described("mxfp4", scales=lambda *at: steps(reader.rows(scale, *at)).to(torch.bfloat16))
+        if _plain(divisor) and not bool(reader.read(scale).float().isnan().any()):
+            return described("nvfp4", scales=lambda *at: reader.rows(scale, *at), divisor=divisor)
+        return described("nvfp4, scales in float32", scales=lambda *at: steps(reader.rows(scale, *at)))
 
     parts = _parts(reader, name, "weight_packed", "weight_scale", "weight_global_scale")
     return PackedWeight((outputs, 2 * half), torch.bfloat16, rows, parts, codes)

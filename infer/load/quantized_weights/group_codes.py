@@ -49,7 +49,8 @@ def integer_codes(
             parts["codes"] = pack(values.to(torch.uint8).contiguous(), bits)
             parts["table"] = (torch.arange(2**bits, dtype=torch.float32) - base)[None]
         if not uniform:
-            parts["minimum"] = (base - zeros(start, stop)).float() * scale.float()
+            moved = base - zeros(start, stop)
+            parts["minimum"] = moved.float() * scale.float() if bits == 8 else moved.to(torch.int8)
         return parts
 
     return StoredCodes(kind, shape, rows, dtype, order=order)
@@ -72,15 +73,20 @@ def table_codes(
     table: Tensor,
     codes: Callable[[int, int], Tensor],
     scales: Callable[[int, int], Tensor],
+    divisor: Tensor | None = None,
     experts: bool = False,
 ) -> StoredCodes:
-    """Return 4-bit codes [rows, K] into a table of 16 values, times scales [rows, groups]."""
+    """Return 4-bit codes [rows, K] into a table of 16 values, times scales [rows, groups].
+
+    `divisor`: one float32 number by which float8 scales are divided.
+    """
     if refused := _refused(shape[1], scales(0, 1).shape[1], None):
         return StoredCodes.without(kind, refused)
 
     def rows(start: int, stop: int) -> dict[str, Tensor]:
         packed = pack(codes(start, stop).to(torch.uint8).contiguous(), 4)
-        return {"codes": packed, "table": table.float()[None], "scale": scales(start, stop)}
+        parts = {"codes": packed, "table": table.float()[None], "scale": scales(start, stop)}
+        return parts if divisor is None else {**parts, "super_scale": divisor.expand(len(packed), 1).clone()}
 
     return StoredCodes(kind, shape, rows, dtype, experts=experts)
 

@@ -43,24 +43,44 @@ class Operands(NamedTuple):
 
     @property
     def pointers(self) -> tuple[Tensor, ...]:
-        """Return what kernels read: codes as int32 words where rows are whole ones; the scale in place of None."""
+        """Return what kernels read: codes as int32 words where rows are whole ones; the codes in place of None."""
         codes = self.codes.contiguous()
         if self.bits in (2, 4):
             codes = codes.view(torch.int32)
-        table = self.scale if self.table is None else self.table.float().contiguous()
-        rest = (self.scale if part is None else part.contiguous() for part in self[3:])
-        return codes, table, self.scale.contiguous(), *rest
+        table = self.codes if self.table is None else self.table.float().contiguous()
+        rest = (self.codes if part is None else part.contiguous() for part in self[3:])
+        scale = self.scale.contiguous()
+        return codes, table, scale.view(torch.uint8) if self.is_float8 else scale, *rest
+
+    @property
+    def is_float8(self) -> bool:
+        return self.scale.dtype == torch.float8_e4m3fn
 
     @property
     def form(self) -> dict[str, Any]:
-        """Return the compile-time arguments of `decoded_tile`."""
+        """Return the compile-time arguments of `decoded_tile`.
+
+        MINIMUM: 0 none, 1 numbers, 2 steps of the scale; SUPER_SCALE: 0 none, 1 of 256 columns, 2 a divisor of the
+        row's float8 scales.
+        """
+        steps = self.minimum is not None and self.minimum.dtype == torch.int8 and self.super_minimum is None
         return {
             "BITS": self.bits,
             "GROUP": group_columns(self.codes, self.scale, self.table),
-            "MINIMUM": self.minimum is not None,
-            "SUPER_SCALE": self.super_scale is not None,
-            "SUPER_MINIMUM": self.super_minimum is not None,
+            "MINIMUM": 2 if steps else int(self.minimum is not None),
+            "SUPER_SCALE": 2 if self.is_float8 else int(self.super_scale is not None),
+            "SUPER_MINIMUM": int(self.super_minimum is not None),
         }
+
+
+@triton.jit
+def float8_value(bits: tl.tensor) -> tl.tensor:
+    """Return what bytes stand for as float8 e4m3, which not every GPU converts; NaN becomes 480."""
+    code = bits.to(tl.int32)
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    whole = tl.where(exponent > 0, mantissa + 8, mantissa).to(tl.float32)
+    power = ((tl.maximum(exponent, 1) + 117) << 23).to(tl.float32, bitcast=True)
+    return tl.where(code > 127, -whole, whole) * power
 
 
 @triton.jit
@@ -79,6 +99,11 @@ def _factors(
     groups = num_columns // GROUP
     g = start // GROUP + tl.arange(0, GROUPS)
     at = values_ptr + stored[:, None] * groups + g[None]
+    if SUPERS == 2:
+        return (
+            float8_value(tl.load(at, mask=(g < groups)[None], other=0))
+            / tl.load(supers_ptr + stored)[:, None]
+        )
     values = tl.load(at, mask=(g < groups)[None], other=0).to(tl.float32)
     if SUPERS:
         each = tl.load(supers_ptr + stored * tl.cdiv(num_columns, _SUPER) + start // _SUPER)
@@ -111,25 +136,32 @@ def decoded_tile(
         at = codes_ptr + stored[:, None] * num_columns + k[None]
         value = tl.load(at, mask=(k < num_columns)[None], other=0).to(tl.float32)
     else:
-        if BITS == 3:
+        if BITS == 3 or BITS > 4:  # eight codes in as many bytes as a code has bits
+            WORD: tl.constexpr = tl.int32 if BITS == 3 else tl.int64
             run = start // 8 + tl.arange(0, BK // 8)
-            at = codes_ptr + stored[:, None] * (num_columns * 3 // 8) + (run * 3)[None]
+            at = codes_ptr + stored[:, None] * (num_columns * BITS // 8) + (run * BITS)[None]
             inside = (run * 8 < num_columns)[None]
-            word = tl.load(at, mask=inside, other=0).to(tl.int32)
-            word |= tl.load(at + 1, mask=inside, other=0).to(tl.int32) << 8
-            word |= tl.load(at + 2, mask=inside, other=0).to(tl.int32) << 16
-            code = word[:, :, None] >> (tl.arange(0, 8) * 3)[None, None]
+            word = tl.load(at, mask=inside, other=0).to(WORD)
+            for i in tl.static_range(1, BITS):
+                word |= tl.load(at + i, mask=inside, other=0).to(WORD) << (8 * i)
+            code = word[:, :, None] >> (tl.arange(0, 8) * BITS)[None, None]
         else:
             w = start * BITS // 32 + tl.arange(0, BK * BITS // 32)
             num_words = num_columns * BITS // 32
             at = codes_ptr + stored[:, None] * num_words + w[None]
             word = tl.load(at, mask=(w < num_words)[None], other=0)
             code = word[:, :, None] >> (tl.arange(0, 32 // BITS) * BITS)[None, None]
-        value = tl.load(table_ptr + tl.reshape(code & ((1 << BITS) - 1), [BN, BK]))
+        code = tl.reshape(code & ((1 << BITS) - 1), [BN, BK])
+        # Of more than 4 bits, integers from the first entry on.
+        value = code.to(tl.float32) + tl.load(table_ptr) if BITS > 4 else tl.load(table_ptr + code)
     GROUPS: tl.constexpr = BK // GROUP if GROUP < BK else 1
     scale = _factors(scale_ptr, super_scale_ptr, stored, start, num_columns, BK, GROUP, SUPER_SCALE)
     weight = tl.reshape(value, [BN, GROUPS, BK // GROUPS]) * scale[:, :, None]
-    if MINIMUM:
+    if MINIMUM == 2:
+        weight += (_factors(minimum_ptr, scale_ptr, stored, start, num_columns, BK, GROUP, 0) * scale)[
+            :, :, None
+        ]
+    elif MINIMUM:
         weight += _factors(
             minimum_ptr, super_minimum_ptr, stored, start, num_columns, BK, GROUP, SUPER_MINIMUM
         )[:, :, None]

@@ -2,7 +2,8 @@
 
 Eight products are added up, then multiplied by the scale of their group; a minimum multiplies the sum of the eight
 activations. So a weight costs its code, its lookup and one multiply-add for each row. Tables lie in registers and are
-read by warp shuffles; codes of a byte become numbers by byte permutations (`w8a16_gemv`). Sums are float32, in a fixed
+read by warp shuffles; codes of 5 and 6 bits are integers from the first entry of their table on, and codes of a byte
+become numbers by byte permutations (`w8a16_gemv`). Sums are float32, in a fixed
 order.
 """
 
@@ -20,7 +21,7 @@ from ..int8.int8_gemv import INTERPRETED
 from ..int8.w8a16_gemv import EXPONENT, FLIP, byte_value
 from ..launch import HALF, cdiv, launch, words
 from ..split_columns import power_above, result_or_sums
-from .groupwise_decode import Operands
+from .groupwise_decode import Operands, float8_value
 
 MAX_ROWS = gemv_tiles.MAX_ROWS
 _SUPER = tl.constexpr(SUPER)
@@ -38,13 +39,30 @@ def _factor(
     SUPERS: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """Return the scale or minimum of each lane's columns, float32 [BN, W, 32]."""
+    """Return the scale or minimum of each lane's columns, float32 [BN, W, 32]; SUPERS as in `groupwise_decode`."""
     at = values_ptr + row * (num_columns // GROUP) + column // GROUP
+    if SUPERS == 2:
+        return float8_value(loaded(at, inside, EVEN)) / tl.load(supers_ptr + row)
     value = loaded(at, inside, EVEN).to(tl.float32)
     if SUPERS:
         each = supers_ptr + row * tl.cdiv(num_columns, _SUPER) + column // _SUPER
         value *= loaded(each, inside, EVEN).to(tl.float32)
     return value
+
+
+@triton.jit
+def _integer_at(
+    w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, w3: tl.tensor, w4: tl.tensor, BITS: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Extract code number C of each unit of three (6 bits) or five (5 bits) words."""
+    WORD: tl.constexpr = C * BITS // 32
+    SHIFT: tl.constexpr = C * BITS % 32
+    low = w0 if WORD == 0 else (w1 if WORD == 1 else (w2 if WORD == 2 else (w3 if WORD == 3 else w4)))
+    code = low >> SHIFT
+    if SHIFT + BITS > 32:
+        high = w1 if WORD == 0 else (w2 if WORD == 1 else (w3 if WORD == 2 else w4))
+        code = (code & ((1 << (32 - SHIFT)) - 1)) | (high << (32 - SHIFT))
+    return code & ((1 << BITS) - 1)
 
 
 @triton.jit(do_not_specialize=["num_words", "exponent"])
@@ -86,8 +104,10 @@ def _rows(
     rows = tl.minimum(n, num_out - 1)
     m = tl.program_id(2) * MB + tl.arange(0, MB)
     unit = tl.arange(0, W)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    if BITS < 8:
+    if BITS < 5:
         table = tl.load(table_ptr + tl.arange(0, 32) % (1 << BITS))
+    elif BITS < 8:
+        first = tl.load(table_ptr)
     units = num_words // WORDS
     begin = tl.program_id(1) * units_each
     end = tl.minimum(begin + units_each, units)
@@ -104,6 +124,8 @@ def _rows(
         w0, w1, w2 = unit_words(codes_tile + start * WORDS, inside, WORDS, EVEN)
         if BITS == 8:
             w0, w1 = w0 ^ FLIP, w1 ^ FLIP
+        w3 = loaded(codes_tile + start * WORDS + 3, inside, EVEN) if WORDS == 5 else w0
+        w4 = loaded(codes_tile + start * WORDS + 4, inside, EVEN) if WORDS == 5 else w0
         scale = tl.zeros([BN, W, 32], tl.float32)
         minimum = tl.zeros([BN, W, 32], tl.float32)
         for octet in tl.static_range(CODES // 8):
@@ -112,7 +134,10 @@ def _rows(
                 scale = _factor(
                     scale_ptr, super_scale_ptr, row, column, inside, num_columns, GROUP, SUPER_SCALE, EVEN
                 )
-                if MINIMUM:
+                if MINIMUM == 2:
+                    at = minimum_ptr + row * (num_columns // GROUP) + column // GROUP
+                    minimum = loaded(at, inside, EVEN).to(tl.float32) * scale
+                elif MINIMUM:
                     minimum = _factor(
                         minimum_ptr, super_minimum_ptr, row, column, inside, num_columns, GROUP, SUPER_MINIMUM, EVEN
                     )  # fmt: skip
@@ -122,6 +147,8 @@ def _rows(
             for i in tl.static_range(8):
                 if BITS == 8:
                     weight = byte_value(w0 if i < 4 else w1, exponent, i % 4, ASSEMBLY)
+                elif BITS > 4:
+                    weight = _integer_at(w0, w1, w2, w3, w4, BITS, octet * 8 + i).to(tl.float32) + first
                 else:
                     weight = entry_at(table, w0, w1, w2, BITS, octet * 8 + i)
                 sums += weight[None] * x[i][:, None]
@@ -173,7 +200,7 @@ def _products(
         words(x),
         words(operands.codes),
         *operands.pointers[1:],
-        operands.scale if bias is None else bias.contiguous(),
+        operands.codes if bias is None else bias.contiguous(),
         operands.codes if expert is None else expert.contiguous(),
         out,
         num_rows,

@@ -23,6 +23,7 @@ from . import groupwise_gemv
 from .groupwise_decode import BK, Operands, decode, decoded_tile
 
 _BN = 64
+_MEASURED = {2: 2, 3: 3, 4: 4}  # bits of codes whose thresholds are known; others have those of 6
 
 
 @triton.jit
@@ -86,7 +87,7 @@ def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int 
         (*grid, parts),
         x.contiguous(),
         *operands.pointers,
-        operands.scale if bias is None else bias.contiguous(),
+        operands.codes if bias is None else bias.contiguous(),
         out,
         num_rows,
         num_out,
@@ -127,7 +128,7 @@ def linear_groupwise(
     operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
     same_device(x, *operands, bias)
     rows = flat_rows(x)
-    limit = kernel_thresholds.of(f"lut{min(operands.bits, 6)}", x.device)
+    limit = kernel_thresholds.of(f"lut{_MEASURED.get(operands.bits, 6)}", x.device)
     half = rows.dtype in HALVES
     few = limit.tiles if half else 2 * groupwise_gemv.MAX_ROWS + 1
     if rows.shape[0] < few and groupwise_gemv.usable(operands):

@@ -14,7 +14,7 @@ from .operations import Operation
 from .values import COLUMNS, TEAM, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
-_LUT, _FINE_LUT, _GROUPWISE = 0, 4, 1 << 40
+_LUT, _FINE_LUT, _GROUPWISE = 0, 4, 1 << 56
 _LINEAR = {
     "linear_lut4_packed": _LUT,
     "linear_int8_packed": 1,

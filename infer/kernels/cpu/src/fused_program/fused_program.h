@@ -130,7 +130,7 @@ const Op& fields(const int64_t* op) {
 }
 
 // A kind from GROUPWISE on is GROUPWISE + layout, see groupwise_weight.h.
-enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, INT8_BALANCED, LUT4_FINE, GROUPWISE = int64_t{1} << 40 };
+enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, INT8_BALANCED, LUT4_FINE, GROUPWISE = int64_t{1} << 56 };
 
 inline bool is_groupwise(int64_t kind) { return kind >= GROUPWISE; }
 inline int64_t layout_of(int64_t kind) { return kind - GROUPWISE; }

@@ -55,9 +55,10 @@ struct Stretch {
 };
 
 inline Stretch stretch(const ProgramCall& call, const LinearOp& op) {
-  const bool nibbles = op.kind == LUT4 || op.kind == LUT4_FINE ||
-                       (is_groupwise(op.kind) && !GroupwiseLayout(layout_of(op.kind), op.columns).bytes);
-  const int64_t lines = nibbles ? op.columns / GROUP * 8 : (op.columns + 3) / 4;
+  const bool nibbles = op.kind == LUT4 || op.kind == LUT4_FINE;
+  const int64_t lines = is_groupwise(op.kind) ? op.columns / GROUP * GroupwiseLayout(layout_of(op.kind), op.columns).group_bytes() / LINE
+                        : nibbles             ? op.columns / GROUP * 8
+                                              : (op.columns + 3) / 4;
   return {static_cast<const char*>(call.operands[op.weight[0]]), packed_blocks(op.features), lines * LINE};
 }
 

@@ -157,7 +157,7 @@ void experts_int8_weight(const float* x, const Asked& asked, const Int8Weight& w
 
 void experts_groupwise(const float* x, const Asked& asked, const GroupwiseWeight& weight, float* y) {
   const GroupwiseLayout layout(weight.layout, weight.columns);
-  const int64_t blocks = packed_blocks(weight.rows), code_bytes = weight.columns * BLOCK_ROWS / (layout.bytes ? 1 : 2);
+  const int64_t blocks = packed_blocks(weight.rows), code_bytes = weight.columns / GROUP * layout.group_bytes();
   run(active_isa().staged_groupwise.of(layout.parts()), x, asked, weight, [&](int64_t e) {
     GroupwiseWeight its = weight;
     its.codes += e * blocks * code_bytes, its.scale += e * blocks * layout.record_bytes;

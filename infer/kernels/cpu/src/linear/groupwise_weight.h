@@ -1,11 +1,16 @@
 // Packed weights of codes with a float scale, and perhaps a minimum, for each group of columns.
 //
-// codes as those of lut4 (uint8 [NB, G, 512]) or of int8 ([NB, 16 G, 16, 4]), G = columns / 64; table int8 [NB, 16], of the
-// former; scale uint8 [NB, record]: of each block of 16 rows
+// codes uint8 [NB, G, bits * 128], G = columns / 64: those of lut4 (4 bits), of int8 ([NB, 16 G, 16, 4], 8 bits), or planes
+//   of 5 and 6 bits: unsigned integers of which `zero` is taken away, as the low nibbles lie in lut4, each of 4 (5 bits) or
+//   2 (6 bits) vectors behind one of their high bits, from bit 0 on: low and high columns of the first, of the second, ...
+// table int8 [NB, 16], of 4 bits; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          what 1 of the table stands for
-//   float [C, 16]       super-scales of 256 columns each, C of them, where scales are int8; then those of the minima
+//   super [C, 16]       super-scales of 256 columns each, C of them, where scales are integers; then those of the minima
 //   number [S, 16]      scales of groups of columns, S = columns / group; then, where there are any, the minima
-// `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36.
+// Integers of 4 and 6 bits are both in one place: of 256 columns [256] nibbles of 16 groups of 16 columns, a scale in the
+// low one, a minimum in the high one; or [3, 64] of 8 groups of 32 columns, as codes of 6 bits with minima for high columns.
+// `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
+//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of planes) << 39 + zero << 42.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +21,7 @@ namespace infer_native {
 
 constexpr int64_t SUPER_COLUMNS = 256;
 
-enum class ScaleType : int64_t { FLOAT32, FLOAT16, BFLOAT16, INT8 };
+enum class ScaleType : int64_t { FLOAT32, FLOAT16, BFLOAT16, INT8, FLOAT8, INT6, INT4 };
 
 struct GroupwiseWeight {
   const uint8_t* codes;
@@ -29,32 +34,49 @@ struct GroupwiseWeight {
 // Offsets, in bytes, within the record of a block.
 struct GroupwiseLayout {
   int64_t group;
-  bool bytes, has_minimum;
+  bool has_minimum, minimum_steps, half_supers;
   ScaleType type;
+  int64_t code_bits, zero;
   int64_t super_scale, super_minimum, scale, minimum, record_bytes;
 
   GroupwiseLayout(int64_t layout, int64_t columns)
-      : group(layout & 0xffffffff), bytes(layout >> 32 & 1), has_minimum(layout >> 36 & 1),
-        type(static_cast<ScaleType>(layout >> 33 & 3)) {
+      : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
+        half_supers(layout >> 38 & 1), type(static_cast<ScaleType>(layout >> 33 & 7)),
+        code_bits(layout >> 32 & 1 ? 8 : (layout >> 39 & 7) != 0 ? layout >> 39 & 7 : 4), zero(layout >> 42 & 63) {
     const int64_t kinds = has_minimum ? 2 : 1, chunks = (columns + SUPER_COLUMNS - 1) / SUPER_COLUMNS;
-    const int64_t numbers = columns / group * 16 * number_bytes();
+    const int64_t supers = integers() ? chunks * super_bytes() : 0, numbers = columns / group * 16;
     super_scale = 64;
-    super_minimum = super_scale + chunks * 64;
-    scale = type == ScaleType::INT8 ? super_scale + chunks * 64 * kinds : 64;
-    minimum = scale + numbers;
-    record_bytes = (scale + numbers * kinds + 63) / 64 * 64;
+    super_minimum = super_scale + supers;
+    scale = super_scale + supers * kinds;
+    minimum = scale + numbers * number_bytes();
+    const int64_t minima = !has_minimum ? 0 : numbers * (minimum_steps ? 1 : number_bytes());
+    const int64_t end = type == ScaleType::INT6 ? scale + numbers * 3 / 2 : type == ScaleType::INT4 ? scale + numbers : minimum + minima;
+    record_bytes = (end + 63) / 64 * 64;
   }
 
-  int64_t number_bytes() const { return type == ScaleType::FLOAT32 ? 4 : type == ScaleType::INT8 ? 1 : 2; }
+  bool integers() const { return type == ScaleType::INT8 || type >= ScaleType::INT6; }
+  int64_t super_bytes() const { return half_supers ? 32 : 64; }  // of 16 rows
+  int64_t number_bytes() const {
+    return type == ScaleType::FLOAT32 ? 4 : type == ScaleType::FLOAT16 || type == ScaleType::BFLOAT16 ? 2 : 1;
+  }
   // Scales of 64 columns.
   int parts() const { return group == 16 ? 4 : group == 32 ? 2 : 1; }
+  int64_t group_bytes() const { return code_bits * 128; }  // of the codes of 16 rows and 64 columns
 };
 
 // Whether infer can compute with it: a group of 16, 32 or a multiple of 64 columns that divides them.
 inline bool known_layout(int64_t layout, int64_t columns) {
   const int64_t group = layout & 0xffffffff;
-  return group > 0 && columns % GROUP == 0 && columns % group == 0 && (group == 16 || group == 32 || group % GROUP == 0);
+  if (group <= 0 || columns % GROUP != 0 || columns % group != 0 || (group != 16 && group != 32 && group % GROUP != 0)) return false;
+  const GroupwiseLayout given(layout, columns);
+  const bool bits = given.code_bits == 4 || given.code_bits == 8 || (given.code_bits == 5 && group == 32) || (given.code_bits == 6 && group == 16);
+  if (given.type <= ScaleType::FLOAT8) return bits && !(given.minimum_steps && given.integers());
+  const int64_t wanted = given.type == ScaleType::INT6 ? 32 : 16;
+  return bits && given.type <= ScaleType::INT4 && group == wanted && given.has_minimum && columns % SUPER_COLUMNS == 0;
 }
+
+// Codes [rows, columns] of `bits` each, 5 and 6 in little-endian bit streams or 8 as int8, plus `add`: planes of `planes` bits.
+void pack_planes(const uint8_t* codes, int bits, int add, int planes, int64_t rows, int64_t columns, uint8_t* out);
 
 // Activations become int8 for each 64 columns; see linear_groupwise.h.
 void linear_groupwise(const float* x, int64_t m, const GroupwiseWeight& weight, const float* bias, float* y);

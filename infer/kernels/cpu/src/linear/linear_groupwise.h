@@ -1,12 +1,11 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
-// Codes are 4-bit indices into 16 int8 entries, laid out as those of lut4, or int8, laid out as those of int8. Activations
-// become int8 for each 64 columns, as for lut4; a minimum meets the sum of the int8 activations of its group:
+// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 5 and 6 bits less a zero point. Activations become
+// int8 for each 64 columns, as for lut4; a minimum meets the sum of the int8 activations of its group:
 //   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32.
 #pragma once
 
-#include "linear/groupwise_weight.h"
-#include "linear/parallel_linear.h"
+#include "linear/groupwise_scales.h"
 
 namespace infer_native {
 namespace {
@@ -15,79 +14,27 @@ namespace {
 struct GroupwiseActivations {
   int8_t* q;
   float* step;      // [tile][group][row of the tile]
-  int32_t* offset;  // [tile][group][part][row of the tile]: what a sum starts with
+  int32_t* offset;  // [tile][group][part][row of the tile]: -128 times the sum of q
   float* sum;       // the same: step times the sum of q
 };
 
-constexpr int64_t GROUPWISE_STEP = SUPER_COLUMNS / GROUP;  // groups whose scales are decoded at once
-
-struct GroupwiseScales {
-  alignas(64) float scale[GROUPWISE_STEP * 4][16], minimum[GROUPWISE_STEP * 4][16];
-};
-
-template <ScaleType TYPE>
-inline Vector::Floats load_numbers(const uint8_t* from) {
-  if constexpr (TYPE == ScaleType::INT8) return Vector::load_scale(reinterpret_cast<const int8_t*>(from));
-  if constexpr (TYPE == ScaleType::FLOAT32) return Vector::load(reinterpret_cast<const float*>(from));
-  if constexpr (TYPE == ScaleType::FLOAT16) return Vector::load_halves(reinterpret_cast<const uint16_t*>(from));
-  uint16_t halves[16];
-  std::memcpy(halves, from, sizeof halves);
-  float values[16];
-  for (int i = 0; i < 16; ++i) values[i] = float_of(static_cast<int32_t>(halves[i]) << 16);
-  return Vector::load(values);
+// What the sum of a part starts with, where `offset` is -128 times the sum of its activations.
+template <int BITS>
+inline int32_t groupwise_start(int32_t offset, int64_t zero) {
+  if constexpr (PLANES<BITS>) return (offset >> 7) * static_cast<int32_t>(zero);
+  return Vector::UNSIGNED ? offset : 0;
 }
 
-// Scales and minima of up to GROUPWISE_STEP groups of a block, from the group `first` on, one for each part.
-template <int PARTS, ScaleType TYPE>
-inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count,
-                             GroupwiseScales& to) {
-  constexpr int64_t BYTES = TYPE == ScaleType::FLOAT32 ? 64 : TYPE == ScaleType::INT8 ? 16 : 32;
-  Vector::Floats scale_factor = Vector::load(reinterpret_cast<const float*>(record));
-  Vector::Floats minimum_factor = Vector::broadcast(1.0f);
-  if constexpr (TYPE == ScaleType::INT8) {
-    const int64_t chunk = first / GROUPWISE_STEP * 64;
-    scale_factor = Vector::mul(scale_factor, Vector::load(reinterpret_cast<const float*>(record + layout.super_scale + chunk)));
-    if (layout.has_minimum)
-      minimum_factor = Vector::load(reinterpret_cast<const float*>(record + layout.super_minimum + chunk));
-  }
-  // With several parts each has its number; a larger group has one for `shared` groups of 64 columns.
-  const int64_t shared = PARTS > 1 ? 1 : layout.group / GROUP;
-  int64_t number = PARTS > 1 || shared == 1 ? first * PARTS : first / shared, left = shared == 1 ? 1 : shared - first % shared;
-  for (int64_t i = 0; i < count * PARTS; ++i) {
-    const uint8_t* place = record + number * BYTES;
-    Vector::store(to.scale[i], Vector::mul(load_numbers<TYPE>(place + layout.scale), scale_factor));
-    if (layout.has_minimum)
-      Vector::store(to.minimum[i], Vector::mul(load_numbers<TYPE>(place + layout.minimum), minimum_factor));
-    if (--left == 0) ++number, left = shared;
-  }
+template <int BITS>
+inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
+  if constexpr (PLANES<BITS>) return Vector::dot_small(sum, weights, quad);
+  return Vector::dot_once(sum, weights, quad);
 }
 
-template <int PARTS>
-inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count,
-                          GroupwiseScales& to) {
-  switch (layout.type) {
-    case ScaleType::INT8: return decode_scales_of<PARTS, ScaleType::INT8>(record, layout, first, count, to);
-    case ScaleType::FLOAT32: return decode_scales_of<PARTS, ScaleType::FLOAT32>(record, layout, first, count, to);
-    case ScaleType::FLOAT16: return decode_scales_of<PARTS, ScaleType::FLOAT16>(record, layout, first, count, to);
-    default: return decode_scales_of<PARTS, ScaleType::BFLOAT16>(record, layout, first, count, to);
-  }
-}
-
-// Vector j of a group: columns 4j.. in `low`, 4j + 32.. in `high`.
-template <bool BYTES>
-inline __attribute__((always_inline)) void read_codes(const uint8_t* codes, int j, Vector::Table table, Vector::Quads& low,
-                                                      Vector::Quads& high) {
-  if constexpr (BYTES) {
-    low = Vector::load_quads(codes + j * 64), high = Vector::load_quads(codes + (j + 8) * 64);
-  } else {
-    Vector::decode(codes + j * 64, table, low, high);
-  }
-}
-
-template <int PARTS, bool BYTES, int HEIGHT>
+template <int PARTS, int BITS, int HEIGHT>
 void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x,
                       Range blocks, const float* bias, Rows y) {
-  constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES, GROUP_BYTES = BYTES ? 1024 : 512;
+  constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES, GROUP_BYTES = BITS * 128;
   const int64_t groups = weight.columns / GROUP;
   GroupwiseScales scales;
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
@@ -103,24 +50,20 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
         const int64_t group = first + i;
         const int8_t* q = x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES;
         const int32_t* offset = x.offset + group * PARTS * HEIGHT;
-        for (int half = 0; half < HALVES; ++half) {
+        unroll<HALVES>([&](auto half) {
+          const auto start = [&](int part, auto row) { return groupwise_start<BITS>(offset[part * HEIGHT + row], layout.zero); };
           Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
           unroll<HEIGHT>([&](auto row) {
-            low_sum[row] = Vector::broadcast(offset[half * HEIGHT + row]);
-            high_sum[row] = Vector::broadcast(PARTS == 1 ? int32_t{0} : offset[(half + HALVES) * HEIGHT + row]);
+            low_sum[row] = Vector::broadcast(start(half, row));
+            high_sum[row] = Vector::broadcast(PARTS == 1 ? int32_t{0} : start(half + HALVES, row));
           });
-#pragma GCC unroll 1
-          for (int j = half * VECTORS; j < (half + 1) * VECTORS; ++j) {
-            __builtin_prefetch(codes + j * 64 + Vector::PREFETCH);
-            if (BYTES) __builtin_prefetch(codes + (j + 8) * 64 + Vector::PREFETCH);
-            Vector::Quads low, high;
-            read_codes<BYTES>(codes, j, table, low, high);
+          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, table, [&](int j, Vector::Quads low, Vector::Quads high) {
             const int8_t* quads = q + j * HEIGHT * Vector::QUAD_BYTES;
             unroll<HEIGHT>([&](auto row) {
-              low_sum[row] = Vector::dot_once(low_sum[row], low, quads + row * Vector::QUAD_BYTES);
-              high_sum[row] = Vector::dot_once(high_sum[row], high, quads + (8 * HEIGHT + row) * Vector::QUAD_BYTES);
+              low_sum[row] = groupwise_dot<BITS>(low_sum[row], low, quads + row * Vector::QUAD_BYTES);
+              high_sum[row] = groupwise_dot<BITS>(high_sum[row], high, quads + (8 * HEIGHT + row) * Vector::QUAD_BYTES);
             });
-          }
+          });
           const Vector::Floats low_scale = Vector::load(scales.scale[i * PARTS + half]);
           const Vector::Floats high_scale = Vector::load(scales.scale[i * PARTS + (PARTS == 1 ? 0 : half + HALVES)]);
           unroll<HEIGHT>([&](auto row) {
@@ -134,7 +77,7 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
             }
             total[row] = Vector::fma(pair, step, total[row]);
           });
-        }
+        });
         if (!layout.has_minimum) continue;
         const float* sum = x.sum + group * PARTS * HEIGHT;
         for (int part = 0; part < PARTS; ++part) {
@@ -159,7 +102,7 @@ inline int64_t groupwise_steps(int64_t m, int64_t columns) { return (m * (column
 
 inline Tiles groupwise_tiles(int64_t m) { return {m, Vector::DIRECT_TILE_ROWS}; }
 
-template <int PARTS, bool BYTES>
+template <int PARTS, int BITS>
 void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x, const Tiles& tiles, Range mine,
                     Range blocks, const float* bias, Rows y) {
   const GroupwiseLayout layout(weight.layout, weight.columns);
@@ -175,7 +118,7 @@ void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x
         const GroupwiseActivations from{x.q + place * 16 * Vector::QUAD_BYTES, x.step + place, x.offset + place * PARTS,
                                         x.sum + place * PARTS};
         with_height<Vector::DIRECT_TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-          groupwise_direct<PARTS, BYTES, rows>(weight, layout, from, {block, block + step}, bias, y.from(start));
+          groupwise_direct<PARTS, BITS, rows>(weight, layout, from, {block, block + step}, bias, y.from(start));
         });
       }
   }
@@ -215,7 +158,7 @@ inline void quantize_parts(const float* x, int64_t groups, int64_t height, int8_
       Vector::store_quads(q + 4 * i * stride, stride, codes);
       if ((i + 1) % (4 / PARTS) != 0) continue;
       const int32_t all = Vector::reduce_add(total);
-      *offset = Vector::UNSIGNED ? -128 * all : 0;
+      *offset = -128 * all;
       *sum = *step * static_cast<float>(all);
       offset += height, sum += height;
     }
@@ -239,10 +182,13 @@ void quantize_groupwise(const float* x, int64_t stride, int64_t m, int64_t colum
 template <int PARTS>
 void groupwise_part(const GroupwiseWeight& weight, const GroupwiseActivations& x, const Tiles& tiles, Range mine,
                     Range blocks, const float* bias, Rows y) {
-  if (GroupwiseLayout(weight.layout, weight.columns).bytes)
-    groupwise_rows<PARTS, true>(weight, x, tiles, mine, blocks, bias, y);
-  else
-    groupwise_rows<PARTS, false>(weight, x, tiles, mine, blocks, bias, y);
+  const int64_t bits = GroupwiseLayout(weight.layout, weight.columns).code_bits;
+  if (bits == 8) return groupwise_rows<PARTS, 8>(weight, x, tiles, mine, blocks, bias, y);
+  if constexpr (PARTS == 2)
+    if (bits == 5) return groupwise_rows<PARTS, 5>(weight, x, tiles, mine, blocks, bias, y);
+  if constexpr (PARTS == 4)
+    if (bits == 6) return groupwise_rows<PARTS, 6>(weight, x, tiles, mine, blocks, bias, y);
+  groupwise_rows<PARTS, 4>(weight, x, tiles, mine, blocks, bias, y);
 }
 
 template <int PARTS>

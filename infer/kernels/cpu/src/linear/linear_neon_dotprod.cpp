@@ -132,6 +132,24 @@ struct Vector {
     return each<Sums>([&](int i) { return vdotq_s32(sum.lane[i], weights.lane[i], x); });
   }
   static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Weights of 0..127.
+  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Each byte moved to higher (SHIFT > 0) or lower bits.
+  template <int SHIFT>
+  static Quads shifted(Quads v) {
+    return each<Quads>([&](int i) {
+      const uint8x16_t bytes = vreinterpretq_u8_s8(v.lane[i]);
+      if constexpr (SHIFT > 0) return vreinterpretq_s8_u8(vshlq_n_u8(bytes, SHIFT));
+      if constexpr (SHIFT < 0) return vreinterpretq_s8_u8(vshrq_n_u8(bytes, -SHIFT));
+      return v.lane[i];
+    });
+  }
+  static Quads masked(Quads v, int bits) {
+    return each<Quads>([&](int i) { return vandq_s8(v.lane[i], vdupq_n_s8(static_cast<int8_t>(bits))); });
+  }
+  static Quads either(Quads a, Quads b) {
+    return each<Quads>([&](int i) { return vorrq_s8(a.lane[i], b.lane[i]); });
+  }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     for (int i = 0; i < 4; ++i) {

@@ -142,6 +142,25 @@ struct Vector {
     });
   }
   static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Weights of 0..127.
+  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Each byte moved to higher (SHIFT > 0) or lower bits.
+  template <int SHIFT>
+  static Quads shifted(Quads v) {
+    for (int8_t& byte : v.byte) {
+      const unsigned bits = static_cast<uint8_t>(byte);
+      byte = static_cast<int8_t>(SHIFT > 0 ? bits << (SHIFT > 0 ? SHIFT : 0) : bits >> (SHIFT < 0 ? -SHIFT : 0));
+    }
+    return v;
+  }
+  static Quads masked(Quads v, int bits) {
+    for (int8_t& byte : v.byte) byte = static_cast<int8_t>(byte & bits);
+    return v;
+  }
+  static Quads either(Quads a, Quads b) {
+    for (int i = 0; i < 64; ++i) a.byte[i] = static_cast<int8_t>(a.byte[i] | b.byte[i]);
+    return a;
+  }
   static Table load_table(const int8_t* p) {
     Table table;
     __builtin_memcpy(table.entry, p, sizeof table.entry);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "linear/groupwise_weight.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -132,6 +133,46 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
           quad ^= zero ? 0x80808080u : 0u;
           std::memcpy(block_codes + k * 16 + row * 4, &quad, 4);
         }
+  }
+}
+
+namespace {
+
+// 64 integers of a row → its quads in the vectors of a group, each of `vectors` behind one of their high bits.
+void pack_plane_group(const uint8_t* value, int high, uint8_t* out) {
+  const int vectors = 4 / high;
+  for (int first = 0; first < 8; first += vectors, out += (1 + vectors) * 64)
+    for (int i = 0; i < 4; ++i) {
+      int bits = 0;
+      for (int v = 0; v < vectors; ++v) {
+        const uint8_t *low = value + 4 * (first + v) + i, *top = low + 32;
+        bits |= (*low >> 4) << 2 * v * high | (*top >> 4) << (2 * v + 1) * high;
+        out[(1 + v) * 64 + i] = static_cast<uint8_t>((*low & 15) | (*top & 15) << 4);
+      }
+      out[i] = static_cast<uint8_t>(bits);
+    }
+}
+
+}  // namespace
+
+void pack_planes(const uint8_t* codes, int bits, int add, int planes, int64_t rows, int64_t columns, uint8_t* out) {
+  const int64_t blocks = packed_blocks(rows), groups = columns / GROUP, group_bytes = planes * 128;
+  advise_large_pages(out, blocks * groups * group_bytes);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    uint8_t* const to = out + block * groups * group_bytes;
+    std::memset(to, 0, groups * group_bytes);
+    const int64_t first = block * BLOCK_ROWS, count = std::min(rows - first, BLOCK_ROWS);
+    uint8_t values[GROUP];
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t row = 0; row < count; ++row) {
+        const uint8_t* source = codes + (first + row) * columns * bits / 8;
+        for (int64_t k = 0; k < GROUP; ++k) {
+          const int code = bits == 8 ? source[group * GROUP + k] : code_at(source, bits, group * GROUP + k);
+          values[k] = static_cast<uint8_t>(code + add);
+        }
+        pack_plane_group(values, planes - 4, to + group * group_bytes + row * 4);
+      }
   }
 }
 

@@ -126,6 +126,28 @@ struct Vector {
   }
 #endif
   static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Weights of 0..127, whatever `UNSIGNED` is.
+  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) {
+#if defined(INFER_AVX_VNNI)
+    return dot(sum, weights, quad);
+#else
+    const __m256i x = broadcast_quad(quad), one = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.a, x), one)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.b, x), one))};
+#endif
+  }
+  // Each byte moved to higher (SHIFT > 0) or lower bits; bits of its neighbour may come in.
+  template <int SHIFT>
+  static Quads shifted(Quads v) {
+    if constexpr (SHIFT > 0) return {_mm256_slli_epi16(v.a, SHIFT), _mm256_slli_epi16(v.b, SHIFT)};
+    if constexpr (SHIFT < 0) return {_mm256_srli_epi16(v.a, -SHIFT), _mm256_srli_epi16(v.b, -SHIFT)};
+    return v;
+  }
+  static Quads masked(Quads v, int bits) {
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>(bits));
+    return {_mm256_and_si256(v.a, mask), _mm256_and_si256(v.b, mask)};
+  }
+  static Quads either(Quads x, Quads y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   static Table load_table(const int8_t* p) {
     const Table table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return UNSIGNED ? _mm256_xor_si256(table, _mm256_set1_epi8(-128)) : table;

@@ -72,6 +72,15 @@ struct Vector {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(quad)));
     return sum;
   }
+  // Weights of 0..127, whatever `UNSIGNED` is.
+  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot_once(sum, weights, quad); }
+  // Each byte moved to higher (SHIFT > 0) or lower bits; bits of its neighbour may come in.
+  template <int SHIFT>
+  static Quads shifted(Quads v) {
+    return SHIFT > 0 ? _mm512_slli_epi16(v, SHIFT > 0 ? SHIFT : 0) : SHIFT < 0 ? _mm512_srli_epi16(v, SHIFT < 0 ? -SHIFT : 0) : v;
+  }
+  static Quads masked(Quads v, int bits) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(bits))); }
+  static Quads either(Quads a, Quads b) { return _mm512_or_si512(a, b); }
   static Table load_signed_table(const int8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }

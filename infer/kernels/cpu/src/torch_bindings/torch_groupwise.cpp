@@ -13,11 +13,10 @@ struct Operands {
   // `features`: of one expert where there are several, of which the first is described.
   Operands(const View& codes, const View& scale, const View& table, int64_t layout, int64_t features) {
     STD_TORCH_CHECK(codes.dim == 3 && scale.dim == 2 && table.dim == 2, "expected codes of 3 and scale and table of 2 dimensions");
-    const bool bytes = layout >> 32 & 1;
     const int64_t columns = codes.sizes[1] * GROUP;
     blocks = codes.sizes[0];
     STD_TORCH_CHECK(known_layout(layout, columns), "no layout ", layout, " of ", columns, " columns");
-    STD_TORCH_CHECK(codes.sizes[2] == (bytes ? 1024 : 512) && scale.sizes[0] == blocks && table.sizes[0] == blocks &&
+    STD_TORCH_CHECK(codes.sizes[2] == GroupwiseLayout(layout, columns).group_bytes() && scale.sizes[0] == blocks && table.sizes[0] == blocks &&
                         scale.sizes[1] == GroupwiseLayout(layout, columns).record_bytes,
                     "codes, scale and table do not fit each other");
     STD_TORCH_CHECK(features > 0 && blocks % packed_blocks(features) == 0, "codes do not hold ", features, " rows");
@@ -96,4 +95,9 @@ INFER_SHIM aoti_torch_cpu_linear_experts_groupwise_packed(AtenTensorHandle x, At
   return guarded("linear_experts_groupwise_packed", [&] {
     *ret0 = experts(View(x), View(expert), View(codes), View(scale), View(table), layout, features, top_k);
   });
+}
+
+extern "C" __attribute__((visibility("default"))) void infer_pack_planes(const uint8_t* codes, int bits, int add, int planes,
+                                                                         int64_t rows, int64_t columns, uint8_t* out) {
+  pack_planes(codes, bits, add, planes, rows, columns, out);
 }
