@@ -152,6 +152,7 @@ fuzz: $(STAMP)
 	$(RUN) -m tests.fuzz.modules 1000
 	$(RUN) -m tests.fuzz.artifacts 100000 600
 	$(RUN) -m tests.fuzz.gguf_files 600
+	$(RUN) -m tests.fuzz.packed_tensors 300
 
 bench-stream: $(STAMP)
 	$(RUN) -m bench.serve.stream_cost

@@ -77,7 +77,7 @@ def _decode(block: BlockType) -> Callable[[Tensor], Tensor]:
 def _candidates(rows: StoredRows) -> Iterator[str]:
     """Yield the types that may hold such rows, smallest first."""
     table, minimum, group = rows.table, "minimum" in rows.parts, rows.group
-    supers = rows.columns % SUPER == 0 and "super_scale" in rows.parts and group < SUPER
+    supers = rows.columns % SUPER == 0 and rows.parts["scale"].dtype == torch.int8 and group < SUPER
     whole = group % BLOCK == 0
     if supers and (signature := _SUPER_TYPES.get((table, minimum, group))):
         yield signature

@@ -29,6 +29,8 @@ MEMORY = 4 << 30  # bytes of address space beyond the start
 KINDS = gguf.GGMLQuantizationType
 TYPES = {
     "v_proj.weight": KINDS.Q8_0,
+    "q_proj.weight": KINDS.Q5_0,
+    "k_proj.weight": KINDS.Q5_1,
     "gate_proj.weight": KINDS.Q4_1,
     "norm.weight": KINDS.F32,
     "": KINDS.Q4_0,

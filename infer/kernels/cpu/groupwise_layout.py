@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .. import cpu
 from ..ops.bitpack import GROUP, bits_of, unpack
-from ..ops.groupwise_codes import SUPER, group_columns, num_columns
+from ..ops.groupwise_codes import SUPER, group_columns, num_columns, require_form
 from ..ops.linear_lut import row_blocks
 from ..ops.linear_packed import rounded_table
 
@@ -35,30 +35,20 @@ def groupwise_layout(
     super_scale: Tensor | None = None,
     super_minimum: Tensor | None = None,
 ) -> int:
-    """Return the layout of the packed form of these tensors; raise `ValueError` for groups of other sizes."""
+    """Return the layout of the packed form; raise `ValueError` for groups of other sizes and tensors of other forms."""
+    require_form(codes, scale, table, minimum, super_scale, super_minimum)
     group = group_columns(codes, scale, table)
-    kind = _scale_type(scale, minimum, super_scale)
+    mixed = minimum is not None and minimum.dtype not in (scale.dtype, torch.int8)
+    kind = 0 if mixed else _TYPES.index(scale.dtype)
     if kind == _INT8 and num_columns(codes, table) % SUPER == 0 and group in _SCALE_BITS:
         bits, packed = _SCALE_BITS[group]
         if minimum is not None and _within(scale, 0, 2**bits) and _within(minimum, 0, 2**bits):
             kind = packed
     supers = [part for part in (super_scale, super_minimum) if part is not None]
     halves = kind >= _INT8 and kind != 4 and all(part.dtype == torch.float16 for part in supers)
-    steps = minimum is not None and _is_steps(minimum, super_minimum) and kind != _INT8
+    steps = minimum is not None and minimum.dtype == torch.int8 and scale.dtype != torch.int8
     flags = kind << _TYPE | (minimum is not None) << _MINIMUM | steps << _STEPS | halves << _HALVES
     return group | flags | _code_flags(codes, table, group)
-
-
-def _scale_type(scale: Tensor, minimum: Tensor | None, super_scale: Tensor | None) -> int:
-    """Return the place of the scales' type in `ScaleType`; float32 for those that have none."""
-    if scale.dtype == torch.int8 and super_scale is None:
-        return 0
-    same = minimum is None or minimum.dtype in (scale.dtype, torch.int8)
-    return _TYPES.index(scale.dtype) if same and scale.dtype in _TYPES else 0
-
-
-def _is_steps(minimum: Tensor, super_minimum: Tensor | None) -> bool:
-    return minimum.dtype == torch.int8 and super_minimum is None
 
 
 def _within(values: Tensor, low: int, high: int) -> bool:
@@ -147,18 +137,10 @@ def pack_groupwise(
     else:
         parts.append(_by_blocks(scale.to(_TYPES[kind])))
         if minimum is not None:
-            steps = layout >> _STEPS & 1
-            parts.append(
-                _by_blocks(minimum if steps else _values(minimum, scale, super_minimum).to(_TYPES[kind]))
-            )
+            parts.append(_by_blocks(minimum if layout >> _STEPS & 1 else minimum.to(_TYPES[kind])))
     record = torch.cat(parts, 1)
     record = F.pad(record, (0, -record.shape[1] % _LINE))
     return packed.reshape(cpu.blocks(rows), columns // GROUP, -1), record, entries
-
-
-def _values(minimum: Tensor, scale: Tensor, super_minimum: Tensor | None) -> Tensor:
-    """Return minima as they are, but steps of a scale that the kernels have no form for as numbers."""
-    return minimum * scale.float() if _is_steps(minimum, super_minimum) else minimum
 
 
 def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.bitpack import bits_of
-from ...ops.groupwise_codes import SUPER, group_columns, num_columns
+from ...ops.groupwise_codes import SUPER, group_columns, num_columns, require_form
 from ..launch import cdiv, launch, same_device
 
 BK = 64  # columns of a tile
@@ -63,6 +63,7 @@ class Operands(NamedTuple):
         MINIMUM: 0 none, 1 numbers, 2 steps of the scale; SUPER_SCALE: 0 none, 1 of 256 columns, 2 a divisor of the
         row's float8 scales.
         """
+        require_form(*self)
         steps = self.minimum is not None and self.minimum.dtype == torch.int8 and self.super_minimum is None
         return {
             "BITS": self.bits,
