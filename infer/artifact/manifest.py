@@ -81,8 +81,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         head = msgspec.json.decode(data, type=dict[str, Any])
         if head.get("format") not in READ:
+            known = ", ".join(map(str, READ))
             raise ArtifactError(
-                f"artifact format {str(head.get('format'))[:40]} is none of {READ} that this version of infer reads",
+                f"artifact format {str(head.get('format'))[:40]} is none of {known} that this version of infer reads",
                 where=str(path),
                 hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
             )
