@@ -42,6 +42,34 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> LLMTokenizer:
     return LLMTokenizer(path)
 
 
+@pytest.fixture(scope="module")
+def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pieces and token types as BERT has them."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "a",
+        "o",
+        "##n",
+        "##e",
+        "question",
+        "answer",
+        "word",
+        "x",
+        "y",
+    ]
+    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    path = tmp_path_factory.mktemp("wordpiece") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_text_of_any_length_round_trips(text: LLMTokenizer, words: str) -> None:
     ids = text.encode(words)
@@ -53,6 +81,37 @@ def test_text_of_any_length_round_trips(text: LLMTokenizer, words: str) -> None:
 def test_encoder_texts_are_truncated_by_the_tokenizer(text: LLMTokenizer) -> None:
     tokenizer = Tokenizer(PYDOC / "tokenizer.json", max_length=8)
     assert tokenizer.encode([WORDS[-2]]) == [text.encode(WORDS[-2])[:8]]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["one", "größer 日本 \U0001f600", "", "a  b\tc\n", "word " * 200],
+        [("a question", "its answer"), ("x " * 90, "y " * 3)],
+        ["alone", ("first", "second")],
+    ],
+)
+def test_ids_of_an_encoder_are_those_found_with_their_places(wordpiece: Path, texts: list) -> None:
+    for path in (PYDOC / "tokenizer.json", wordpiece):
+        encoder = Tokenizer(path, max_length=64)
+        slow = encoder.encodings(texts)
+        assert encoder.encode_typed(texts) == ([one.ids for one in slow], [one.type_ids for one in slow])
+
+
+@pytest.mark.parametrize("rows", [[[5, 6, 7]], [[]], [[5], [6, 7, 8]], [[5, 6], [7, 8]], []])
+def test_padded_rows_hold_ids_mask_and_types(rows: list[list[int]]) -> None:
+    encoder = Tokenizer(PYDOC / "tokenizer.json", max_length=64, pad_id=9)
+    longest = max(map(len, rows), default=0)
+    types = [[1] * len(row) for row in rows]
+    padded = encoder.pad(rows, types)
+    for name, pad, given in (
+        ("input_ids", 9, rows),
+        ("attention_mask", 0, types),
+        ("token_type_ids", 0, types),
+    ):
+        assert padded[name].dtype == "int64"
+        assert padded[name].shape == (len(rows), longest)
+        assert padded[name].tolist() == [row + [pad] * (longest - len(row)) for row in given]
 
 
 def test_special_tokens_are_left_out_unless_wanted(text: LLMTokenizer) -> None:

@@ -15,7 +15,7 @@ HEAD = b"X-Test: crowd"
 
 
 @contextmanager
-def standing(server: Live) -> Iterator[None]:
+def standing(server: Live, model: str = "double") -> Iterator[None]:
     """Block the event loop, so that all requests sent meanwhile arrive in one iteration."""
     waits, over = threading.Event(), threading.Event()
 
@@ -23,7 +23,7 @@ def standing(server: Live) -> Iterator[None]:
         waits.set()
         over.wait(20)
 
-    server.service.engines["double"].loop.call_soon_threadsafe(wait)
+    server.service.engines[model].loop.call_soon_threadsafe(wait)
     assert waits.wait(20)
     try:
         yield

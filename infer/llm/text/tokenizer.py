@@ -39,7 +39,9 @@ class Tokenizer:
 
     def encode_typed(self, texts: Sequence[TextOrPair]) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ids and the token types of each text or pair; type 1 is the second text of a pair."""
-        encodings = self.encodings(texts)
+        encodings = self._tokenizer.encode_batch_fast(
+            _checked(texts)
+        )  # without the places of tokens: a fifth less
         return [one.ids for one in encodings], [one.type_ids for one in encodings]
 
     def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
@@ -55,13 +57,7 @@ class Tokenizer:
 
     def encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
         """Tokenize texts or pairs to objects with ids, type_ids, offsets and sequence_ids of their tokens."""
-        rows: list[Any] = []
-        for index, row in enumerate(texts):
-            pair = isinstance(row, list | tuple) and len(row) == 2
-            for part in row if pair else (row,):
-                check_text(part, f"texts[{index}]")  # type: ignore[arg-type]
-            rows.append(tuple(row) if pair else row)
-        return list(self._tokenizer.encode_batch(rows))
+        return list(self._tokenizer.encode_batch(_checked(texts)))
 
     def windows(self, question: str, context: str, stride: int) -> list[Any]:
         """Tokenize a question with a context of any length, in pieces that share `stride` tokens of it.
@@ -97,12 +93,16 @@ class Tokenizer:
     def pad(self, rows: list[list[int]], types: list[list[int]] | None = None) -> dict[str, np.ndarray]:
         """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(rows), longest], right-padded."""
         longest = max((len(row) for row in rows), default=0)
-        ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
-        mask = np.zeros((len(rows), longest), dtype=np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = row
-            mask[i, : len(row)] = 1
-        kinds = np.zeros_like(ids)
+        if len(rows) == 1:
+            ids = np.array(rows, dtype=np.int64)
+            mask = np.ones(ids.shape, dtype=np.int64)
+        else:
+            ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
+            mask = np.zeros(ids.shape, dtype=np.int64)
+            for i, row in enumerate(rows):
+                ids[i, : len(row)] = row
+                mask[i, : len(row)] = 1
+        kinds = np.zeros(ids.shape, dtype=np.int64)
         for i, row in enumerate(types or ()):
             kinds[i, : len(row)] = row
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
@@ -186,6 +186,17 @@ class LLMTokenizer:
         found = json.loads(self.tokenizer.to_str()).get("decoder") or {}
         parts = [found, *found.get("decoders", [])]
         return {part.get("type", "") for part in parts}
+
+
+def _checked(texts: Sequence[TextOrPair]) -> list[Any]:
+    """Return texts and pairs as the library takes them; raise `InputError` for what is neither."""
+    rows: list[Any] = []
+    for index, row in enumerate(texts):
+        pair = isinstance(row, list | tuple) and len(row) == 2
+        for part in row if pair else (row,):
+            check_text(part, f"texts[{index}]")  # type: ignore[arg-type]
+        rows.append(tuple(row) if pair else row)
+    return rows
 
 
 def check_text(text: str, where: str) -> None:

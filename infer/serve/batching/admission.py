@@ -87,6 +87,13 @@ class AdmissionController:
         if not queue.latency.batches:
             return
         busy, (rows_ahead, work_ahead) = self._busy(), waiting.ahead(priority)
+        done, left = self._done(busy, rows_ahead, work_ahead, rows, work), deadline - queue.clock()
+        if (
+            not self.overloaded
+            and queue.limits.max_wait_seconds is None
+            and done <= min(left, MAX_WAIT_LIMIT)
+        ):
+            return  # the usual case: no limit below is less, and no wait is more than `done`
         wait = busy + self._predict(rows_ahead, work_ahead)
         enough, most = self._bounds(busy, rows_ahead, work_ahead)
         allowed = enough if self.overloaded else most
@@ -96,10 +103,8 @@ class AdmissionController:
                 f"queue wait {wait:.2f} s exceeds the {allowed:.2f} s limit", retry_after=wait
             )
         # The cheap test counts all waiting work as ahead. Where it fails, only work that is more urgent counts.
-        left = deadline - queue.clock()
         share = _share(left / queue.latency.caution, busy, enough)
-        in_time = self._done(busy, rows_ahead, work_ahead, rows, work) <= left
-        if in_time and (wait <= share or not self.overloaded):
+        if done <= left and (wait <= share or not self.overloaded):
             return
         rows_ahead, work_ahead = waiting.ahead(priority, deadline)
         own_wait = busy + self._predict(rows_ahead, work_ahead)

@@ -146,7 +146,10 @@ class Collator:
         """Return the mean work of the rows of a request to a model that computes no padding; 0.0 of any other."""
         if not self.packed or self._attention_length is None:
             return 0.0
-        lengths = arrays[MASK].sum(axis=1).clip(1)
+        mask = arrays[MASK]
+        if len(mask) == 1:  # the usual request; numpy takes three times as long
+            return (tokens := max(int(mask.sum()), 1)) * (1 + tokens / self._attention_length)
+        lengths = mask.sum(axis=1).clip(1)
         return work_of_rows(lengths, self._attention_length) / max(len(lengths), 1)
 
     def split(self, arrays: Arrays, rows: int) -> list[Arrays]:

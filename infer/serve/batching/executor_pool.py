@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .event_loop_executor import EventLoopExecutor
 from .executor import EngineHandle, Executor, PollingExecutor
 from .executor_thread import ExecutorThread
+from .loop_executor_thread import LoopExecutorThread
 
 
 class ExecutorPool(list[ExecutorThread]):
@@ -14,7 +14,7 @@ class ExecutorPool(list[ExecutorThread]):
 
     def __init__(self, engine: EngineHandle, executors: Iterable[Executor]) -> None:
         super().__init__(
-            EventLoopExecutor(engine, executor, number)
+            LoopExecutorThread(engine, executor, number)
             if isinstance(executor, PollingExecutor)
             else ExecutorThread(engine, executor, number)
             for number, executor in enumerate(executors)

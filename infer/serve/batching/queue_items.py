@@ -131,7 +131,7 @@ class ItemOwner(PendingResult):
         return 0 if self.settled else 1
 
 
-class AwaitedResult(ItemOwner):
+class FutureOwner(ItemOwner):
     """One request; `future` gets its outcome."""
 
     __slots__ = ("done", "future")

@@ -22,7 +22,7 @@ from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .infer_result import InferResult
-from .queue_items import AwaitedResult, BatchResult, ItemOwner, QueueItem, queue_items
+from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 
@@ -74,7 +74,7 @@ class TensorEngine:
         Cancelling the caller removes the request from the queue.
         """
         loop = asyncio.get_running_loop()
-        owner = AwaitedResult(loop.create_future())
+        owner = FutureOwner(loop.create_future())
         try:
             self.submit(owner, arrays, timeout=timeout, priority=priority, tenant=tenant)
             alarm = loop.call_later(timeout, self.expire, owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
@@ -14,7 +14,7 @@ from ..http.app import App
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from .body_cache import BodyCache, BodyTemplate
-from .grouped_request import GroupedRequest
+from .fast_request import FastRequest
 from .header_cache import HeaderCache, KnownHead
 from .request_group import GroupItem, RequestGroup, Timer
 from .text_requests import TextBodies, TextOwner
@@ -32,7 +32,7 @@ class Coalescer:
         self._heads = HeaderCache(app)
         self._templates: WeakKeyDictionary[TensorEngine, BodyCache] = WeakKeyDictionary()
         self._text_bodies: WeakKeyDictionary[TensorEngine, TextBodies] = WeakKeyDictionary()
-        self._arrived: dict[Kind, list[GroupedRequest]] = {}
+        self._arrived: dict[Kind, list[FastRequest]] = {}
         self._arrived_texts: list[tuple[TextOwner, str]] = []
 
     def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
@@ -64,7 +64,7 @@ class Coalescer:
             self._study(known, engine, templates, body)
             return 0
         template, numbers = found
-        request = GroupedRequest(connection, known, body, numbers, self._bodies, head)
+        request = FastRequest(connection, known, body, numbers, self._bodies, head)
         self._enter(connection, request)
         kind = engine, template, min(template.timeout, known.timeout), known.tenant
         self._arrived.setdefault(kind, []).append(request)
@@ -78,13 +78,13 @@ class Coalescer:
         if found is None:
             return False
         template, text = found
-        request = GroupedRequest(connection, known, body, b"", self._bodies, head)
+        request = FastRequest(connection, known, body, b"", self._bodies, head)
         self._enter(connection, request)
         timeout = min(template.timeout, known.timeout)
         self._arrived_texts.append((TextOwner(engine, template, request, timeout, known.tenant), text))
         return True
 
-    def _enter(self, connection: HttpProtocol, request: GroupedRequest) -> None:
+    def _enter(self, connection: HttpProtocol, request: FastRequest) -> None:
         connection.cycle = request  # type: ignore[assignment]
         if not self._arrived and not self._arrived_texts:
             connection.loop.call_soon(self._flush)
@@ -108,8 +108,9 @@ class Coalescer:
         """Queue the requests of this loop iteration; those that cannot be coalesced take the ordinary path."""
         arrived, self._arrived = self._arrived, {}
         texts, self._arrived_texts = self._arrived_texts, []
+        admissible: set[Hashable] = set()
         for owner, text in texts:
-            owner.start(text)
+            owner.start(text, admissible)
         for (engine, template, timeout, tenant), requests in arrived.items():
             waiting = [request for request in requests if not request.settled]
             most = max(engine.queue.max_batch // template.rows, 1)
@@ -128,7 +129,7 @@ class Coalescer:
 def _queue(
     engine: TensorEngine,
     template: BodyTemplate,
-    requests: Sequence[GroupedRequest],
+    requests: Sequence[FastRequest],
     timeout: float,
     tenant: str,
 ) -> bool:

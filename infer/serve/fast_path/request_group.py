@@ -21,7 +21,7 @@ from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response, header_lines
 from .body_cache import BodyTemplate
-from .grouped_request import GroupedRequest
+from .fast_request import FastRequest
 
 log = logging.getLogger("infer.serve")
 
@@ -103,7 +103,7 @@ class RequestGroup(ItemOwner):
 
     __slots__ = ("_timer", "requests")
 
-    def __init__(self, timer: Timer, requests: Sequence[GroupedRequest]) -> None:
+    def __init__(self, timer: Timer, requests: Sequence[FastRequest]) -> None:
         super().__init__()
         self._timer, self.requests = timer, list(requests)
         timer.groups.append(self)
@@ -131,7 +131,7 @@ class RequestGroup(ItemOwner):
     def end(self, count: int) -> None:
         self._timer.end(count)
 
-    def leave(self, request: GroupedRequest) -> None:
+    def leave(self, request: FastRequest) -> None:
         """Cancel one request, and remove its rows if the item still waits."""
         engine = self._timer.engine
         with engine.lock:
@@ -181,7 +181,7 @@ class RequestGroup(ItemOwner):
     def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
         """Answer all requests that are not cancelled; their times end with the last write."""
         first, name = self.requests[0].known, self._timer.engine.predictor.name
-        endpoint, answered = first.endpoint, list[GroupedRequest]()
+        endpoint, answered = first.endpoint, list[FastRequest]()
         observers = endpoint.service.observers
         for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):
             if request.settled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..http.request_context import RequestContext
 from ..http.routing import Response
 from ..llm.tokenizer_pool import INLINE_CHARACTERS
 from .body_cache import DATA, MAX_TEMPLATE_BYTES, MAX_TEMPLATES
-from .grouped_request import GroupedRequest
+from .fast_request import FastRequest
 
 log = logging.getLogger("infer.serve")
 decode_texts = msgspec.json.Decoder(list[str]).decode
@@ -91,7 +91,7 @@ def _bounds(body: bytes) -> tuple[int, int]:
 
 
 class TextOwner(ItemOwner):
-    """Owner of the queue item of one text request, from its tokenization on; a `grouped_request.Group` of one."""
+    """Owner of the queue item of one text request, from its tokenization on; a `fast_request.Group` of one."""
 
     __slots__ = ("_alarm", "_engine", "_request", "_rows", "_template", "_tenant", "_timeout")
 
@@ -99,7 +99,7 @@ class TextOwner(ItemOwner):
         self,
         engine: TensorEngine,
         template: TextTemplate,
-        request: GroupedRequest,
+        request: FastRequest,
         timeout: float,
         tenant: str,
     ) -> None:
@@ -110,12 +110,17 @@ class TextOwner(ItemOwner):
         self._alarm: asyncio.TimerHandle | None = None
         request.group = self
 
-    def start(self, text: str) -> None:
-        """Have the text tokenized, unless the request would be refused now."""
+    def start(self, text: str, admissible: set[Hashable]) -> None:
+        """Have the text tokenized, unless the request would be refused now.
+
+        `admissible`: kinds of requests of this loop iteration that would not be refused; none is checked twice.
+        """
         engine = self._engine
+        kind = engine, self._timeout, self._tenant
         try:
-            if self._template.priority == DEFAULT_PRIORITY:
+            if self._template.priority == DEFAULT_PRIORITY and kind not in admissible:
                 engine.check_admission(timeout=self._timeout, tenant=self._tenant)
+                admissible.add(kind)
             if engine.texts is None:
                 raise InferError("the model has no tokenizer process")
             self._rows = engine.texts.tokenize_soon(text, "texts")
@@ -153,7 +158,7 @@ class TextOwner(ItemOwner):
         else:
             self._request.finish(0, outcome)
 
-    def leave(self, request: GroupedRequest) -> None:
+    def leave(self, request: FastRequest) -> None:
         """Cancel the request, whose client is gone."""
         if self._rows is not None:
             self._rows.cancel()

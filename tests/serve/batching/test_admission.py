@@ -57,6 +57,34 @@ def test_a_request_predicted_to_miss_its_deadline_is_refused_on_arrival() -> Non
     clocked.put(timeout=4.1)
 
 
+def test_requests_within_limit_and_deadline_are_admitted_and_no_others() -> None:
+    """Compare with the rule itself, which predicts every term, on random queues without overload."""
+    random, decisions = np.random.default_rng(0), list[bool]()
+    for _ in range(300):
+        clocked = ManualClockQueue(max_batch=int(random.integers(1, 5)))
+        clocked.measured(*random.choice([0.0, 0.01, 0.1], 2) + (0.0, 0.001))
+        for _ in range(random.integers(0, 12)):
+            with contextlib.suppress(OverloadedError):
+                clocked.put(int(random.integers(1, 3)), key=str(random.integers(2)))
+        clocked.queue.take()
+        clocked.clock.now += random.choice([0.0, 0.05])
+        queue, admission = clocked.queue, clocked.admission
+        admission.pressure, admission.overloaded = 0.0, False
+        busy, left = admission._busy(), float(random.choice([0.1, 0.5, 1.0, 60]))
+        everything, urgent = queue.ahead(), queue.ahead(2, clocked.clock.now + left)
+        most = admission._bounds(busy, *everything)[1]
+        in_time = admission._done(busy, *urgent, 1, 4) <= left
+        expected = busy + admission._predict(*everything) <= most and in_time
+        try:
+            admission.check(2, clocked.clock.now + left, 1, 1, 16, 4)
+        except OverloadedError:
+            decisions.append(False)
+        else:
+            decisions.append(True)
+        assert decisions[-1] == expected or not (queue.requests or queue.running)
+    assert 0.2 < np.mean(decisions) < 0.8
+
+
 def test_the_prediction_includes_the_requests_own_batch() -> None:
     clocked = ManualClockQueue(max_batch=8)
     clocked.measured(0.01, 0.01)

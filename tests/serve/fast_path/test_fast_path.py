@@ -14,7 +14,7 @@ import pytest
 
 from infer.serve.api.kserve.kserve_types import InferResponse
 from infer.serve.fast_path import coalescer, header_cache
-from infer.serve.fast_path.grouped_request import GroupedRequest
+from infer.serve.fast_path.fast_request import FastRequest
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.limits import ServeLimits
 from tests.support import raw_http
@@ -40,13 +40,13 @@ from tests.support.raw_http import (
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the bodies that the fast path took."""
     lengths: list[int] = []
-    begin = GroupedRequest.__init__
+    begin = FastRequest.__init__
 
     def counted(self, connection, known, body, *rest):  # type: ignore[no-untyped-def]
         lengths.append(len(body))
         begin(self, connection, known, body, *rest)
 
-    monkeypatch.setattr(GroupedRequest, "__init__", counted)
+    monkeypatch.setattr(FastRequest, "__init__", counted)
     return lengths
 
 
@@ -123,7 +123,7 @@ def test_numbers_that_do_not_fit_are_refused_by_the_ordinary_path(server: Live, 
 def test_an_idle_connection_holds_neither_request_nor_response(server: Live) -> None:
     def held() -> list[object]:
         cycles = [one.cycle for one in gc.get_objects() if issubclass(type(one), HttpProtocol)]
-        mine = [one for one in cycles if isinstance(one, GroupedRequest)]
+        mine = [one for one in cycles if isinstance(one, FastRequest)]
         assert mine
         return [one for one in mine if one._context or one.body or one.numbers or one.group]
 

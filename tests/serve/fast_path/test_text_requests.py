@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from infer.errors import ArtifactError
+from infer.errors import ArtifactError, OverloadedError
 from infer.serve.batching import tensor_engine
 from infer.serve.fork_server.messages import TokenRows
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.tokenizer_batches import TokenizerBatches
 from tests.support.fake_predictors import Live, embedder, live
 from tests.support.raw_http import Answer, ask, connect, get, read, send
+from tests.support.simultaneous_requests import standing
 
 PATH = b"/v2/models/embedder/infer"
 
@@ -183,6 +184,53 @@ def test_a_text_whose_client_left_is_not_computed(server: Live, taken: list[byte
     assert (server.service.active, len(taken)) == (0, 1)
     assert len(server.service.models["embedder"].predictor.batches) == ran
     assert b'code="499"' in ask(server, get(b"/metrics")).body
+
+
+def together(server: Live, words: Sequence[str]) -> list[Answer]:
+    """Send one text on each of several connections, all read in one iteration of the event loop."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connect(server)) for _ in words]
+        for connection in connections:  # known to the server before it stands
+            connection.sendall(text("a"))
+            read(connection, bytearray())
+        with standing(server, "embedder"):
+            for connection, word in zip(connections, words, strict=True):
+                connection.sendall(text(word))
+            time.sleep(0.2)
+        return [read(connection, bytearray()) for connection in connections]
+
+
+def test_admission_is_checked_once_for_texts_of_one_loop_iteration(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, checks = server.service.engines["embedder"], list[float]()
+    check = engine.check_admission
+
+    def counted(**how: Any) -> None:
+        checks.append(engine.clock())
+        check(**how)
+
+    words = [f"word {number}" for number in range(8)]
+    together(server, ["a"])
+    monkeypatch.setattr(engine, "check_admission", counted)
+    answers = together(server, words)
+    assert [answer.status for answer in answers] == [200] * 8
+    assert len(checks) == 8 + 1  # those that made the connections known came one by one
+
+
+def test_texts_of_one_loop_iteration_are_each_refused(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, refusals = server.service.engines["embedder"], [0]
+    check = engine.check_admission
+
+    def third(**how: Any) -> None:
+        refusals[0] += 1
+        if refusals[0] > 3:
+            raise OverloadedError("queue wait 2.0 s exceeds the 1.0 s limit", retry_after=2)
+        check(**how)
+
+    monkeypatch.setattr(engine, "check_admission", third)
+    assert [answer.status for answer in together(server, ["b", "c", "d"])] == [503] * 3
+    assert refusals == [6]
 
 
 def test_a_draining_server_refuses_texts_of_known_heads(server: Live) -> None:

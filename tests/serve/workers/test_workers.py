@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from infer.errors import ArtifactError, NotReadyError, PoisonError
-from infer.serve.batching import event_loop_executor
-from infer.serve.batching.event_loop_executor import EventLoopExecutor
+from infer.serve.batching import loop_executor_thread
+from infer.serve.batching.loop_executor_thread import LoopExecutorThread
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
@@ -85,9 +85,9 @@ def test_event_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: py
         monkeypatch.setattr(executor, "begin", noted)
         async with engine_of(predictor) as engine:
             (thread,) = engine.executors
-            assert isinstance(thread, EventLoopExecutor)
-            for size in (event_loop_executor.SMALL_BATCH, 0, event_loop_executor.SMALL_BATCH):
-                monkeypatch.setattr(event_loop_executor, "SMALL_BATCH", size)
+            assert isinstance(thread, LoopExecutorThread)
+            for size in (loop_executor_thread.SMALL_BATCH, 0, loop_executor_thread.SMALL_BATCH):
+                monkeypatch.setattr(loop_executor_thread, "SMALL_BATCH", size)
                 while not thread.on_loop:
                     await asyncio.sleep(0.001)
                 await ask(engine, 1)

@@ -23,7 +23,7 @@ CLOSE = (b"connection", b"close")
 class Group(Protocol):
     """Owner of the queue item that a request is in."""
 
-    def leave(self, request: GroupedRequest) -> None:
+    def leave(self, request: FastRequest) -> None:
         """Cancel the request, whose client has disconnected."""
 
     def response(self, context: RequestContext, answer: InferResult) -> Response:
@@ -33,7 +33,7 @@ class Group(Protocol):
         """Note that `count` requests were answered or cancelled."""
 
 
-class GroupedRequest(PendingResult):
+class FastRequest(PendingResult):
     """Request with the attributes of uvicorn's cycle that a connection uses.
 
     These are `disconnected`, `keep_alive`, `message_event`, `response_started` and `response_complete`. `group`: None
@@ -85,7 +85,7 @@ class GroupedRequest(PendingResult):
         return context
 
     @property
-    def message_event(self) -> GroupedRequest:
+    def message_event(self) -> FastRequest:
         return self
 
     def set(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from infer.serve.batching.event_loop_executor import EventLoopExecutor
+from infer.serve.batching.loop_executor_thread import LoopExecutorThread
 
 
 class Timer:
@@ -41,7 +41,7 @@ def test_a_delayed_batch_starts_one_timer() -> None:
     loop, polls = Loop(), []
     engine: Any = SimpleNamespace(loop=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
     executor: Any = SimpleNamespace(watched=True)
-    thread = EventLoopExecutor(engine, executor, 0)
+    thread = LoopExecutorThread(engine, executor, 0)
     thread.poll_queue = lambda: polls.append(loop.now)  # type: ignore[method-assign]
     for _ in range(5):
         thread._schedule_poll(105.0 - loop.now)

@@ -1,4 +1,4 @@
-"""Executor of a worker process that the event loop itself drives: small batches cross no thread.
+"""Executor thread whose batches the event loop runs while they are small, so that they cross no thread.
 
 Waking a thread and being woken by it costs more than a small batch. So the loop takes batches, sends them and reads
 their results as long as nothing blocks. Large batches and all errors it hands over to the executor's thread, which
@@ -23,7 +23,7 @@ from .queue_items import BatchResult, QueueItem
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
 
 
-class EventLoopExecutor(ExecutorThread):
+class LoopExecutorThread(ExecutorThread):
     """Executor thread that shares its executor with the event loop: one of the two has control.
 
     `_batch`: batch that the loop runs; `_descriptor`: file descriptor that the loop reads, -1 while the thread has
