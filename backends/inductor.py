@@ -126,6 +126,12 @@ def _refusal(error: Exception) -> NotUsableError:
     return NotUsableError(f"inductor can't compile this graph: {text.splitlines()[0]}")
 
 
+def _device_index(device: str) -> int:
+    """Return N of `cuda:N`, which a package is loaded on; -1 for the current device."""
+    index = torch.device(device).index
+    return -1 if index is None else index
+
+
 class Runner:
     def __init__(self, folder: Path, device: str) -> None:
         signature = storage.load_signature(folder)
@@ -150,7 +156,9 @@ class Runner:
             # One thread at a time calls it (the lock below); the events by which it would tell threads apart can't
             # be asked while a CUDA graph is recorded.
             self._model = torch._inductor.aoti_load_package(
-                str(folder / PACKAGE), run_single_threaded=device.startswith("cuda")
+                str(folder / PACKAGE),
+                run_single_threaded=device.startswith("cuda"),
+                device_index=_device_index(device),
             )
         wanted = self._model.get_constant_fqns()
         absent = [name for name in wanted if name not in self._weights]

@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from infer import device as hardware
-
 Check = Callable[[], Any]
 CHECKS: list[Check] = []
 
@@ -37,6 +35,11 @@ def _device() -> str:
     if device != "cpu" and not torch.cuda.is_available():
         raise RuntimeError("no CUDA device")
     return device
+
+
+def _sync() -> None:
+    if _device() != "cpu":
+        torch.cuda.synchronize()
 
 
 @check
@@ -63,7 +66,7 @@ def rows_beyond_65535() -> list[int]:
     device = _device()
     codes = torch.randint(-127, 128, (64, 64), dtype=torch.int8, device=device)
     y = linear_int8.linear_int8(torch.randn(65_537, 64, device=device), codes, torch.ones(64, device=device))
-    hardware.sync(_device())
+    _sync()
     return list(y.shape)
 
 
@@ -80,7 +83,7 @@ def fp8_error() -> float:
     return float((got - want).norm() / want.norm())
 
 
-def _step() -> tuple[Any, Any, Any]:
+def _step(kv_dtype: str) -> tuple[Any, Any, Any]:
     """Return a tiny random llama in bfloat16, its captured step and its shape."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -96,18 +99,18 @@ def _step() -> tuple[Any, Any, Any]:
         vocab_size=512,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-    shape = probe(model, kv_dtype="bfloat16")
+    shape = probe(model, kv_dtype=kv_dtype)
     return model, capture_step(model, shape), shape
 
 
-def _lowered(backend: str) -> tuple[Any, Any, Any, Path]:
+def _lowered(backend: str, kv_dtype: str = "bfloat16") -> tuple[Any, Any, Any, Path]:
     """Lower and open the step on the GPU: model, runner, shape, folder."""
     from infer import plugins
     from infer.graph import storage
     from infer.plan import Plan
 
     device = _device()
-    model, graph, shape = _step()
+    model, graph, shape = _step(kv_dtype)
     folder, module = Path(tempfile.mkdtemp()), plugins.get("backends", backend)
     storage.save(graph, folder)
     module.lower(graph, Plan(source="x", backend=backend, device=device, dtype="bfloat16"), folder)
@@ -132,6 +135,60 @@ def eager_step() -> float:
 
 
 @check
+def cache_dtypes() -> dict[str, float]:
+    """Return the relative error of the eager step for the other types of keys and values."""
+    found = {}
+    for kind in ("float16", "int8", "float8_e4m3fn"):
+        model, runner, shape, _ = _lowered("eager", kind)
+        found[kind] = _error(model, runner, shape)
+    return found
+
+
+@check
+def recorded_tokens() -> dict[str, Any]:
+    """Return the share of tokens that recorded steps and samplers give as plain ones do, and what was not recorded.
+
+    Products of padded batches round otherwise, so that a few tokens of a random model may differ.
+    """
+    from infer.llm.step import cuda_graphs
+
+    _, runner, shape, _ = _lowered("eager")
+    recorded = cuda_graphs.wrap(runner, _device())
+    one, other = (_tokens(step, shape) for step in (recorded, runner))
+    equal = [a == b for name in one for a, b in zip(one[name], other[name], strict=True)]
+    refused = [f"{f.what}: {f.why}" for f in getattr(recorded, "findings", ()) if f.value == "refused"]
+    return {"tokens": len(equal), "equal": sum(equal) / len(equal), "refused": refused}
+
+
+def _tokens(step: Any, shape: Any) -> dict[str, list[int]]:
+    """Return the tokens of an engine for requests of every sampler: greedy, whole, cut and constrained."""
+    from infer.llm.engine.engine import Engine
+    from infer.llm.engine.requests import Request
+    from infer.llm.engine.sampling.sampling_options import Sampling
+    from infer.llm.engine.scheduling.engine_limits import EngineLimits
+
+    limits = EngineLimits(step_tokens=64, max_running=8)
+    engine = Engine(
+        step, shape, tokenizer=None, eos_ids=[0], kv_bytes=64 << 20, limits=limits, device=_device()
+    )
+    engine.prepare()
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9},
+        {"temperature": 0.8, "top_p": 0.9},
+    ]
+    asked += [{"temperature": 0, "repetition_penalty": 1.3}, {"temperature": 0, "logit_bias": {7: -100.0}}]
+    for i, options in enumerate(asked):
+        sampling = Sampling(max_tokens=24, seed=i, ignore_eos=True, **options)
+        engine.submit(Request(id=str(i), prompt=[5 + i, 6, 7], sampling=sampling))
+    found: dict[str, list[int]] = {str(i): [] for i in range(len(asked))}
+    while not engine.idle:
+        for output in engine.step():
+            found[output.id] += output.token_ids
+    return found
+
+
+@check
 def inductor_step() -> dict[str, Any]:
     """Return the package's device, seconds to lower, relative error, and the findings of CUDA graph capture."""
     from infer.llm import FullSequenceRunner
@@ -147,7 +204,7 @@ def inductor_step() -> dict[str, Any]:
     error = _error(model, graphed, shape)
     for batch in (1, 4, 1):  # a new cache each: graphs are recorded again, in a pool of their own
         FullSequenceRunner(graphed, shape, _device()).decoding(batch, 40)()
-    hardware.sync(_device())
+    _sync()
     said = [f"{finding.what}: {finding.value} {finding.why}" for finding in getattr(graphed, "findings", ())]
     return {"devices": devices, "lower_seconds": round(took, 1), "error": error, "findings": said}
 
@@ -213,7 +270,7 @@ def first_call_seconds() -> dict[int, float]:
         x = torch.randn(rows, 512, device=device, dtype=torch.bfloat16)
         began = time.perf_counter()
         torch.ops.infer.linear_lut(x, codes, table, scale, torch.ones(256, device=device))
-        hardware.sync(device)
+        _sync()
         found[rows] = round(time.perf_counter() - began, 3)
     return found
 
@@ -221,11 +278,11 @@ def first_call_seconds() -> dict[int, float]:
 def _microseconds(call: Callable[[], object], rounds: int = 50) -> int:
     for _ in range(5):
         call()
-    hardware.sync(_device())
+    _sync()
     began = time.perf_counter()
     for _ in range(rounds):
         call()
-    hardware.sync(_device())
+    _sync()
     return round((time.perf_counter() - began) / rounds * 1e6)
 
 

@@ -5,8 +5,8 @@
 Parts of at most ten minutes, most valuable first; each runs in a process of its own under a time limit, writes
 PART.json and PART.md into the folder at once, and never stops the next. A part that is done is not run again, so that
 an interrupted run goes on where it was; `--again` runs it once more. Without a GPU every command fails with that reason
-and its part stays open. Works from a plain checkout with PyTorch, Triton and transformers; of infer's own dependencies
-only msgspec must be carried there.
+and its part stays open. Works from a plain checkout with PyTorch, Triton and transformers, once msgspec is there; a
+part that needs psutil, rich, typer or pytest fails with the name of the one that is missing.
 """
 
 from __future__ import annotations

@@ -163,3 +163,21 @@ def test_no_cpu_kernels_are_compiled_for_another_device(
     found = eager.lower(step, Plan(source="x", backend="eager", device="cuda"), tmp_path).findings
     assert [finding.what for finding in found] == ["operators"]
     assert cpu.watch_fused_programs(on=True) == cpu.FusedProgramTimes(0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda", -1), ("cpu", -1)])
+def test_a_package_is_loaded_on_the_gpu_it_is_opened_on(
+    device: str, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def load(path: str, *, run_single_threaded: bool, device_index: int) -> None:
+        given.append(device_index)
+        raise LookupError
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
+    monkeypatch.setattr(storage, "load_signature", lambda folder: SimpleNamespace(inputs=(), outputs=()))
+    monkeypatch.setattr(storage, "load_weights", lambda folder, device: {})
+    with pytest.raises(LookupError):
+        inductor.open(tmp_path, device)
+    assert given == [index]

@@ -231,10 +231,15 @@ def test_logits_that_are_not_finite_end_their_own_sequence() -> None:
     assert sorted(len(tokens) for tokens, *_ in found.values()) == [6, 7]
 
 
-def test_a_failed_recording_of_a_sampler_is_reported_and_steps_are_sampled_plainly() -> None:
+@pytest.mark.parametrize(
+    "raised", [RuntimeError, LookupError]
+)  # Triton's own errors are no RuntimeError either
+def test_a_failed_recording_of_a_sampler_is_reported_and_steps_are_sampled_plainly(
+    raised: type[Exception],
+) -> None:
     step, graphs = recorded(FakeStep())
     made = engine(step)
-    graphs.error = "out of memory"
+    graphs.error, graphs.raised = "out of memory", raised
     made.prepare()
     requests = asked(SAMPLINGS[:4])
     assert answers(made, requests) == answers(engine(FakeStep()), requests)

@@ -25,17 +25,22 @@ class FakeEvent:
 
 
 class FakeGraphs:
-    """`lazy`: what is enqueued runs when an event behind it is waited for, so that a buffer reused too early shows."""
+    """`lazy`: what is enqueued runs when an event behind it is waited for, so that a buffer reused too early shows.
 
-    def __init__(self, error: str = "", *, lazy: bool = False) -> None:
-        self.error, self.lazy = error, lazy
+    `error`: text of the error that recordings raise, of type `raised`.
+    """
+
+    def __init__(
+        self, error: str = "", *, lazy: bool = False, raised: type[Exception] = RuntimeError
+    ) -> None:
+        self.error, self.lazy, self.raised = error, lazy, raised
         self.records = self.replays = self.clears = self.enqueued = self.ran = 0
         self._queue: list[Callable[[], object]] = []
         self._running = False
 
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self.error:
-            raise RuntimeError(self.error)
+            raise self.raised(self.error)
         self.run_until(self.enqueued)
         self.records += 1
         result = call()

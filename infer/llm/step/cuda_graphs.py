@@ -112,8 +112,8 @@ class GraphedStep:
             try:
                 with torch.inference_mode():
                     self.step.run({**mixed_inputs(tokens, page), "kv_cache": kv_cache})
-            except RuntimeError as error:  # of CUDA, and out of memory
-                why = str(error).strip().partition("\n")[0] or type(error).__name__
+            except Exception as error:  # noqa: BLE001 - of CUDA, of Triton's compiler, out of memory
+                why = first_line(error)
                 log.warning("a step of %d tokens failed: %s", tokens, why)
                 self.findings.append(Finding("open", f"warm-up of {tokens} tokens", "failed", why=why))
             else:
@@ -153,8 +153,8 @@ class GraphedStep:
             self._recorded[bucket] = _RecordedGraph(
                 buffers, *self.recorder.record(lambda: self._logits_of(named))
             )
-        except RuntimeError as error:  # of CUDA, and out of memory
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - of CUDA, of Triton's compiler, out of memory
+            why = first_line(error)
             self.refused[bucket] = why
             log.warning("no %s: %s; its steps run as they are", what, why)
             self.findings.append(Finding("open", what, "refused", why=why))
@@ -171,6 +171,11 @@ class GraphedStep:
         named = {**inputs, "token_ids": torch.where(ids < 0, sampled, ids)}
         into = self.shared.logits[: len(inputs["logit_rows"])]
         return into.copy_(self.step.run(named)["logits"])
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its type."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def wrap(step: Any, device: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....spec import Finding
-from ...step.cuda_graphs import GraphedStep, SharedTensors
+from ...step.cuda_graphs import GraphedStep, SharedTensors, first_line
 from ...step.cuda_recorder import Event
 from ...step.graph_inputs import LARGEST, Bucket, bucket_of
 from ..sampling.sampler import number_of
@@ -128,10 +128,10 @@ class RecordedDecoder:
             self._tensors.clear()
             try:
                 self._samplers[batch, kind] = self._recorder.record(lambda: self._sampled(batch, kind))
-            except RuntimeError as error:  # of CUDA, and out of memory
+            except Exception as error:  # noqa: BLE001 - of CUDA, of Triton's compiler, out of memory
                 self._samplers[batch, kind] = None
                 what = f"CUDA graph of the {kind} sampler of {batch} sequences"
-                why = str(error).strip().partition("\n")[0] or type(error).__name__
+                why = first_line(error)
                 log.warning("no %s: %s; its steps are sampled one operator at a time", what, why)
                 self._graphs.findings.append(Finding("open", what, "refused", why=why))
         return self._samplers[batch, kind]
