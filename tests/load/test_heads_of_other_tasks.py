@@ -174,6 +174,13 @@ def test_a_depth_map_has_the_size_of_the_image() -> None:
     ("name", "model_type", "said"),
     [
         ("InformerForPrediction", "informer", "InformerForPrediction takes"),
+        (
+            "TimesFm2_5ModelForPrediction",
+            "timesfm2_5",
+            "TimesFm2_5ModelForPrediction takes past_values of any",
+        ),
+        ("SamHQModel", "sam_hq", "SamHQModel takes pixel_values, input_points"),
+        ("Blip2Model", "blip-2", "Blip2Model has a tower for texts and one for images"),
         ("OneFormerForUniversalSegmentation", "oneformer", "OneFormerForUniversalSegmentation"),
         ("WavLMForXVector", "wavlm", "ties the frames"),
     ],

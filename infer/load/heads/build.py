@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
-from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SPANS, Head
+from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
     *(
@@ -28,7 +28,7 @@ OTHER_MODALITIES = (
         "image",
         "past_values",
     ),
-    *("past_time_features", "freq", "task_inputs", "text_inputs", "prompt_pixel_values"),
+    *("past_time_features", "freq", "task_inputs", "text_inputs", "prompt_pixel_values", "input_points"),
 )
 PAGES = ({"bbox"}, {"bbox", "pixel_values"})  # of a text whose tokens stand on a page
 
@@ -40,7 +40,7 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
     """
     for head in heads:
         found = model_class(head, name, settings)
-        if found is not None and _reads(found, head) and _gives(found, head):
+        if found is not None and _reads(found, head) and _gives(found, head) and _is_sized(head, settings):
             return head, found
     found = model_class(heads[0], name, settings)
     if found is None:
@@ -71,8 +71,11 @@ def _misfit(found: Any, head: Head) -> str:
         or head.outputs == ("embedding",)
         and _reads(found, replace(head, reads="pixel_values"))
     ):
-        gives = ", ".join(output_fields(found)[:4])
-        return f"expected a model of hidden states (last_hidden_state), but {found.__name__} gives {gives}"
+        if head.reads == SERIES:
+            return f"expected series of one length and number of channels, but {found.__name__} takes {SERIES} of any"
+        gives, is_embedder = ", ".join(output_fields(found)[:4]), head.outputs == ("embedding",)
+        wanted = "hidden states (last_hidden_state)" if is_embedder else " and ".join(head.outputs)
+        return f"expected a model of {wanted}, but {found.__name__} gives {gives}"
     given = [
         name for name in inspect.signature(found.forward).parameters if name not in ("self", "args", "kwargs")
     ]
@@ -94,6 +97,13 @@ def _reads(found: Any, head: Head) -> bool:
         is_page = set(takes) in PAGES and head.outputs != ("embedding",)
         return (not takes or is_page) and "input_ids" in parameters
     return takes == [head.reads] and "input_ids" not in parameters
+
+
+def _is_sized(head: Head, settings: Any) -> bool:
+    """Return True unless a model of time series has no fixed length and number of channels (TimesFM takes a list)."""
+    return head.reads != SERIES or all(
+        hasattr(settings, name) for name in ("context_length", "num_input_channels")
+    )
 
 
 def _gives(found: Any, head: Head) -> bool:

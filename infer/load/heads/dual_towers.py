@@ -37,7 +37,7 @@ def towers_of(name: str, settings: Any) -> dict[str, str]:
 
 def whole_config(config: Mapping[str, Any], name: str, settings: Any) -> dict[str, Any] | None:
     """Return config.json of a model of two towers with the limits and tokens of its texts; None for other models."""
-    if len(towers_of(name, settings)) < len(TOWERS) and not _compares(name, settings):
+    if not _compares(name, settings):
         return None
     text = settings.text_config.to_dict()
     named = ("max_position_embeddings", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
