@@ -53,7 +53,7 @@ def run(name: str, folder: Path) -> Cells:
     sources = {
         trained: _saved(model, folder / f"trained-{trained}", trained=trained) for trained in (True, False)
     }
-    expected = _expected(model)
+    expected = greedy(model)
     artifact = folder / "float.infer"
     made = attempt(lambda: _optimize(sources[False], artifact, "none"))
     yield "captured", made
@@ -61,7 +61,7 @@ def run(name: str, folder: Path) -> Cells:
         for column in COLUMNS[1:]:
             yield column, Cell(REFUSED if made.outcome == REFUSED else NONE, "not captured")
         return
-    yield "decodes", attempt(lambda: _decodes(artifact, expected))
+    yield "decodes", attempt(lambda: decodes(artifact, expected))
     for quant in ("int8:weight", "nf4"):
         small = folder / f"{quant[:3]}.infer"
         yield quant, attempt(_compressed(sources[True], small, quant))
@@ -75,7 +75,7 @@ def _saved(model: Any, folder: Path, *, trained: bool) -> Path:
     return folder
 
 
-def _expected(model: Any) -> list[list[int]]:
+def greedy(model: Any) -> list[list[int]]:
     """Return greedy continuations of PROMPTS by transformers, each prompt alone."""
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     found = []
@@ -107,7 +107,8 @@ def _optimize(source: Path, artifact: Path, quant: str) -> str:
     return ""
 
 
-def _decodes(artifact: Path, expected: list[list[int]]) -> None:
+def decodes(artifact: Path, expected: list[list[int]]) -> None:
+    """Compare greedy tokens of an artifact with those expected, in steps of two sizes; raises `AssertionError`."""
     for tokens in (512, CHUNK):
         got = _tokens(artifact, tokens)
         for prompt, wanted, found in zip(PROMPTS, expected, got, strict=True):

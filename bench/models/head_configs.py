@@ -302,6 +302,22 @@ ENTRIES: dict[str, Headed] = {
         "longformer", "LongformerForMaskedLM", {**TEXT, "pad_token_id": 1, "attention_window": 8}
     ),
     "ESM, MaskedLM": Headed("esm", "EsmForMaskedLM", {**TEXT, "pad_token_id": 1, "mask_token_id": 2}),
+    "BERT, PreTraining": Headed("bert", "BertForPreTraining", TEXT),
+    "Wav2Vec2, PreTraining": Headed(
+        "wav2vec2", "Wav2Vec2ForPreTraining", {**SOUND, "codevector_dim": 32, "proj_codevector_dim": 32}
+    ),
+    "ELECTRA, PreTraining": Headed("electra", "ElectraForPreTraining", {**TEXT, "embedding_size": 64}),
+    "T5, encoder": Headed("t5", "T5EncoderModel", T5),
+    "T5, TokenClassification": Headed("t5", "T5ForTokenClassification", T5),
+    "Chinese-CLIP, both towers": Headed("chinese_clip", "ChineseCLIPModel", {}),
+    "SuperPoint, KeypointDetection": Headed(
+        "superpoint", "SuperPointForKeypointDetection",
+        {
+            "encoder_hidden_sizes": [16, 16, 32, 32], "decoder_hidden_size": 32, "keypoint_decoder_dim": 65,
+            "descriptor_decoder_dim": 32,
+        },
+        ("pixel_values=float32[2,3,64,64]",),
+    ),
 }  # fmt: skip
 
 
@@ -313,7 +329,7 @@ def tiny(entry: Headed) -> Any:
         name, sizes = BACKBONES[entry.config]
         backbone = getattr(transformers, name)(**sizes)
         return entry._replace(sizes={**entry.sizes, "backbone_config": backbone}).build()
-    if entry.config not in ("clip", "siglip"):
+    if entry.config not in ("clip", "siglip", "chinese_clip"):
         return entry.build()
     tiny = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {**tiny, "image_size": 32, "patch_size": 16}

@@ -15,6 +15,7 @@ import torch
 from bench.models.checks import NONE, WORKS, Cell, Cells, ask_server, attempt
 from bench.models.head_configs import ENTRIES, Headed, tiny
 
+PRETRAINING = ("ForPreTraining", "ForMaskedImageModeling")  # their heads are left out
 TITLE = "Heads"
 COLUMNS = ("opens", "equals transformers", "int8:weight", "nf4", "served")
 
@@ -32,7 +33,7 @@ def run(name: str, folder: Path) -> Cells:
         for column in COLUMNS[1:]:
             yield column, Cell(NONE, "not opened")
         return
-    yield "equals transformers", attempt(lambda: _equals(model, artifact))
+    yield "equals transformers", attempt(lambda: compare(model, artifact))
     for quant in ("int8:weight", "nf4"):
         small = folder / f"{quant[:3]}.infer"
         yield quant, attempt(lambda q=quant, s=small: _compressed(ENTRIES[name], folder, s, q))  # type: ignore[misc]
@@ -84,7 +85,8 @@ def _inputs(predictor: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def _equals(model: Any, artifact: Path) -> None:
+def compare(model: Any, artifact: Path) -> None:
+    """Compare the outputs of an artifact with those of transformers on random inputs; raises `AssertionError`."""
     from infer import Predictor
 
     with Predictor.load(artifact) as predictor, torch.no_grad():
@@ -98,21 +100,26 @@ def _equals(model: Any, artifact: Path) -> None:
             ids = given["input_ids"].where(mask != 0, text.pad_token_id)
             longer = text.max_position_embeddings - ids.shape[1]
             given["input_ids"] = torch.nn.functional.pad(ids, (0, longer), value=text.pad_token_id)
+        if type(model).__name__.endswith(PRETRAINING) and "embedding" in got:
+            model = model.base_model
         expected = model(**given)
         for name, value in got.items():
-            theirs = _theirs(model, expected, name)
+            theirs = _theirs(model, expected, name, given.get("attention_mask"))
             np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-4, atol=1e-4)
 
 
-def _theirs(model: Any, expected: Any, name: str) -> torch.Tensor:
-    """Return what transformers gives for an output of ours."""
+def _theirs(model: Any, expected: Any, name: str, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return what transformers gives for an output of ours; `mask`: of padded texts."""
     if (classes := expected.get("class_queries_logits")) is not None:
         masks = expected.masks_queries_logits
         if model.config.model_type == "mask2former":
             masks = torch.nn.functional.interpolate(masks, (384, 384), mode="bilinear")
         return torch.einsum("bqc,bqhw->bchw", classes.softmax(-1)[..., :-1], masks.sigmoid())
-    found = {"logits": "logits_per_image", "embedding": "pooler_output"}
-    for own in (name, found.get(name, ""), "embeddings", "audio_embeds"):
+    if name == "embedding" and model.main_input_name == "input_ids" and "pooler_output" not in expected:
+        real = torch.ones_like(expected.last_hidden_state[..., :1]) if mask is None else mask[..., None]
+        return torch.nn.functional.normalize((expected.last_hidden_state * real).sum(1) / real.sum(1))
+    found = {"logits": ("logits_per_image", "prediction_logits"), "embedding": ("pooler_output",)}
+    for own in (name, *found.get(name, ()), "embeddings", "audio_embeds"):
         if (value := expected.get(own)) is not None:
             return value.flatten(1) if own == "pooler_output" else value  # type: ignore[no-any-return]
     return expected.last_hidden_state.mean(1)  # type: ignore[no-any-return]

@@ -49,8 +49,13 @@ def kind_of(name: str) -> Any:
     return import_module(f"bench.models.{name}")
 
 
-def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Compute rows in a process that is restarted where it dies or takes too long; cells computed before are kept."""
+def compute(
+    kind: str, rows: Sequence[str], seconds: float = SECONDS
+) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Compute rows in a process that is restarted where it dies or takes too long; cells computed before are kept.
+
+    `seconds`: limit of one row.
+    """
     left = list(rows)
     while left:
         command = module_command("bench.models.table", "--rows", kind, *left)
@@ -61,7 +66,7 @@ def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cel
             ) as process,
         ):
             cells = empty(kind)
-            timer = watchdog(process)
+            timer = watchdog(process, seconds)
             for line in process.stdout or ():
                 with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
                     column, cell = msgspec.json.decode(line, type=tuple[str, Cell])
@@ -70,7 +75,7 @@ def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cel
                         continue
                     timer.cancel()
                     yield left.pop(0), cells
-                    cells, timer = empty(kind), watchdog(process)
+                    cells, timer = empty(kind), watchdog(process, seconds)
             timer.cancel()
             code = process.wait()
             if left:
@@ -88,9 +93,9 @@ def empty(kind: str) -> dict[str, Cell]:
     return {column: Cell(NONE) for column in kind_of(kind).COLUMNS}
 
 
-def watchdog(process: subprocess.Popen[bytes]) -> threading.Timer:
+def watchdog(process: subprocess.Popen[bytes], seconds: float) -> threading.Timer:
     """End a process that takes too long over one row."""
-    timer = threading.Timer(SECONDS, process.kill)
+    timer = threading.Timer(seconds, process.kill)
     timer.daemon = True
     timer.start()
     return timer
