@@ -3,7 +3,7 @@
     python -m bench.search.comparison [--only digits,minilm] [--space backend=eager,ort] [--time 1h] [--again]
                                       [--olive .olive/bin/python]
 
-For each model three runs, each a process of its own with the caches of the machine: the search; everything
+For each model three runs, each a process of its own whose caches hold the native kernels alone: the search; everything
 (`bench.search.everything`: the same stages without a bound); the search's winner alone, by the command of its report.
 Printed are trials run, CPU time of the search over that of its winner alone, and the latency of the search's winner
 over that of the winner of everything, both as the run of everything measured them, in ratios to a float form. What was
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -32,6 +33,8 @@ from bench.search import rivals
 from bench.search.sources import RESNET18, arguments
 from bench.serve.reporting import exit_code, progress, write_results
 from bench.shared.repository import ROOT, child_environment, module_command
+from infer import paths
+from infer.kernels import cpu
 from infer.report import inspection
 from infer.report.search_record import SearchRecord
 
@@ -59,6 +62,7 @@ def main() -> int:
     if unknown := set(asked.only) - {*SOURCES, *MODELS, RESNET18}:
         parser.error(f"no model named {', '.join(sorted(unknown))}")
     WORK.mkdir(parents=True, exist_ok=True)
+    cpu.why_not()  # compiles the kernels, which belong to no run
     rows: dict[str, Any] = json.loads(ROWS.read_text()) if ROWS.exists() and not asked.again else {}
     for name in asked.only:
         row = rows.setdefault(name, {})
@@ -75,14 +79,16 @@ def fill(name: str, row: dict[str, Any], asked: argparse.Namespace, save: Any) -
     for part, module in (("search", "infer"), ("everything", "bench.search.everything")):
         if part not in row:
             output = WORK / f"{name}-{part}.infer"
-            row[part] = measured(
-                f"{name}: {part}", module_command(module, "optimize", *words, "-o", str(output))
-            )
+            command = module_command(module, "optimize", *words, "-o", str(output))
+            row[part] = measured(f"{name}: {part}", command, INFER_CACHE=empty_cache(f"{name}-{part}"))
             row[part] |= summary(output) if row[part]["code"] == 0 else {}
             save()
     if "alone" not in row and "command" in row["search"]:
         command = [*row["search"]["command"][1:], "--output", str(WORK / f"{name}-alone.infer"), "--force"]
-        row["alone"] = measured(f"{name}: its winner alone", module_command("infer", *command))
+        own = empty_cache(f"{name}-alone")
+        row["alone"] = measured(
+            f"{name}: its winner alone", module_command("infer", *command), INFER_CACHE=own
+        )
         save()
     if asked.olive and "olive" not in row and "command" in row["search"]:
         chosen = WORK / f"{name}-search.infer"
@@ -90,14 +96,23 @@ def fill(name: str, row: dict[str, Any], asked: argparse.Namespace, save: Any) -
         save()
 
 
-def measured(label: str, command: list[str]) -> dict[str, Any]:
+def empty_cache(name: str) -> str:
+    """Make a cache folder that holds the native kernels alone: times of layers and compiled code are found anew."""
+    folder = WORK / "caches" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "kernels").symlink_to(paths.cache("kernels"))
+    return str(folder)
+
+
+def measured(label: str, command: list[str], **environment: str) -> dict[str, Any]:
     """Run a command; return exit code, wall and CPU seconds of all its processes, and the end of what it said."""
     progress(label)
     log = WORK / "last.log"
     began = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=child_environment()
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=child_environment(**environment)
         )
         over, spent = threading.Event(), {}
         watcher = threading.Thread(target=watch, args=(process.pid, over, spent))

@@ -18,7 +18,7 @@ import torch
 from ..errors import NotUsableError, unknown
 from ..spec import Choice
 from .cores import cpu_quota, fit_threads
-from .measured_speed import bandwidth_for, last_level_cache, peak_flops, read_bandwidth, sync
+from .measured_speed import bandwidth_for, busy_factor, last_level_cache, peak_flops, read_bandwidth, sync
 from .memory import memory_available, mmap_large_blocks, peak_rss, reset_peak, resident_split, rss
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -225,6 +225,7 @@ def _cuda_lacks(name: str, capability: tuple[int, int]) -> str | None:
 
 __all__ = [
     "bandwidth_for",
+    "busy_factor",
     "why_slow",
     "cpu_name",
     "fingerprint",

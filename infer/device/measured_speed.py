@@ -84,6 +84,29 @@ def peak_flops(device: str = "cpu", dtype: torch.dtype | str = torch.float32) ->
     return best
 
 
+@functools.cache
+def busy_factor(device: str = "cpu") -> float:
+    """Measure how many times faster products would be if no other work had the cores, at least 1.
+
+    That is the rate of one thread by its CPU time, times the threads, over `peak_flops`. 1 for GPUs.
+    """
+    if device != "cpu":
+        return 1.0
+    threads, size = torch.get_num_threads(), 256
+    a = torch.ones(size, size)
+    torch.set_num_threads(1)
+    try:
+        times = []
+        for _ in range(30):
+            start = time.thread_time()
+            torch.mm(a, a)
+            times.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    alone = 2 * size**3 / max(min(times), 1e-9)
+    return max(1.0, alone * threads / peak_flops(device))
+
+
 def _best(call: Callable[[], object], device: str, *, seconds: float) -> float:
     """Return the shortest of at least three timed calls within a budget, after one warm-up call."""
     call()

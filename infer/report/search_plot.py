@@ -1,6 +1,7 @@
 """The trials of a search as a plot: latency across, quality up, memory as the size of a dot; no script.
 
-Hover and keyboard focus show a trial's figures, and check boxes hide backends, both by the style sheet alone.
+Hover and keyboard focus show a trial's figures, and check boxes hide backends here and in the table, by the style sheet
+alone.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def plot(record: SearchRecord) -> str:
     bounds = _budgets(record)
     x = Axis.over([p[0] for p in points] + [v for v, _ in bounds[0]], LEFT + ROOM, WIDTH - RIGHT)
     y = Axis.over([p[1] for p in points] + [v for v, _ in bounds[1]], HEIGHT - BOTTOM - ROOM, TOP)
-    names = sorted({t.candidate.backend for t in shown})
+    names = search_tables.backends(record)
     largest = max(((t.measured or Measured()).memory or 0) for t in shown) or 1
     dots = "".join(
         _dot(trial, record, (x.place(a), y.place(b)), names.index(trial.candidate.backend), largest)
@@ -101,7 +102,7 @@ def plot(record: SearchRecord) -> str:
     body = _axes(x, y, record) + _lines(x, y, bounds) + line + dots
     words = f"{len(shown)} trials: latency across, {search_tables.loss_name(record)} up, memory as the size of a dot"
     hide = "".join(
-        f"figure:has(#show-{i}:not(:checked)) .backend-{i} {{ display: none; }}\n" for i in range(len(names))
+        f"section:has(#show-{i}:not(:checked)) .backend-{i} {{ display: none; }}\n" for i in range(len(names))
     )
     key = "The line joins the front, dashed lines are budgets, the ring is the chosen trial. The table has all figures."
     return (

@@ -30,6 +30,11 @@ def ranked(record: SearchRecord) -> list[TrialRecord]:
     )
 
 
+def backends(record: SearchRecord) -> list[str]:
+    """List the backends of all trials."""
+    return sorted({trial.candidate.backend for trial in record.trials})
+
+
 def _latency(record: TrialRecord) -> float:
     found = record.measured
     return float("inf") if found is None or found.latency is None else found.latency

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from infer import Budgets, Plan
+from infer import Budgets, Plan, device
 from infer.budget_search import space
 from infer.budget_search.expectations import GAIN, LOST, MOST_GAIN, Knowledge
 from infer.budget_search.feasibility import limits_of
@@ -273,6 +273,14 @@ def test_bounds_of_a_model_are_below_what_its_artifacts_take(plan: Plan, session
         assert done.measured.latency is not None
         assert bounds.size[quant] <= done.measured.size
         assert bounds.seconds[quant][1] <= done.measured.latency
+
+
+def test_a_busy_machine_loosens_the_bounds_of_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = Survey(candidate=Candidate(backend="eager"), formats=("none",))
+    monkeypatch.setattr(device, "busy_factor", lambda *_: 1.0)
+    quiet = session.survey(survey).seconds["none"][1]
+    monkeypatch.setattr(device, "busy_factor", lambda *_: 10.0)
+    assert session.survey(survey).seconds["none"][1] == pytest.approx(quiet / 10)
 
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(1e-9, "skipped"), (1e9, "published")])

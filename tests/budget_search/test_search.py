@@ -113,6 +113,14 @@ def test_any_trial_of_the_front_can_be_published(plan: Plan, tmp_path: Path) -> 
     made = floating.publish(tmp_path / "float.infer")
     assert made.report.plan.quant == "none"
     assert made.report.search is None
+    assert {result.best.candidate, *(t.candidate for t in result.front)} <= {
+        t.candidate for t in result.trials
+    }
+    for number, trial in enumerate((result.best, *result.front)):
+        again = trial.publish(tmp_path / f"{number}.infer")
+        assert again.report.plan.quant == trial.candidate.quant
+        with Predictor.load(again.path):
+            pass
 
 
 @pytest.mark.usefixtures("in_process")

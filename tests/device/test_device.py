@@ -254,6 +254,17 @@ def test_bandwidth_and_peak_are_positive_and_measured_once(monkeypatch: pytest.M
     assert device.peak_flops("cpu", "float32") > 0
 
 
+@pytest.mark.parametrize(("measured", "low", "high"), [(1e6, 100.0, 1e9), (1e18, 1.0, 1.0)])
+def test_other_work_is_seen_in_the_cpu_time_of_a_product(
+    monkeypatch: pytest.MonkeyPatch, measured: float, low: float, high: float
+) -> None:
+    monkeypatch.setattr(measured_speed, "peak_flops", lambda *_: measured)
+    threads = torch.get_num_threads()
+    assert low <= measured_speed.busy_factor.__wrapped__("cpu") <= high
+    assert torch.get_num_threads() == threads
+    assert measured_speed.busy_factor.__wrapped__("cuda") == 1.0
+
+
 def test_integers_have_no_matmul_to_measure() -> None:
     with pytest.raises(NotUsableError, match="no torch.int8 matmul"):
         device.peak_flops("cpu", "int8")

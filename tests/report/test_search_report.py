@@ -157,5 +157,35 @@ def test_hover_focus_and_filters_work_in_a_browser(tmp_path: Path) -> None:
         assert tab.run(shown) == 9
         tab.run("document.querySelector('#show-0').click()")
         assert tab.run(shown) == 6
+        hidden = (
+            "[...document.querySelectorAll('.trials tr.backend-0')].map(r => getComputedStyle(r).display)"
+        )
+        assert set(tab.run(hidden)) == {"none"}
+        tab.run("document.querySelector('#show-0').click()")
         assert tab.errors == []
         assert len(tab.asked) == 1
+
+
+@pytest.mark.skipif(chromium.found() is None, reason="no browser")
+@pytest.mark.parametrize("width", [1000, 420])
+def test_trials_are_sorted_by_the_figure_that_is_asked_for(tmp_path: Path, width: int) -> None:
+    (tmp_path / "report.html").write_text(render_html(report_of()))
+    seen = (
+        "[...document.querySelectorAll('.trials tbody tr')]"
+        ".sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)"
+        ".map(r => r.querySelector('[data-head=trial]').textContent)"
+    )
+    head = "document.querySelector('.trials thead').getBoundingClientRect().top"
+    first = "document.querySelector('.trials tbody tr').getBoundingClientRect().top"
+    found = record()
+    sizes = {t.candidate.label: t.measured.size for t in found.trials if t.measured is not None}
+    with chromium.browser() as tab:
+        tab.show(width)
+        tab.go(f"file://{tmp_path}/report.html")
+        assert tab.run(seen) == [row[1] for row in search_tables.rows(found)]
+        assert width < 700 or tab.run(head) <= tab.run(first)
+        tab.run("document.querySelector('#sort-4').click()")
+        shown = tab.run(seen)
+        assert [sizes[label] for label in shown if label in sizes] == sorted(sizes.values())
+        assert shown[-2:] == ["openvino int8", "ort cluster:2"], "what was not measured stands last"
+        assert tab.errors == []

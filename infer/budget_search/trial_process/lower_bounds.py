@@ -2,8 +2,8 @@
 
 All are true of every artifact, however its layers are dispatched: of the weights only matrices count, each in the
 codes of the format without its scales; a call reads them once and makes its products at the peak of the machine. A
-decode step of experts reads some of them, so that stacked weights do not count there. Peak and bandwidth are measured,
-on a machine that may be busy: times are divided by `SLACK`.
+decode step of experts reads some of them, so that stacked weights do not count there. Peak and bandwidth are measured:
+times are divided by `SLACK`, and by what other work on the machine took from them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
     read = sum(one.count for one in weights if not one.looked_up and not (is_step and one.dims > 2))
     row = 2 * read if is_step else roofline.flops_of_one_row(graph)
     saved = WINOGRAD if any("conv" in str(node.target) for node in graph.program.graph.nodes) else 1.0
+    slack = SLACK * hardware.busy_factor(plan.device)
     found = LowerBounds()
     for name in formats:
         bits = code_bits(name, plan)
@@ -55,7 +56,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
         for batch in plan.batches:
             work = None if row is None else row * (batch if roofline.is_batched(graph) else 1)
             least = roofline.least_time(found.read[name], work, bandwidth, peak)[0]
-            found.seconds.setdefault(name, {})[batch] = least / SLACK
+            found.seconds.setdefault(name, {})[batch] = least / slack
     return found
 
 

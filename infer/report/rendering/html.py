@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from .. import layers, search_plot, search_tables
+from .. import layers, search_plot, search_tables, search_trials
 from ..document import Report
 from . import charts, formatting, terminal
 from .style import CSS
@@ -27,7 +27,7 @@ def render_html(report: Report) -> str:
         _again(report),
     ]
     body = "\n".join(filter(None, sections))
-    style = CSS if report.search is None else CSS + search_plot.CSS
+    style = CSS if report.search is None else CSS + search_plot.CSS + search_trials.CSS
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -54,8 +54,7 @@ def _search(report: Report) -> str:
         return ""
     budgets = ", ".join(search_tables.budget_texts(record)) or "none"
     said = f"<p>{escape(search_tables.summary(record))}. Budgets: {escape(budgets)}; for {record.budgets.aim}.</p>"
-    caption = "Every trial; loss is against the float original"
-    table = _table(caption, search_tables.HEADS, search_tables.rows(record), right=search_tables.RIGHT)
+    table = search_trials.trials_table(record)
     made = "\n".join(f"# {label}\n{command}" for label, command in search_tables.commands(record))
     again = f"<pre># this search\n{escape(record.command)}\n{escape(made)}</pre>"
     shown = f"<details><summary>The command that makes each</summary>{again}</details>"
