@@ -208,7 +208,8 @@ def _content(inputs: Mapping[str, Tensor]) -> bytes:
     digest = hashlib.blake2b(torch.get_float32_matmul_precision().encode(), digest_size=16)
     for name, value in sorted(inputs.items()):
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        data = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(data.numpy().data)
     return digest.digest()
 
 
