@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -55,8 +55,11 @@ bench-auto: $(STAMP)
 bench-traps: $(STAMP)
 	$(RUN) -m bench.kernels.dispatch_guard
 
+bench-tune: $(STAMP)
+	$(RUN) -m bench.tune.recovery
+
 bench-tune-memory: $(STAMP)
-	$(RUN) -m bench.tune_memory
+	$(RUN) -m bench.tune.memory
 
 bench-load: $(STAMP)
 	$(RUN) -m bench.load.checkpoint_open

@@ -91,8 +91,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             "after quantizing, let the float model teach the quantized one, without labels, for so long (30min) or on "
-            "so many tokens, or rows of other models: scales, tables, norms and biases are trained on the rows that "
-            "calibrate; formats and sizes stay. Once more each time that layers rise to pass the fidelity gate",
+            "so many tokens, or rows of other models: scales, tables, norms and biases are trained on rows that do not "
+            "judge, and the codes too where the time and the memory allow it; formats and sizes stay. Once more each "
+            "time that layers rise to pass the fidelity gate",
             group=QUANT,
             metavar="TIME|TOKENS",
             parse=values.check_recovery,

@@ -53,6 +53,11 @@ SECTIONS = {
     "serve-overload-lm": ("Serving: overload with text streams", "`make bench-serve`."),
     "serve-slow": ("Serving: slow clients", "`make endure`."),
     "load": ("Opening large checkpoints", "`make bench-load`."),
+    "recovery": (
+        "Recovery of quantized models",
+        "`make bench-tune`. Error against the float original on rows that neither train nor calibrate, after and "
+        "before `--recover`.",
+    ),
     "tune-memory": (
         "Memory of training",
         "`make bench-tune-memory`. One step of LoRA over a Llama shape with random weights. Peaks are those of a "

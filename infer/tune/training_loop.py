@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,11 +36,13 @@ def train(
     plan: MemoryPlan | None = None,
     *,
     keep_best: bool = False,
+    before_step: Callable[[float], None] | None = None,
 ) -> TrainResult:
     """Minimize the objective in place; go on from the newest checkpoint of `folder` where there is one.
 
-    The peak memory of the first step is reported beside that of `plan`. With `keep_best` a loss that diverges ends the
-    run at its best held-out measure, the start at worst, instead of raising.
+    `before_step` gets the share of the run that is done. The peak memory of the first step is reported beside that of
+    `plan`. With `keep_best` a loss that diverges ends the run at its best held-out measure, the start at worst, instead
+    of raising.
 
     Raises `GateError` for a loss that is no number or diverges, `ResourceError` for memory or disk that ran out,
     `UsageError` for a checkpoint of another run. On Ctrl-C a checkpoint is written before `KeyboardInterrupt`.
@@ -51,6 +54,7 @@ def train(
     try:
         with torch.random.fork_rng(), Interrupt() as interrupt:
             run = TrainingRun(objective, rows, held_out, settings, folder, reporter or Reporter(), plan)
+            run.before_step = before_step
             try:
                 return run.until_stopped(interrupt)
             except DivergedError:
@@ -86,6 +90,7 @@ class TrainingRun:
         reporter.found(self.model.findings)
         self.state = TrainState(identity=identity(settings, rows, self.model.parameters))
         self.total = settings.total_steps(len(rows))
+        self.before_step: Callable[[float], None] | None = None
 
     def until_stopped(self, interrupt: Interrupt) -> TrainResult:
         """Run steps until a budget is used up, the held-out measure stops falling, or Ctrl-C."""
@@ -114,6 +119,8 @@ class TrainingRun:
         """Do one optimizer step, and a held-out measure where one is due."""
         state, settings = self.state, self.settings
         share = state.share(settings, self.total, self._seconds())
+        if self.before_step is not None:
+            self.before_step(share)
         rate = settings.learning_rate * factor(settings.schedule, share, settings.warmup)
         numbers = rows_of_step(self.rows, state.rows, settings.batch, settings.seed)
         loss, terms = self.model.accumulate(self.rows, numbers, state.step)

@@ -1,11 +1,15 @@
 """Trainable form of a weight in a table format: group scales, row scales and tables, and perhaps its codes.
 
-A weight is `table[code] * level / 127 * row_scale`. Levels are rounded to int8 and, where codes are trained, latent
-values to their nearest table entry; both roundings pass the gradient straight through (Bengio et al. 2013, arXiv
+A weight is `table[code] * level / 127 * row_scale`. Levels are rounded to int8 and, where codes are trained, positions
+between table entries to the nearest; both roundings pass the gradient straight through (Bengio et al. 2013, arXiv
 1308.3432; scales as in LSQ, Esser et al. 2020, arXiv 1902.08153). The forward pass uses the rounded values, so that
 the packed tensors hold exactly what was trained.
 
-Parameters are changes from the given tensors, in units in which one learning rate fits all.
+Positions that find no code of least loss come to rest at a threshold, and their codes flip with every step, however
+small: Nagel et al. 2022 (arXiv 2203.11086). Codes are therefore frozen at random one after another, and those that
+are still free make up for them, as in incremental quantization (Zhou et al. 2017, arXiv 1702.03044).
+
+Parameters are changes from the given tensors, in units in which one learning rate fits all; positions themselves.
 """
 
 from __future__ import annotations
@@ -17,73 +21,81 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ...compress.calibration.group_scales import midpoints, nearest_codes, table_values
+from ...compress.calibration.group_scales import midpoints, table_values
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, pack, unpack
 
 PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 LEVEL_UNIT = float(LEVELS)  # of a level per unit of its parameter: the rate is a share of the largest
-LATENT_UNIT = 0.25
-INSIDE = 1e-3  # how far inside its code's interval a latent value begins, as a share of it
+POSITION_UNIT = 5.0  # of codes
+INSIDE = 1e-3  # how far inside its code a position begins, in codes
+RANKS = 256
 
 
 class TableWeight(nn.Module):
     """Trainable weight [N, K] that begins as exactly the packed one.
 
-    With `original`, the float weight [N, K], codes are trained too: latent values begin at it, as far as the given
-    codes allow. Without it the codes stay.
+    With `original`, the float weight [N, K], codes are trained too: a position is the original between the thresholds
+    of its code, mirrored at the nearer one where it lies outside. Without it the codes stay.
     """
 
     codes: Tensor
     table: Tensor
     level: Tensor
     row_scale: Tensor
-    latent: Tensor
+    rank: Tensor
 
     def __init__(self, tensors: Mapping[str, Tensor], original: Tensor | None = None) -> None:
         super().__init__()
         table, scale, row_scale = tensors["table"], tensors["scale"], tensors["row_scale"]
         self.bits, self.group = bits_of(table), group_of(tensors["codes"], table, scale)
         codes = unpack(tensors["codes"], self.bits)
-        given = {"codes": codes, "table": table.clone(), "level": scale.float(), "row_scale": row_scale}
+        self.position = None
         if original is not None:
-            given["latent"] = _latent(codes, table, self._steps(scale.float(), row_scale), original)
+            begin = positions(codes, table, self._steps(scale.float(), row_scale), original)
+            self.position = nn.Parameter(begin / POSITION_UNIT)
+            self.register_buffer("rank", _ranks(codes), persistent=False)
+        given = {"codes": codes, "table": table.clone(), "level": scale.float(), "row_scale": row_scale}
         for name, tensor in given.items():
             self.register_buffer(name, tensor, persistent=False)
         self.table_change = nn.Parameter(torch.zeros_like(table))
         self.level_change = nn.Parameter(torch.zeros_like(scale, dtype=torch.float32))
         self.row_change = nn.Parameter(torch.zeros_like(row_scale))
-        self.latent_change = None if original is None else nn.Parameter(torch.zeros_like(self.latent))
 
     @staticmethod
     def _steps(level: Tensor, row_scale: Tensor) -> Tensor:
         """Return the scale of each group, float32 [N, K / group]."""
         return level * (row_scale / LEVELS)[:, None]
 
-    def _values(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return table, int8 levels as float32, row scales and latent values (None where codes stay)."""
+    def _values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return table, int8 levels as float32 and row scales."""
         table = self.table + self.table_change
         level: Tensor = _RoundLevels.apply(self.level + self.level_change * LEVEL_UNIT)
-        row_scale = self.row_scale * (1 + self.row_change)
-        latent = None if self.latent_change is None else self.latent + self.latent_change * LATENT_UNIT
-        return table, level, row_scale, latent
+        return table, level, self.row_scale * (1 + self.row_change)
 
     def forward(self) -> Tensor:
         """Return the float32 weight [N, K], differentiable."""
-        table, level, row_scale, latent = self._values()
-        weight: Tensor = _Decode.apply(latent, table, self._steps(level, row_scale), self.codes, self.group)
+        table, level, row_scale = self._values()
+        weight: Tensor = _Decode.apply(
+            self.position, table, self._steps(level, row_scale), self.codes, self.group
+        )
         return weight
+
+    @torch.no_grad()
+    def freeze(self, share: float) -> None:
+        """Keep this share of the codes until the next step: their positions return to the middle of their codes."""
+        if self.position is not None and share > 0:
+            whole = (self.position * POSITION_UNIT).round_().div_(POSITION_UNIT)
+            self.position.copy_(torch.where(self.rank < share * RANKS, whole, self.position))
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
         """Return the packed tensors of `forward`'s weight: tables ascending, their largest magnitude 1."""
-        table, level, row_scale, latent = self._values()
+        table, level, row_scale = self._values()
         ascending, order = table.sort(1)
         top = table.abs().amax(1)
         top = torch.where(top > 0, top, 1)
-        if latent is None:
-            codes = table_values(self.codes.long(), order.argsort(1))
-        else:
-            codes = nearest_codes(latent, ascending)
+        codes = self.codes if self.position is None else codes_at(self.position, table)
+        codes = table_values(codes.long(), order.argsort(1))
         return {
             "codes": pack(codes.to(torch.uint8), self.bits),
             "table": ascending / top[:, None],
@@ -92,20 +104,38 @@ class TableWeight(nn.Module):
         }
 
 
+def codes_at(position: Tensor, table: Tensor) -> Tensor:
+    """Return the codes uint8 [N, K] of positions in units of `POSITION_UNIT`."""
+    return (position * POSITION_UNIT).round_().clamp_(0, table.shape[1] - 1).to(torch.uint8)
+
+
+def _ranks(codes: Tensor) -> Tensor:
+    """Return the order in which codes are frozen, uint8 [N, K]: the same for each run."""
+    make = torch.Generator().manual_seed(codes.numel())
+    return torch.randint(RANKS, codes.shape, dtype=torch.uint8, generator=make).to(codes.device)
+
+
+@torch.no_grad()
+def positions(codes: Tensor, table: Tensor, steps: Tensor, original: Tensor) -> Tensor:
+    """Return positions [N, K] that round to `codes`: where the original lies in its code's cell, mirrored into it.
+
+    Error feedback moves a code away from the original's nearest; clamped to the threshold, all such positions would
+    cross it with the first step.
+    """
+    grouped = original.float().reshape(*steps.shape, -1)
+    wanted = (grouped / torch.where(steps != 0, steps, 1)[..., None]).reshape(codes.shape)
+    bounds, index = midpoints(table), codes.long()
+    low = table_values(index, torch.cat([2 * table[:, :1] - bounds[:, :1], bounds], 1))
+    width = table_values(index, torch.cat([bounds, 2 * table[:, -1:] - bounds[:, -1:]], 1)) - low
+    share = (wanted - low) / torch.where(width > 0, width, 1)
+    share = torch.where(share < 0, (-share).clamp_max(0.5), share)
+    share = torch.where(share > 1, (2 - share).clamp_min(0.5), share)
+    return codes.float() - 0.5 + share.clamp(INSIDE, 1 - INSIDE)
+
+
 def _of_rows(per_table: Tensor, rows: int) -> Tensor:
     """Repeat a value of each table for the rows that use it: [T] → [rows], or [1]."""
     return per_table if len(per_table) == 1 else per_table.repeat_interleave(TABLE_ROWS)[:rows]
-
-
-def _latent(codes: Tensor, table: Tensor, steps: Tensor, original: Tensor) -> Tensor:
-    """Return latent values [N, K] that round to `codes`: the original's, moved into the interval of its code."""
-    grouped = original.float().reshape(*steps.shape, -1)
-    wanted = (grouped / torch.where(steps != 0, steps, 1)[..., None]).reshape(codes.shape)
-    bounds, width = midpoints(table), (table[:, -1:] - table[:, :1]) / table.shape[1]
-    low = table_values(codes.long(), torch.cat([table[:, :1] - width, bounds], 1))
-    high = table_values(codes.long(), torch.cat([bounds, table[:, -1:] + width], 1))
-    margin = (high - low) * INSIDE
-    return torch.maximum(torch.minimum(wanted, high - margin), low + margin)
 
 
 class _RoundLevels(torch.autograd.Function):
@@ -124,18 +154,15 @@ class _RoundLevels(torch.autograd.Function):
 
 
 class _Decode(torch.autograd.Function):
-    """Decode codes, or latent values by their nearest entry; entries are looked up again in the backward pass."""
+    """Decode codes, or those of positions; entries are looked up again in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, latent: Tensor | None, table: Tensor, steps: Tensor, codes: Tensor, group: int
+        ctx: Any, position: Tensor | None, table: Tensor, steps: Tensor, codes: Tensor, group: int
     ) -> Tensor:
-        order = None
-        if latent is not None:
-            ascending, order = table.sort(1)
-            codes = table_values(nearest_codes(latent, ascending), order).to(torch.uint8)
+        codes = codes if position is None else codes_at(position, table)
         ctx.save_for_backward(codes, table, steps)
-        ctx.trains_codes, ctx.group = latent is not None, group
+        ctx.trains_codes, ctx.group = position is not None, group
         values = table_values(codes.long(), table)
         return (values.reshape(len(codes), -1, group) * steps[..., None]).reshape(codes.shape)
 

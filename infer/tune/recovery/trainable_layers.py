@@ -28,11 +28,11 @@ Compute = Callable[..., Tensor]
 class TrainableLayers:
     """Packed layers and small parameters of `model` while they are trained; `store` or `discard` ends it.
 
-    `originals` holds float weights [N, K] by name of a packed layer, whose codes are then trained too.
+    `originals` holds float weights as `original_rows` returns them; codes of these layers are trained too.
     Raises `NotUsableError`, and leaves the model as it was, where there is nothing to train or no gradient.
     """
 
-    def __init__(self, model: nn.Module, originals: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, model: nn.Module, originals: Mapping[Packed, Tensor] | None = None) -> None:
         self.weights: dict[Packed, TableWeight] = {}
         self._layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLayer)}
         self._before: list[tuple[PackedLayer, Any]] = []
@@ -42,14 +42,15 @@ class TrainableLayers:
                 f"{len(refused)} packed layers have no gradient: {', '.join(refused[:3])}",
                 hint="Leave them in float (--layer NAME=float), or leave out --recover",
             )
-        if not any(_is_table(layer) for layer in self._layers.values()):
+        if not any(is_table(layer) for layer in self._layers.values()):
             raise NotUsableError(
                 "no layer has a format with tables or group scales to train",
                 hint="--recover is for --quant nf4, int4, fp4 and cluster",
             )
-        for name, layer in self._layers.items():
-            if _is_table(layer) and layer.packed not in self.weights:
-                self.weights[layer.packed] = TableWeight(layer.packed.tensors(), (originals or {}).get(name))
+        for layer in self._layers.values():
+            if is_table(layer) and layer.packed not in self.weights:
+                original = (originals or {}).get(layer.packed)
+                self.weights[layer.packed] = TableWeight(layer.packed.tensors(), original)
         self._own_parameters(model)
         for layer in self._layers.values():
             self._before.append((layer, layer.compute))
@@ -73,6 +74,11 @@ class TrainableLayers:
                     )
                 module._parameters[name] = made[parameter]
 
+    def freeze(self, share: float) -> None:
+        """Keep this share of the trained codes in the next step."""
+        for weight in self.weights.values():
+            weight.freeze(share)
+
     @torch.no_grad()
     def store(self) -> None:
         """Pack what was trained, in tensors of their own, and let the model compute as before."""
@@ -91,14 +97,14 @@ class TrainableLayers:
         self._before = []
 
 
-def _is_table(layer: PackedLayer) -> bool:
+def is_table(layer: PackedLayer) -> bool:
     return layer.packed.tensors().keys() == PARTS
 
 
 def _has_no_gradient(layer: PackedLayer) -> bool:
     """Return true for a packed layer that is neither trained nor passes gradients."""
     passing = QuantizedLinear | QuantizedConvTranspose | QuantizedExperts | QuantizedEmbedding
-    return not _is_table(layer) and not isinstance(layer, passing)
+    return not is_table(layer) and not isinstance(layer, passing)
 
 
 def _compute(layer: PackedLayer, weight: TableWeight | None) -> Compute:

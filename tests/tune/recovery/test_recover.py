@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,12 @@ from infer import compress
 from infer.compress.packed_weight import Packed
 from infer.errors import NotUsableError, UsageError
 from infer.plan import Plan
-from infer.tune import training_state
+from infer.tune import training_loop, training_state
 from infer.tune.recovery import recover as stage
+from infer.tune.recovery.original_rows import original_rows
 from infer.tune.recovery.recover import RecoveryBudget, RecoveryObjective, recover, split_rows
 from infer.tune.recovery.trainable_layers import TrainableLayers
+from infer.tune.training_state import TrainResult
 
 pytest.importorskip("accelerate")
 WIDTH = 64
@@ -38,10 +42,12 @@ class Tokens(nn.Module):
         return self.head(x + self.down(self.dropout(torch.relu(self.up(self.norm(x))))))
 
 
-def pair(quant: str) -> tuple[nn.Module, nn.Module]:
+def pair(quant: str, spread: float = 1.0) -> tuple[nn.Module, nn.Module]:
+    """Return teacher and student; a smaller `spread` of the embeddings makes the next token less certain."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         teacher = Tokens().eval()
+    teacher.embed.weight.data *= spread
     student = copy.deepcopy(teacher)
     compress.quantize_model(student, Plan(source="m.pt", quant=quant))
     return teacher, student
@@ -80,6 +86,73 @@ def test_recovery_brings_the_packed_model_nearer_to_its_original(quant: str, tmp
     said = {finding.what: finding.value for finding in found}
     assert float(said["after"]) < float(said["before"])  # type: ignore[arg-type]
     assert said["training rows"] == 56
+
+
+def test_recovery_of_codes_takes_two_thirds_of_the_divergence(tmp_path: Path) -> None:
+    teacher, student = pair("cluster:2", spread=0.25)
+    before, codes = divergence(student, teacher), packed(student)
+    budget = RecoveryBudget(terms=150 * 16 * 12)
+    found = recover(student, teacher, rows(2048), ["logits"], "text-generation", budget, tmp_path)
+    assert divergence(student, teacher) < 0.35 * before, "without codes it is 0.49"
+    assert not torch.equal(packed(student)["up.packed.codes"], codes["up.packed.codes"])
+    said = next(finding for finding in found if finding.what == "codes trained")
+    assert (said.value, said.why) == (96 * WIDTH + 4 * WIDTH * WIDTH, "")
+
+
+def test_a_resumed_recovery_of_codes_equals_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_with_checkpoints(*given: Any, **named: Any) -> TrainResult:
+        settings = msgspec.structs.replace(given[3], checkpoint_every=0.0)
+        return training_loop.train(*given[:3], settings, *given[4:], **named)
+
+    def recovered(folder: Path) -> dict[str, Tensor]:
+        teacher, student = pair("cluster:3", spread=0.25)
+        recover(student, teacher, rows(512), ["logits"], "text-generation", budget, folder)
+        return packed(student)
+
+    budget, freeze, calls = RecoveryBudget(terms=64 * 16 * 12), TrainableLayers.freeze, iter(range(1000))
+
+    def interrupted(self: TrainableLayers, share: float) -> None:
+        if next(calls) == 45:
+            raise KeyboardInterrupt
+        freeze(self, share)
+
+    monkeypatch.setattr(stage, "train", train_with_checkpoints)
+    wanted = recovered(tmp_path / "whole")
+    monkeypatch.setattr(TrainableLayers, "freeze", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recovered(tmp_path / "parts")
+    assert next((tmp_path / "parts").glob("step-00000045"))
+    got = recovered(tmp_path / "parts")
+    assert all(torch.equal(got[name], tensor) for name, tensor in wanted.items())
+
+
+def test_codes_stay_where_the_budget_is_short(tmp_path: Path) -> None:
+    teacher, student = pair("nf4")
+    codes = packed(student)["up.packed.codes"]
+    budget = RecoveryBudget(terms=20 * 16 * 12)
+    found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
+    assert torch.equal(packed(student)["up.packed.codes"], codes)
+    said = next(finding for finding in found if finding.what == "codes trained")
+    assert said.value == 0
+    assert "about 20 steps" in said.why
+
+
+def test_codes_stay_where_their_states_have_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student = pair("nf4")
+    monkeypatch.setattr(stage.memory, "memory_available", lambda device: 1000)
+    budget = RecoveryBudget(terms=70 * 16 * 12)
+    found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
+    assert any("GB are free" in finding.why for finding in found)
+
+
+def test_weights_that_the_teacher_does_not_have_keep_their_codes() -> None:
+    teacher, student = pair("nf4")
+    with torch.no_grad():
+        teacher.up.weight.mul_(-1)  # as a batch norm that was folded into the student may
+    del teacher.down
+    assert list(original_rows(student, teacher)) == [student.embed.packed]
 
 
 def test_the_recovered_model_is_what_was_measured(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from infer import compress
 from infer.compress import Quantizer
 from infer.plan import Plan
-from infer.tune.recovery.table_weight import TableWeight
+from infer.tune.recovery.table_weight import POSITION_UNIT, RANKS, TableWeight, codes_at
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3", "cluster:6"]
 ROWS, COLUMNS = 70, 128
@@ -73,3 +73,30 @@ def test_gradients_are_those_of_the_decoded_weight(name: str) -> None:
     ]
     for got, want in pairs:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nf4", "cluster:2"])
+def test_frozen_codes_withstand_a_step_and_free_ones_do_not(name: str) -> None:
+    _, tensors, original = quantized(name)
+    weight = TableWeight(tensors, original)
+    assert weight.position is not None
+    before = codes_at(weight.position.detach(), weight.table)
+    weight.freeze(0.5)
+    torch.testing.assert_close(codes_at(weight.position.detach(), weight.table), before, rtol=0, atol=0)
+    weight.position.data += 0.4 / POSITION_UNIT
+    moved = codes_at(weight.position.detach(), weight.table) != before
+    frozen = weight.rank < RANKS // 2
+    assert 0.4 < float(frozen.float().mean()) < 0.6
+    assert not bool(moved[frozen].any())
+    assert bool(moved[~frozen].any())
+
+
+@pytest.mark.parametrize("name", ["nf4", "cluster:3"])
+def test_positions_outside_their_code_are_mirrored_into_it(name: str) -> None:
+    _, tensors, original = quantized(name)
+    weight = TableWeight(tensors, original + 0.1 * original.std())
+    assert weight.position is not None
+    inside = weight.position.detach() * POSITION_UNIT - weight.codes
+    assert float(inside.abs().max()) < 0.5
+    at_threshold = (inside.abs() > 0.49).float().mean()
+    assert float(at_threshold) < 0.05, "clamped to it, every moved one would lie there"

@@ -1,6 +1,6 @@
 """Peak memory and time of a training step by technique, on two Llama shapes, and QLoRA against peft and bitsandbytes.
 
-    python -m bench.tune_memory [--shape 135M,1B] [--only 'nf4*'] [--fresh] [--packages FOLDER]
+    python -m bench.tune.memory [--shape 135M,1B] [--only 'nf4*'] [--fresh] [--packages FOLDER]
 
 Each row opens the model in a process of its own, plans the step, and runs it: of 135M twice, the second is timed. Times
 are CPU seconds of all threads, which other work on the machine changes least. A row that was
