@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -185,6 +185,14 @@ wheel: $(STAMP) .wheel/.installed
 	INFER_NATIVE=1 .wheel/bin/python -m build --wheel --no-isolation --outdir dist/unnamed
 	PATH="$(CURDIR)/.wheel/bin:$$PATH" .wheel/bin/python -m auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist dist/unnamed/*.whl
 	$(RUN) -m tests.support.installed_wheel dist/*.whl
+
+# The same for ARM by a cross compiler (apt: g++-aarch64-linux-gnu qemu-user), loaded under an emulator.
+wheel-aarch64: $(STAMP) .wheel/.installed
+	rm -rf build dist/aarch64
+	CXX=aarch64-linux-gnu-g++ INFER_MACHINE=aarch64 INFER_NATIVE=1 \
+	.wheel/bin/python -m build --wheel --no-isolation --outdir dist/aarch64/unnamed
+	PATH="$(CURDIR)/.wheel/bin:$$PATH" .wheel/bin/python -m auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist/aarch64 dist/aarch64/unnamed/*.whl
+	$(RUN) -m tests.support.arm_library dist/aarch64/*.whl
 
 .wheel/.installed: $(STAMP)
 	test -x .wheel/bin/python || $(PYTHON) -m venv .wheel

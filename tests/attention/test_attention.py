@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from infer import llm
+from infer import device, llm
 from infer.attention import KV_DTYPES, native, sdpa
 from infer.errors import NotUsableError
 from infer.kernels import cpu as library
@@ -198,6 +198,24 @@ def test_attention_takes_float16_and_bfloat16_queries(
 ) -> None:
     case = Case((4, 2), 64, dtype=dtype, new=(1, 40), done=(90, 3), query_dtype=query_dtype)
     assert case.error(kernel) < BFLOAT
+
+
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx512_bf16"} <= {*ISAS, *device.isa()}, reason="no bfloat16 products of AVX-512"
+)
+@pytest.mark.parametrize("query_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_only_prompts_of_bfloat16_are_multiplied_in_bfloat16(query_dtype: torch.dtype) -> None:
+    case, before = (
+        Case((6, 2), 64, dtype="bfloat16", new=(70,), done=(90,), query_dtype=query_dtype),
+        library.isa(),
+    )
+    found = {}
+    for name in ("avx512_vnni", "avx2"):
+        library.use_isa(name)
+        found[name] = case.run(native).float()
+    library.use_isa(before)
+    apart = float((found["avx512_vnni"] - found["avx2"]).norm() / found["avx2"].norm())
+    assert 1e-3 < apart < 6e-3 if query_dtype == torch.bfloat16 else apart < CLOSE
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

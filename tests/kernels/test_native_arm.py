@@ -12,9 +12,8 @@ import pytest
 from infer import paths
 from infer.kernels.cpu import compile_library
 from infer.kernels.cpu.build import TORCH
-
-COMPILER, NAMES = "aarch64-linux-gnu-g++", "aarch64-linux-gnu-nm"
-EMULATOR = "qemu-aarch64"
+from tests.support import arm_library
+from tests.support.arm_library import COMPILER, EMULATOR, NAMES
 
 pytestmark = pytest.mark.skipif(
     not all(shutil.which(tool) for tool in (COMPILER, NAMES, EMULATOR)),
@@ -59,10 +58,17 @@ def linked(objects: list[Path], program: Path, *flags: str) -> Path:
 
 def test_the_library_lacks_nothing_but_torch(objects: dict[str, Path], tmp_path: Path) -> None:
     library = linked(list(objects.values()), tmp_path / compile_library.LIBRARY, "-shared")
-    names = subprocess.run([NAMES, "-u", str(library)], capture_output=True, text=True, check=True)
-    undefined = [line.split()[-1] for line in names.stdout.splitlines()]
-    assert [name for name in undefined if "infer" in name] == []
+    assert [name for name in arm_library.undefined(library) if "infer" in name] == []
     assert {"linear_neon_dotprod", "attend_neon_dotprod", "conv_neon_dotprod"} <= set(objects)
+    assert arm_library.load(library, tmp_path) == ["neon_dotprod", "scalar"]
+
+
+def test_a_library_that_lacks_a_symbol_does_not_load(tmp_path: Path) -> None:
+    source, library = tmp_path / "lacks.cpp", tmp_path / "lacks.so"
+    source.write_text('extern "C" { void absent(); const char* infer_isas() { absent(); return "none"; } }')
+    subprocess.run([COMPILER, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    with pytest.raises(RuntimeError, match="undefined symbol: absent"):
+        arm_library.load(library, tmp_path)
 
 
 TWINS = ["native_twins", "native_conv_twins", "native_attend_twins", "native_rows_twins"]

@@ -32,6 +32,7 @@ AVX512_VNNI = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-m
 SUFFIXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "_avx512_vnni": (X86, AVX512_VNNI),
     "_amx": (X86, AVX512_VNNI),  # the tile instructions are written as assembly, which needs no flags
+    "_avx512_bf16": (X86, AVX512_VNNI),  # the same
     "_avx_vnni": (X86, AVX2),  # the same
     "_avx2": (X86, AVX2),
     "_neon_dotprod": (("aarch64", "arm64"), ("-march=armv8.2-a+dotprod",)),

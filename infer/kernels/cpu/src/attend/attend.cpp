@@ -21,18 +21,21 @@ constexpr int64_t READING = 4;            // reading a key or value costs as muc
 constexpr int64_t PIECES_PER_PART = 2;
 constexpr int64_t ALL_ROWS = 192;  // queries of an encoder that share one reading of the keys
 
+#if defined(__x86_64__)
+// The kernels of AVX-512 VNNI but for many queries.
+AttendKernel with_tile(void (*tile)(const AttendArgs&, const Piece&)) {
+  AttendKernel made = ATTEND_AVX512_VNNI;
+  made.tile = tile;
+  return made;
+}
+#endif
+
 const AttendKernel& kernel() {
   [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
-  if (isa == &AVX512_VNNI && isa != &active_isa()) {
-    static const AttendKernel amx = [] {
-      AttendKernel made = ATTEND_AVX512_VNNI;
-      made.tile = attend_tile_amx;
-      return made;
-    }();
-    return amx;
-  }
-  if (isa == &AVX512_VNNI) return ATTEND_AVX512_VNNI;
+  static const AttendKernel amx = with_tile(attend_tile_amx), bfloat16 = with_tile(attend_tile_avx512_bf16);
+  if (isa == &AVX512_VNNI && isa != &active_isa()) return amx;
+  if (isa == &AVX512_VNNI) return __builtin_cpu_supports("avx512bf16") ? bfloat16 : ATTEND_AVX512_VNNI;
   if (isa == &AVX2) return ATTEND_AVX2;
 #elif defined(__aarch64__)
   if (isa == &NEON_DOTPROD) return ATTEND_NEON_DOTPROD;

@@ -56,6 +56,8 @@ struct AttendKernel {
 extern const AttendKernel ATTEND_AVX512_VNNI;
 // The `tile` of AMX: queries of bfloat16 on tile registers, others as AVX-512 computes them.
 void attend_tile_amx(const AttendArgs& args, const Piece& piece);
+// The same with the products of AVX-512 BF16.
+void attend_tile_avx512_bf16(const AttendArgs& args, const Piece& piece);
 extern const AttendKernel ATTEND_AVX2;
 extern const AttendKernel ATTEND_NEON_DOTPROD;
 extern const AttendKernel ATTEND_SCALAR;
