@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, processors
@@ -62,3 +64,27 @@ def placed(
     count = tiles.expert.numel()
     block = _BN if cdiv(features, _BN) * count >= 2 * processors(x.device) else _NARROW
     return tiles, block, (cdiv(features, block), count)
+
+
+@triton.jit
+def load_places(
+    order_ptr: tl.tensor, begin_ptr: tl.tensor, rows_ptr: tl.tensor, BM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the places [BM] of this program's tile, the second axis of the grid, and which of them there are."""
+    m = tl.arange(0, BM)
+    kept = m < tl.load(rows_ptr + tl.program_id(1))
+    return tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0), kept
+
+
+@triton.jit
+def store_places(
+    out_ptr: tl.tensor,  # [P, N]
+    y: tl.tensor,  # [BN, BM]
+    n: tl.tensor,
+    num_out: tl.tensor,
+    place: tl.tensor,
+    kept: tl.tensor,
+) -> None:
+    """Store the outputs n [BN] of the places of a tile."""
+    at = place[None] * num_out + n[:, None]
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
 from .epilogue import product
-from .expert_tiles import placed
+from .expert_tiles import load_places, placed, store_places
 from .int8.int8_gemv import INTERPRETED
 from .int8.int8_quantize import quantize_rows
 from .launch import flat_rows, launch, same_device
@@ -50,9 +50,7 @@ def _lut(
         return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     stored = expert * num_out + tl.minimum(n, num_out - 1)
-    m = tl.arange(0, BM)
-    kept = m < tl.load(rows_ptr + tl.program_id(1))
-    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    place, kept = load_places(order_ptr, begin_ptr, rows_ptr, BM)
     num_columns = num_groups * GROUP
     x_row = x_ptr + (place // TOP_K)[:, None] * num_columns
     COUNT: tl.constexpr = BN // TABLES if TABLES else 1
@@ -71,8 +69,7 @@ def _lut(
         scale = tl.load(scale_ptr + stored * num_groups + group).to(tl.float32)
         acc += tl.dot(value, tl.trans(x), input_precision="ieee") * scale[:, None]
     acc *= (tl.load(row_scale_ptr + stored).to(tl.float32) / _LEVELS)[:, None]
-    at = place[None] * num_out + n[:, None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+    store_places(out_ptr, acc, n, num_out, place, kept)
 
 
 @triton.jit
@@ -103,9 +100,7 @@ def _dense(
         return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     known = tl.minimum(n, num_out - 1).to(tl.int64)
-    m = tl.arange(0, BM)
-    kept = m < tl.load(rows_ptr + tl.program_id(1))
-    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    place, kept = load_places(order_ptr, begin_ptr, rows_ptr, BM)
     row = place // TOP_K
     x_row = x_ptr + row[:, None] * num_columns
     weight_row = weight_ptr + expert * num_out * num_columns + known[:, None] * row_stride
@@ -123,8 +118,7 @@ def _dense(
     if SCALES:
         scale = tl.load(scale_ptr + expert * num_out + known).to(tl.float32)
         y = product(y, tl.broadcast_to(scale[:, None], [BN, BM]), ASSEMBLY)
-    at = place[None] * num_out + n[:, None]
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+    store_places(out_ptr, y, n, num_out, place, kept)
 
 
 def linear_experts_lut(

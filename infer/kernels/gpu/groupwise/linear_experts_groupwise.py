@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..expert_tiles import in_range, placed
+from ..expert_tiles import in_range, load_places, placed, store_places
 from ..launch import flat_rows, launch, same_device
 from . import groupwise_gemv
 from .groupwise_decode import BK, Operands, decoded_tile
@@ -50,9 +50,7 @@ def _tiles(
         return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     stored = expert * num_out + tl.minimum(n, num_out - 1)
-    m = tl.arange(0, BM)
-    kept = m < tl.load(rows_ptr + tl.program_id(1))
-    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    place, kept = load_places(order_ptr, begin_ptr, rows_ptr, BM)
     x_row = x_ptr + (place // TOP_K)[:, None] * num_columns
     acc = tl.zeros([BN, BM], tl.float32)
     for start in range(0, num_columns, BK):
@@ -63,8 +61,7 @@ def _tiles(
         k = start + tl.arange(0, BK)
         x = tl.load(x_row + k[None], mask=(k < num_columns)[None], other=0.0)
         acc = tl.dot(weight.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
-    at = place[None] * num_out + n[:, None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+    store_places(out_ptr, acc, n, num_out, place, kept)
 
 
 def tiles(x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int) -> Tensor:
