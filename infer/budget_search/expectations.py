@@ -187,7 +187,17 @@ class Knowledge:
         if best is None or budgets.aim not in TIMED:
             return ""
         reachable = first if budgets.aim == "latency" else 1 / rate
-        return f"{said}: slower than {best.candidate.label}" if reachable > self.cost(best) * SLOWER else ""
+        slower = reachable > max(self.cost(best), self._seconds(best)) * SLOWER
+        return f"{said}: slower than {best.candidate.label}" if slower else ""
+
+    def _seconds(self, record: TrialRecord) -> float:
+        """Return the seconds of a row that a trial took when it was timed, as a roofline can be compared with; its cost
+        is in relation to a float form, which on a busy machine may have been held up far longer.
+        """
+        found = record.measured or Measured()
+        if self.budgets.aim == "latency":
+            return found.latency or 0.0
+        return 1 / found.throughput if found.throughput else 0.0
 
     def _float_failed(self, candidate: Candidate) -> str:
         own = self._float_of(candidate)

@@ -199,6 +199,22 @@ def test_float_forms_that_no_budget_allows_are_not_lowered_to_time_against() -> 
     assert known.rivals() == ()
 
 
+@pytest.mark.parametrize(("roofline", "skipped"), [(2e-5, False), (4e-4, True)])
+def test_a_roofline_is_compared_with_seconds_that_were_measured(roofline: float, skipped: bool) -> None:
+    plan, own = Plan(source="model.pt"), Budgets()
+    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    measured = Measured(  # torch eager waited 450 times as long as usual while they took turns
+        seconds={1: 2.8e-4},
+        ratios={1: 0.0022},
+        rivals={1: "torch eager"},
+        rival_seconds={"torch eager": {1: 1.4e-3}},
+    )
+    known.add(TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=measured))
+    known.bounds = LowerBounds(seconds={"int8": {1: roofline}})
+    why = known.why_skip(Candidate(backend="eager", quant="int8"))
+    assert why.endswith("slower than ort float") is skipped
+
+
 def test_times_with_other_threads_are_not_compared_by_their_float_forms() -> None:
     plan, own = Plan(source="model.pt"), Budgets()
     known = Knowledge(plan, own, "eager", limits_of(own, plan))
