@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import tempfile
 import threading
 from pathlib import Path
@@ -65,7 +66,8 @@ def test_the_artifact_carries_front_trials_and_commands(best: SearchResult) -> N
     assert record is not None
     assert [t.outcome for t in record.trials] == ["published"] * len(record.trials)
     assert sum(t.chosen for t in record.trials) == 1
-    assert all("infer optimize" in t.command for t in record.trials)
+    outputs = [t.command.partition("--output ")[2].split()[0] for t in record.trials]
+    assert outputs == ["best-eager-float.infer", "best-eager-int8.infer"], "beside the artifact of the search"
     assert "--for size" in record.command
     assert "Backends" in (best.path / "report.html").read_text()
 
@@ -345,3 +347,16 @@ def test_two_searches_that_both_wait_to_time_do_not_block_each_other(tmp_path: P
     for thread in threads:
         thread.join(60)
     assert times in (list("aabb"), list("bbaa"))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_command_of_each_trial_works_where_the_search_ran(
+    plan: Plan, best: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(best.path.parent)
+    for trial in best.trials:
+        words = shlex.split(trial.record.command)
+        assert words.pop(0) == "infer"
+        assert cli.main(words) == 0
+        made = best.path.parent / words[words.index("--output") + 1]
+        assert inspection.report(made).plan.quant == trial.candidate.quant

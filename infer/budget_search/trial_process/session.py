@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from ...plan import Plan
 from ...report.measurements import roofline
 from ...report.measurements.forked_memory import ForkingProbe
 from ...report.rendering import formatting
+from ...report.search_record import Candidate
 from ...reporter import Reporter
 from ...spec import Finding
 from . import trial_result
@@ -86,7 +88,7 @@ class Session:
             except SourceError as error:
                 raise SourceFailure(error) from error
             except InferError as error:
-                command = formatting.command(plan, self._setup.name)
+                command = _command(plan, request.candidate, self._setup.name)
                 return Done(
                     outcome=trial_result.outcome(error), reason=trial_result.sentence(error), command=command
                 )
@@ -122,7 +124,10 @@ class Session:
                 measured = msgspec.structs.replace(measured, faithful=False)
                 reason = f"not faithful enough: {reason}" + (f"; {stuck}" if stuck else "")
                 return Done(
-                    outcome="refused", reason=reason, measured=measured, command=_command(run, output)
+                    outcome="refused",
+                    reason=reason,
+                    measured=measured,
+                    command=_command(run.plan, request.candidate, output.name),
                 )
             if request.judge_only:
                 trial.close()
@@ -137,7 +142,10 @@ class Session:
             ):
                 trial.close()
                 return Done(
-                    outcome="skipped", reason=reason, measured=measured, command=_command(run, output)
+                    outcome="skipped",
+                    reason=reason,
+                    measured=measured,
+                    command=_command(run.plan, request.candidate, output.name),
                 )
             if trial.slower:
                 run = replace(run, plan=run.plan.with_(allow_slower=True))
@@ -162,7 +170,7 @@ class Session:
             except (SourceError, UsageError) as error:
                 if run.plan.quant == "none":
                     raise SourceFailure(error) from error
-                command = made.report.command
+                command = _command(run.plan, request.candidate, output.name)
                 return Done(
                     outcome="refused", reason=trial_result.sentence(error), measured=measured, command=command
                 )
@@ -171,7 +179,7 @@ class Session:
             reason=trial.verdict,
             measured=measured,
             artifact=str(output),
-            command=made.report.command,
+            command=_command(run.plan, request.candidate, output.name),
         )
 
     def survey(self, survey: Survey) -> LowerBounds:
@@ -266,5 +274,7 @@ def _key(plan: Plan) -> tuple[object, ...]:
     return plan.kv_dtype, "packed" if plan.quant != "none" else "float"
 
 
-def _command(run: Resolved, output: Path) -> str:
-    return formatting.command(run.plan, output.name)
+def _command(plan: Plan, candidate: Candidate, name: str) -> str:
+    """Return the command that makes a trial, with an output beside that of the search: `model-ort-int8.infer`."""
+    label = re.sub(r"[^a-z0-9.]+", "-", candidate.label.lower()).strip("-")
+    return formatting.command(plan, f"{Path(name).stem}-{label}.infer")
