@@ -30,9 +30,9 @@ struct PlaneVectors {
 template <int BITS>
 constexpr bool PLANES = BITS == 5 || BITS == 6;
 
-// function(j, low, high) for the vectors of a group from BEGIN to END: columns 4j.. in `low`, 4j + 32.. in `high`.
-template <int BITS, int BEGIN, int END, class Function>
-inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vector::Table table, Function function) {
+// low_of(j, quads) of columns 4j.. and high_of(j, quads) of columns 4j + 32.., for the vectors of a group from BEGIN to END.
+template <int BITS, int BEGIN, int END, class Low, class High>
+inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vector::Table table, Low low_of, High high_of) {
   Vector::Quads low, high;
   if constexpr (PLANES<BITS>) {
     using Planes = PlaneVectors<BITS>;
@@ -43,21 +43,27 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vec
       const Planes planes(place);
       unroll<Planes::VECTORS>([&](auto v) {
         planes.template read<v>(low, high);
-        function(first + v, low, high);
+        low_of(first + v, low), high_of(first + v, high);
       });
     }
   } else {
+    // Bytes in the order in which they lie: two streams 512 bytes apart come from memory at half of the speed.
+    constexpr int RUNS = BITS == 8 ? 2 : 1;
+    unroll<RUNS>([&](auto run) {
 #pragma GCC unroll 1
-    for (int j = BEGIN; j < END; ++j) {
-      __builtin_prefetch(codes + j * 64 + Vector::PREFETCH);
-      if constexpr (BITS == 8) {
-        __builtin_prefetch(codes + (j + 8) * 64 + Vector::PREFETCH);
-        low = Vector::load_quads(codes + j * 64), high = Vector::load_quads(codes + (j + 8) * 64);
-      } else {
-        Vector::decode(codes + j * 64, table, low, high);
+      for (int j = BEGIN; j < END; ++j) {
+        const uint8_t* place = codes + (j + 8 * run) * 64;
+        __builtin_prefetch(place + Vector::PREFETCH);
+        if constexpr (BITS == 4) {
+          Vector::decode(place, table, low, high);
+          low_of(j, low), high_of(j, high);
+        } else if constexpr (run == 0) {
+          low_of(j, Vector::load_quads(place));
+        } else {
+          high_of(j, Vector::load_quads(place));
+        }
       }
-      function(j, low, high);
-    }
+    });
   }
 }
 

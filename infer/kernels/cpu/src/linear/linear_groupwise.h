@@ -57,13 +57,19 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
             low_sum[row] = Vector::broadcast(start(half, row));
             high_sum[row] = Vector::broadcast(PARTS == 1 ? int32_t{0} : start(half + HALVES, row));
           });
-          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, table, [&](int j, Vector::Quads low, Vector::Quads high) {
+          const auto low_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
             const int8_t* quads = q + j * HEIGHT * Vector::QUAD_BYTES;
             unroll<HEIGHT>([&](auto row) {
-              low_sum[row] = groupwise_dot<BITS>(low_sum[row], low, quads + row * Vector::QUAD_BYTES);
-              high_sum[row] = groupwise_dot<BITS>(high_sum[row], high, quads + (8 * HEIGHT + row) * Vector::QUAD_BYTES);
+              low_sum[row] = groupwise_dot<BITS>(low_sum[row], codes, quads + row * Vector::QUAD_BYTES);
             });
-          });
+          };
+          const auto high_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
+            const int8_t* quads = q + (j + 8) * HEIGHT * Vector::QUAD_BYTES;
+            unroll<HEIGHT>([&](auto row) {
+              high_sum[row] = groupwise_dot<BITS>(high_sum[row], codes, quads + row * Vector::QUAD_BYTES);
+            });
+          };
+          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, table, low_of, high_of);
           const Vector::Floats low_scale = Vector::load(scales.scale[i * PARTS + half]);
           const Vector::Floats high_scale = Vector::load(scales.scale[i * PARTS + (PARTS == 1 ? 0 : half + HALVES)]);
           unroll<HEIGHT>([&](auto row) {
