@@ -1,4 +1,4 @@
-// Teams of threads that meet: prints what is not as it should be, exits 1 when anything is not.
+// Test of the barrier: prints each failed expectation and exits 1 if there is any.
 #include "threads/barrier.h"
 
 #include <chrono>
@@ -19,30 +19,30 @@ namespace {
 
 std::atomic<int> wrong{0};
 
-// Nobody leaves a meeting before all have come to it; every `late`th one of them is late by so long that others sleep.
-void team(int64_t parts, int64_t meetings, int64_t late) {
+// No thread leaves a phase before all have arrived; in every `late`th phase one arrives so late that the others sleep.
+void team(int64_t parts, int64_t phases, int64_t late) {
   void* const memory = std::aligned_alloc(64, static_cast<size_t>(Barrier::bytes(parts) + 64));
   std::memset(memory, 0, static_cast<size_t>(Barrier::bytes(parts)));
-  std::vector<std::atomic<int64_t>> came(parts);
+  std::vector<std::atomic<int64_t>> arrived(parts);
   std::atomic<int64_t> idle{0};
   std::vector<std::thread> threads;
   for (int64_t part = 0; part < parts; ++part)
     threads.emplace_back([&, part] {
       Barrier barrier(memory, part, parts);
-      for (int64_t meeting = 1; meeting <= meetings; ++meeting) {
-        if (late != 0 && meeting % late == 0 && meeting % parts == part) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        came[part].store(meeting, std::memory_order_relaxed);
-        int64_t left = 3;  // of something useful to do
-        barrier.meet([&] { return left > 0 && left-- > 0; });
+      for (int64_t phase = 1; phase <= phases; ++phase) {
+        if (late != 0 && phase % late == 0 && phase % parts == part) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        arrived[part].store(phase, std::memory_order_relaxed);
+        int64_t left = 3;  // units of useful work
+        barrier.arrive_and_wait([&] { return left > 0 && left-- > 0; });
         idle += 3 - left;
         for (int64_t other = 0; other < parts; ++other)
-          if (came[other].load(std::memory_order_relaxed) < meeting) wrong = 1;
+          if (arrived[other].load(std::memory_order_relaxed) < phase) wrong = 1;
       }
     });
   for (std::thread& thread : threads) thread.join();
   std::free(memory);
-  if (wrong) std::printf("%lld threads: one left before all had come\n", static_cast<long long>(parts));
-  if (late != 0 && idle == 0) std::printf("nobody was idle\n"), wrong = 1;
+  if (wrong) std::printf("%lld threads: one left before all had arrived\n", static_cast<long long>(parts));
+  if (late != 0 && idle == 0) std::printf("no thread was idle\n"), wrong = 1;
 }
 
 #if defined(__linux__)
@@ -57,7 +57,7 @@ std::vector<int> processors() {
   return found;
 }
 
-// Threads pinned to the given processors: only one that shares with an earlier one is crowded.
+// Threads pinned to the given processors: only one that shares with an earlier one is oversubscribed.
 void pinned(const std::vector<int>& cpus) {
   const int64_t parts = static_cast<int64_t>(cpus.size());
   void* const memory = std::aligned_alloc(64, static_cast<size_t>(Barrier::bytes(parts) + 64));
@@ -70,11 +70,11 @@ void pinned(const std::vector<int>& cpus) {
       CPU_SET(cpus[part], &set);
       if (pthread_setaffinity_np(pthread_self(), sizeof(set), &set) != 0) return;
       Barrier barrier(memory, part, parts);
-      for (int meeting = 0; meeting < 50; ++meeting) barrier.meet();
+      for (int phase = 0; phase < 50; ++phase) barrier.arrive_and_wait();
       bool shared = false;
       for (int64_t before = 0; before < part; ++before) shared |= cpus[before] == cpus[part];
-      if (barrier.crowded() == shared) return;
-      std::printf("thread %d of %d is%s crowded\n", int(part), int(parts), shared ? " not" : "");
+      if (barrier.oversubscribed() == shared) return;
+      std::printf("thread %d of %d is%s oversubscribed\n", int(part), int(parts), shared ? " not" : "");
       wrong = 1;
     });
   for (std::thread& thread : threads) thread.join();

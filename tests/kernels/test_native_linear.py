@@ -205,10 +205,10 @@ def test_scales_of_another_number_of_columns_are_refused(isas: list[str]) -> Non
 
 
 def test_delayed_threads_leave_the_thread_team_temporarily(tmp_path: Path) -> None:
-    compiler, program = build.compiler(), tmp_path / "crowd"
+    compiler, program = build.compiler(), tmp_path / "team_size"
     if compiler is None:
         pytest.skip("no C++ compiler")
-    source = Path(__file__).with_name("native_crowd.cpp")
+    source = Path(__file__).with_name("native_team_size.cpp")
     command = [compiler, "-std=c++17", f"-I{compile_library.SOURCES}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@
 
 namespace infer_native {
 
-// Where rows of results go, `stride` floats apart.
+// Destination rows of results, `stride` floats apart.
 struct Rows {
   float* data;
   int64_t stride;
@@ -22,7 +22,7 @@ struct Share {
   std::atomic<int64_t>* next;
 };
 
-// Whether threads quantize whole rows, the ones whose row work is theirs, rather than columns of all rows.
+// Returns whether threads quantize whole rows (those whose row operations they compute) rather than columns of all rows.
 constexpr int64_t ROWS_A_THREAD = 8;
 inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= ROWS_A_THREAD * parts; }
 
@@ -37,7 +37,7 @@ struct Staged {
   void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);
 };
 
-// Of groups of a multiple of 64, of 32 and of 16 columns.
+// Kernels for groups of a multiple of 64, of 32 and of 16 columns.
 struct StagedGroupwise {
   Staged whole, half, quarter;
   const Staged& of(int parts) const { return parts == 1 ? whole : parts == 2 ? half : quarter; }
@@ -47,7 +47,7 @@ enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };
 
 constexpr int64_t STRETCH = 1024;  // logits whose largest, of each of 16 lanes, are kept
 
-// What happens to one row of floats between the layers; y may be x.
+// Operations on one row of floats between layers, in place where y is x.
 struct RowKernels {
   // x / sqrt(mean(x^2) + eps) * (weight + offset); weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int64_t width, float* y);
@@ -80,7 +80,7 @@ struct Isa {
   const Isa* like = nullptr;  // whose other kernels serve an instruction set that has only linear layers of its own
 };
 
-// Each is defined where its architecture is.
+// Each is defined only on its architecture.
 extern const Isa AVX512_VNNI;
 extern const Isa AVX2;
 extern const Isa AVX_VNNI;  // without `rows`: those of AVX2
@@ -95,7 +95,7 @@ struct AmxLinear {
 };
 extern const AmxLinear AMX_LINEAR;
 
-// "amx" where this process may use the tile registers (it asks the kernel once), "amx_emulated" in a build whose tiles are
+// "amx" where this process may use the tile registers (requested from the kernel once), "amx_emulated" in a build whose tiles are
 // plain C++, else null. Only for CPUs that have AVX512_VNNI.
 const char* amx_name();
 

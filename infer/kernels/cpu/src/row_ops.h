@@ -1,4 +1,4 @@
-// What happens to one row of floats between two layers. Sums run over 16 lanes and four registers, whatever the width.
+// Operations on one row of floats between two layers. Sums run over 16 lanes and four registers, whatever the width.
 #pragma once
 
 #include "linear/parallel_linear.h"

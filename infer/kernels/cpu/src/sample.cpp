@@ -32,7 +32,7 @@ struct Row {
 
   Row(int64_t width, const RowKernels& isa) : x(nullptr), vocab(width), kernels(isa), tops((width + STRETCH - 1) / STRETCH * LANES), part(SUM) {}
 
-  // Whether the logits are numbers, and the largest finite.
+  // Returns whether no logit is NaN and the largest is finite.
   bool read(const float* logits) {
     x = logits;
     const bool numbers = kernels.block_tops(x, vocab, tops.data());
@@ -71,7 +71,7 @@ struct Row {
     for (size_t i = 0; i < ids.size(); ++i) mass[i] = std::exp((static_cast<double>(x[ids[i]]) - top) / heat);
   }
 
-  // How many of the most likely it takes to reach a mass; one more than there are where they do not.
+  // Returns how many of the most likely tokens reach a probability mass; their number plus one where they do not.
   int64_t nucleus(double goal) const {
     double reached = 0;
     for (size_t i = 0; i < mass.size(); ++i)

@@ -7,7 +7,7 @@
 
 namespace infer_native {
 
-// Where the real tokens of each sequence lie in packed rows. `pays` is false where padding is anything but the end of a
+// Location of the real tokens of each sequence in packed rows. `pays` is false where padding is anything but the end of a
 // sequence, or too little to be worth the copies.
 class PackedRows {
  public:
@@ -25,7 +25,7 @@ class PackedRows {
     pays_ = rows() * LEAST_SHARE <= batches * tokens * (LEAST_SHARE - 1);
   }
 
-  // Whether every real token sees the real tokens of its sequence and no padding. `mask`: bool, [batches, rows, tokens].
+  // Returns whether every real token attends to the real tokens of its sequence and to no padding. `mask`: bool, [batches, rows, tokens].
   bool agrees(const bool* mask, int64_t rows) const {
     std::vector<uint8_t> sees(static_cast<size_t>(tokens_));
     for (int64_t b = 0; b < batches_; ++b) {

@@ -1,4 +1,4 @@
-// Whether this process may use the tile registers of AMX. Linux grants them to a process that asks; it asks once.
+// Permission to use the tile registers of AMX, which Linux grants to a process on request; requested once.
 #include "amx/tile_config.h"
 #include "isa.h"
 

@@ -1,4 +1,4 @@
-// Who computes which piece of attention. Pieces are taken from one counter, the dearest first where that is known.
+// Distribution of attention among threads: pieces are claimed from one counter, the most expensive first where known.
 #include "attend/attend.h"
 
 #include <omp.h>
@@ -65,7 +65,7 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// How a sequence is cut; the result does not depend on it.
+// Partition of a sequence into pieces; the result does not depend on it.
 struct Cut {
   int64_t pieces;       // of each KV head
   int64_t tile_tokens;  // 0: the decoding path
@@ -76,7 +76,7 @@ struct Plan {
   const AttendArgs& args;
   const AttendKernel& isa;
   int64_t group, work = 0, target = 0;
-  bool lone;  // no sequence has more than one new token, and no token is of none: who reads it writes it
+  bool lone;  // no sequence has more than one new token, and no token is of none: the thread that reads it writes it
 
   Plan(const AttendArgs& given, int64_t parts) : args(given), isa(kernel()), group(group_size(given)) {
     lone = args.query_start[0] == 0 && args.query_start[args.sequences] == args.tokens;
@@ -148,7 +148,7 @@ void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& ne
   if (!plan.lone) {
     const int64_t written = args.tokens * args.kv_heads;
     plan.isa.write(args, written * part / parts, written * (part + 1) / parts);
-    team.meet();
+    team.synchronize();
   }
   int64_t ticket = next.fetch_add(1, std::memory_order_relaxed), before = 0, offset = 0;
   bool split = false;
@@ -157,7 +157,7 @@ void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& ne
     const Cut cut = plan.cut(span);
     split = split || cut.partials;
     for (; ticket < before + cut.pieces * args.kv_heads; ticket = next.fetch_add(1, std::memory_order_relaxed)) {
-      team.ahead.fetch(Team::BURST);
+      team.prefetcher.fetch(Team::BURST);
       const int64_t mine = ticket - before, index = mine / args.kv_heads;
       attend_piece(plan, span, cut, Piece{b, mine % args.kv_heads, 0, 0}, index, partials + offset);
     }
@@ -165,7 +165,7 @@ void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& ne
     offset += cut.partials * args.kv_heads;
   }
   if (!split) return;
-  team.meet();
+  team.synchronize();
   int64_t item = 0;
   offset = 0;
   for (int64_t b = 0; b < args.sequences; ++b) {
@@ -193,8 +193,8 @@ void attend(const AttendArgs& given) {
   if (Plan(args, 1).work < SERIAL_WORK) threads = 1;
   std::atomic<int64_t> next{0};
   if (threads == 1) {
-    Team alone(nullptr, 0, 1);
-    return attend_in_team(args, alone, next);
+    Team single(nullptr, 0, 1);
+    return attend_in_team(args, single, next);
   }
   const int64_t meeting = Barrier::bytes(threads);
   auto* const memory = static_cast<char*>(attend_scratch(meeting + attend_scratch_bytes(args, threads)));

@@ -6,8 +6,8 @@
 // the values, float [page] each. Values are [page, head_dim]. Keys are in groups of 16 tokens, [page / 16, head_dim, 16],
 // where the page is a multiple of 16, else [page, head_dim].
 //
-// A row of the result has the same bits whatever the number of threads and the other sequences of the batch. It depends
-// on how many tokens of its own sequence are new: few take the decoding path, whose order of summation is another.
+// A row of the result is bit-equal whatever the number of threads and the other sequences of the batch. It depends on how
+// many tokens of its own sequence are new: few take the decoding path, which sums in another order.
 #pragma once
 
 #include "linear/linear.h"
@@ -61,13 +61,14 @@ inline int64_t first_seen(const AttendArgs& args, int64_t position) {
 // Opens its own parallel region; `scratch` is not read.
 void attend(const AttendArgs& args);
 
-// The same inside a region: every thread of the team calls it; `next` is 0 and of this call alone. The team meets between
-// writing and reading where that is needed. The result is complete, and the scratch free again, when it next meets.
+// Attention inside a parallel region: every thread of the team calls it; `next` is 0 and used by this call only. The team
+// synchronizes between writing and reading where needed. The result is complete, and the scratch reusable, after the
+// caller's next barrier.
 void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& next);
 
 int64_t attend_scratch_bytes(const AttendArgs& args, int64_t parts);
 
-// At least `bytes` bytes at a multiple of 64, of the calling thread, until it asks for more; not that of `scratch()`.
+// Returns at least `bytes` bytes of the calling thread, 64-byte aligned, valid until its next call; apart from `scratch()`.
 void* attend_scratch(int64_t bytes);
 
 }  // namespace infer_native

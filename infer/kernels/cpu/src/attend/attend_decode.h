@@ -66,7 +66,7 @@ constexpr int width_for(int rows) {
   return width;
 }
 
-// All columns; the last register overlaps the one before where the row is no multiple of it, and has sums of its own.
+// Sums all columns; where the row is no multiple of a register, the last register overlaps the one before, with sums of its own.
 template <Number T, int ROWS, int WIDTH = width_for(ROWS)>
 inline void weigh_columns(const uint8_t* values, const uint8_t* next, int64_t count, int64_t dim,
                           const typename Products<T>::Factor* weights, float* sums, int64_t sum_stride, int64_t from = 0) {
@@ -135,7 +135,7 @@ struct Decoder {
     }
   }
 
-  // Whole numbers as pairs of int16, every `stride` floats; the row is lost.
+  // Writes the rounded row as pairs of int16, every `stride` floats; overwrites the row.
   void put_pairs(float* row, float* pairs, int64_t stride) const {
     auto* const narrow = reinterpret_cast<uint8_t*>(row);
     int64_t d = 0;

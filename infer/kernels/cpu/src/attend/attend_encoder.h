@@ -7,7 +7,7 @@
 
 namespace infer_native {
 
-// What a query may see. `data` is bool (whether it sees) or float (added to the logit), [batches or 1, tokens or 1, tokens].
+// Attention mask. `data` is bool (true: attend) or float (added to the logit), [batches or 1, tokens or 1, tokens].
 struct Mask {
   const void* data = nullptr;  // null: everything
   bool is_float = false;
@@ -28,9 +28,9 @@ struct AttendAllArgs {
   int64_t length(int64_t batch) const { return starts == nullptr ? tokens : starts[batch + 1] - starts[batch]; }
 };
 
-// What one thread of a team does; `next`, 0 at the start, counts the pieces that were taken. The result is complete after
-// the caller's next barrier. A row that sees nothing becomes zeros. A row has the same bits whatever the number of threads
-// and the other sequences.
+// Computes the share of one thread of a team; `next`, 0 at the start, counts the claimed pieces. The result is complete
+// after the caller's next barrier. A row that attends to nothing becomes zeros. A row is bit-equal whatever the number of
+// threads and the other sequences.
 void attend_all_in_team(const AttendAllArgs& args, std::atomic<int64_t>& next);
 
 }  // namespace infer_native

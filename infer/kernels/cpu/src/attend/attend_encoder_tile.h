@@ -44,7 +44,7 @@ struct AllTiler {
     return static_cast<const float*>(heads.data) + token * heads.token_stride + head * heads.head_stride;
   }
 
-  // The row of a head some rows on: rows lie too far apart for the hardware to ask for the next one.
+  // Prefetches a later row of the head: rows are too far apart for the hardware prefetcher.
   void ask(const Heads& heads, int64_t token, int64_t of, int64_t last) const {
     constexpr int64_t AHEAD = 8, LINE = 64 / sizeof(float);
     if (token + AHEAD >= last) return;
@@ -88,7 +88,7 @@ struct AllTiler {
     }
   }
 
-  // Hides what a query does not see of the `count` places from `origin` on, and gives the largest logit.
+  // Masks the `count` places from `origin` on that a query does not attend to; returns the largest logit.
   float finish(float* at, int64_t token, int64_t origin, int64_t count) const {
     const int64_t padded = (count + LANES - 1) / LANES * LANES;
     if (mask != nullptr) {

@@ -1,4 +1,4 @@
-// What each instruction set computes of attention: pieces of work of one KV head, driven by attend.cpp.
+// Interface of the attention kernels of each instruction set: pieces of work of one KV head, scheduled by attend.cpp.
 #pragma once
 
 #include "attend/attend.h"
@@ -15,7 +15,7 @@ struct Piece {
   int64_t begin, end;      // chunks of the decoding path, or new tokens of the sequence
 };
 
-// Where a sequence stands.
+// Tokens of a sequence in this step.
 struct Span {
   int64_t first, count, length;  // its first row in `query`, new tokens, tokens in the cache
   int64_t low, high;             // places in the cache that any of its queries sees
@@ -34,17 +34,17 @@ struct Span {
 inline int64_t group_size(const AttendArgs& args) { return args.query_heads / args.kv_heads; }
 inline int64_t padded_dim(const AttendArgs& args) { return (args.head_dim + 15) / 16 * 16; }
 
-// Of one chunk and KV head: the largest logit and the sum of exponentials of each row, then the rows' weighted values.
+// Partial softmax of one chunk and KV head: largest logit and sum of exponentials of each row, then the weighted values.
 inline int64_t partial_floats(const AttendArgs& args, int64_t rows) { return rows * (2 + padded_dim(args)); }
 
 struct AttendKernel {
-  // Whether few rows take the decoding path at all.
+  // Whether few rows take the decoding path on this instruction set.
   bool (*decodes)(const AttendArgs& args);
   // Put the keys and values of `begin <= token * kv_heads + head < end` into the cache.
   void (*write)(const AttendArgs& args, int64_t begin, int64_t end);
   // Chunks begin..end of a sequence with few rows; into `partials`, one after the other, or to `out` when that is null.
   void (*decode)(const AttendArgs& args, const Piece& piece, float* partials);
-  // All partials of a sequence and head → out.
+  // Merges the partials of a sequence and head into out.
   void (*merge)(const AttendArgs& args, const Piece& piece, const float* partials);
   // New tokens begin..end of a sequence against all they see → out.
   void (*tile)(const AttendArgs& args, const Piece& piece);

@@ -102,7 +102,7 @@ inline float number_at(const uint8_t* p, Number type) {
   return static_cast<int8_t>(*p);
 }
 
-// Of INT8 the code, which is given as a float.
+// Returns the code of an INT8 page as a float.
 inline void put_number(uint8_t* p, Number type, float value) {
   switch (type) {
     case Number::FLOAT32: std::memcpy(p, &value, 4); return;
@@ -143,7 +143,7 @@ inline void write_row(const Heads& heads, Number type, int64_t token, int64_t he
 
 constexpr float CODES = 127, SMALLEST_STEP = 1e-30f;
 
-// The row becomes whole numbers in ±limit times the step that is returned; NaN where the row is not finite.
+// Rounds the row to integers in ±limit and returns the step; NaN where the row is not finite.
 inline float to_whole(float* row, int64_t dim, float limit) {
   const int64_t whole = dim / LANES * LANES;
   Floats tops = {}, zeros = {};
@@ -180,7 +180,7 @@ inline void rotate(const AttendArgs& args, int64_t token, float* row) {
   }
 }
 
-// One KV head of a page.
+// Addresses of one KV head of a page.
 struct PageHead {
   uint8_t *keys, *values;
   uint8_t *key_steps, *value_steps;  // floats, perhaps not aligned; of INT8 only
@@ -196,17 +196,17 @@ struct PageHead {
   }
 };
 
-// How many numbers that are multiplied together lie together: of a key's numbers, and of the values of tokens.
+// Interleaving depth: consecutive elements of a key, or consecutive tokens of a value, that one instruction multiplies.
 template <Number T>
 constexpr int DEPTH = T == Number::INT8 ? 2 : 1;
 
-// Whether pages have the order that decoding wants: keys [page / KEY_GROUP][dim / DEPTH][KEY_GROUP][DEPTH], values
+// Returns whether pages have the layout of the decoding path: keys [page / KEY_GROUP][dim / DEPTH][KEY_GROUP][DEPTH], values
 // [page / DEPTH][dim][DEPTH]. Else both are [page][dim].
 inline bool grouped(const AttendArgs& args) {
   return args.page % KEY_GROUP == 0 && (args.cache_type != Number::INT8 || args.head_dim % DEPTH<Number::INT8> == 0);
 }
 
-// Where number i of a token is: at start + i / depth * stride + i % depth, `depth` being 1 or 2.
+// Location of element i of a token: start + i / depth * stride + i % depth, `depth` being 1 or 2.
 struct Place {
   int64_t start, stride, depth = 1;
 
@@ -223,7 +223,7 @@ struct Place {
   int64_t at(int64_t i) const { return start + (i >> (depth - 1)) * stride + (i & (depth - 1)); }
 };
 
-// What keys and values are multiplied with and summed in: floats, or of INT8 pairs of int16 and int32.
+// Operand and accumulator types of keys and values: floats, or for INT8 pairs of int16 and int32.
 template <Number T>
 struct Products {
   using Sum = Floats;
@@ -285,7 +285,7 @@ struct Seen {
 };
 
 // The exponentials of logits [begin, end), multiples of LANES, less `most`, in place; their sum is returned, by lanes.
-// 64 bytes from `ahead` on are asked for with every 16.
+// 64 bytes from `ahead` on are prefetched for every 16.
 inline Floats exponentials(float* logits, int64_t begin, int64_t end, float most, const uint8_t* ahead = nullptr) {
   Floats sum = {};
   for (int64_t t = begin; t < end; t += LANES) {

@@ -24,7 +24,7 @@ inline float most_whole(int64_t count) {
   return static_cast<float>(most < 32767 ? most : 32767);
 }
 
-// Asks for what `scale_row` and `weigh_row` will read of a segment.
+// Prefetches what `scale_row` and `weigh_row` read of a segment.
 inline void prefetch_steps(const Segment& segment) {
   const uint8_t *keys = segment.key_steps(0), *values = segment.value_steps(0);
   for (int64_t line = 0; line * 16 <= segment.count; ++line) {
@@ -52,7 +52,7 @@ struct RowWeights {
 };
 
 // Exponentials of the logits less `most`, times the steps of the values, as int16 in units of the step that is returned,
-// two tokens in the place of each float. 64 bytes from `ahead` on are asked for with every 16 tokens.
+// two tokens in the place of each float. 64 bytes from `ahead` on are prefetched for every 16 tokens.
 inline RowWeights weigh_row(const Segment* segments, int64_t count, float most, float* logits, const uint8_t* ahead) {
   Floats sum = {}, top = {}, zero = {};
   const Floats shift = broadcast(most);

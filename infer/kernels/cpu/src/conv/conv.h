@@ -9,7 +9,7 @@
 //   y = fma(sum, multiplier[o], offset[o]), and with a residual y = fma(residual, residual_multiplier, y)
 //   int8 result: round to even of y clamped to [low, high]; float result: y, clamped the same way
 //
-// The same bits on every instruction set and for any number of threads.
+// The result is bit-equal on every instruction set and for any number of threads.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ constexpr int64_t STEP_QUADS = 16, LEAST_PIXELS = 8;
 constexpr int HIGH = 16;  // pixels of a tile
 enum : int { SUMS = 0, PIXELS_A = 4, WEIGHTS_B = 6 };
 
-// Where the pixels of one tile lie: `pitch` bytes apart, from each run one stretch of whole steps.
+// Addresses of the pixels of one tile: `pitch` bytes apart, of each run a range of whole steps.
 struct Pixels {
   const uint8_t* first;
   int64_t pitch;
@@ -37,7 +37,7 @@ bool evenly(const Tile& tile, int begin, int count) {
   return count == HIGH;  // rows that are not pixels would be read beyond the image
 }
 
-// All bytes under the windows as [pixel][quads, zeros up to whole steps].
+// Gathers all bytes under the windows as [pixel][quads, zeros up to whole steps].
 void gather(const Tile& tile, int64_t used, int64_t pitch, uint8_t* to) {
   const int64_t bytes = tile.quads * 4;
   for (int i = 0; i < tile.pixels; ++i, to += pitch) {

@@ -1,4 +1,4 @@
-// What surrounds convolutions: floats to images, pooling, and weights to panels.
+// Conversion of floats to images, max pooling, and packing of convolution weights into panels.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t STRIP = 64;  // pixels of a channel that are quantized before they are spread
 
-// One row of pixels whose channels lie `channel` floats apart and pixels `pixel` floats.
+// Converts one row of pixels; channels are `channel` floats apart, pixels `pixel` floats.
 bool quantize_line(const ConvKernels& kernels, const float* x, int64_t pixel, int64_t channel, int64_t channels,
                    const Image& image, const Grid& grid, uint8_t* y) {
   bool bad = false;

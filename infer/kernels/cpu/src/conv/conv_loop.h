@@ -13,7 +13,7 @@ namespace infer_native {
 constexpr int MAX_TILE = 32;  // pixels
 constexpr int MAX_RUNS = 64;  // stretches of contiguous input bytes under a window
 
-// What a kernel of `blocks` blocks of 16 channels needs for one tile.
+// Arguments of a kernel of `blocks` blocks of 16 channels for one tile.
 struct Tile {
   int pixels;
   const uint8_t* x[MAX_TILE];  // first byte under the window of each pixel
@@ -50,7 +50,7 @@ struct ConvKernels {
   bool full_tiles = false;  // all but the last, rather than tiles of nearly equal size
 };
 
-// Each is defined where its architecture is.
+// Each is defined only on its architecture.
 extern const ConvKernels CONV_AVX512_VNNI;
 extern const ConvKernels CONV_AMX;
 extern const ConvKernels CONV_AVX2;
@@ -72,14 +72,14 @@ template <int COUNT, typename Body>
 
 const ConvKernels& conv_kernels(int64_t pixels);  // of the active instruction set
 
-// Of one sample.
+// Arguments of one sample.
 void conv_fill_border(const Image& image, uint8_t value, uint8_t* y);
 
 inline int64_t conv_quads(int64_t channels, const int64_t* kernel) { return kernel[0] * kernel[1] * channels / 4; }
 
 namespace {  // each file has its own, compiled for its instruction set
 
-// Whether a value is NaN; it becomes `low`. Adding and taking away 1.5 * 2**23 rounds as nearbyint does.
+// Returns whether a value is NaN, which becomes `low`. Adding and taking away 1.5 * 2**23 rounds as nearbyint does.
 inline bool conv_quantize_row(const float* x, int64_t count, const Grid& grid, uint8_t* y) {
   int32_t bad = 0;
   for (int64_t i = 0; i < count; ++i) {

@@ -17,7 +17,7 @@ inline int8x16_t quad(const uint8_t* x) {
   return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(four)), vdupq_n_s8(-128));
 }
 
-// Both keep a NaN, and a zero's sign where it meets zero.
+// Both keep NaN, and the sign of zero where both operands are zero.
 inline float32x4_t at_least(float32x4_t y, float32x4_t low) { return vbslq_f32(vcltq_f32(y, low), low, y); }
 inline float32x4_t at_most(float32x4_t y, float32x4_t high) { return vbslq_f32(vcgtq_f32(y, high), high, y); }
 

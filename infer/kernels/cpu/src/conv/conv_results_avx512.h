@@ -20,7 +20,7 @@ template <int BLOCKS>
   }
 }
 
-// What all pixels of a tile share.
+// Constants of all pixels of a tile.
 struct Results {
   const Tile& tile;
   const __m512 low, high, factor;

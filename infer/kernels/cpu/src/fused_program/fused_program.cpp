@@ -13,7 +13,7 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t KEPT_BYTES = 256 << 20;  // a larger buffer is given back after the call
+constexpr int64_t KEPT_BYTES = 256 << 20;  // a larger buffer is freed after the call
 
 struct Free {
   void operator()(char* pointer) const { std::free(pointer); }
@@ -54,10 +54,10 @@ void run_program(const ProgramCall& call) {
   thread_local int64_t size = 0;
   if (call.rows[0] == 0) return;
   Layout layout(call);
-  thread_local Crowd crowd;
+  thread_local TeamSize team_size;
   int64_t threads = layout.threads(call.rows[0]);
-  const bool cut_beforehand = threads > 1 && call.rows[0] < STRIP_ROWS;
-  if (threads > 1) threads = crowd.threads(threads, Clock::now());
+  const bool static_partition = threads > 1 && call.rows[0] < STRIP_ROWS;
+  if (threads > 1) threads = team_size.limit(threads, Clock::now());
   layout.make_room(call, threads);
   const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
   if (wanted > size) {
@@ -69,32 +69,33 @@ void run_program(const ProgramCall& call) {
   }
   char* shared = buffer.get();
   char* own = shared + layout.shared_bytes;
-  std::memset(shared + layout.meetings, 0, static_cast<size_t>(Barrier::bytes(threads)));
+  std::memset(shared + layout.barrier, 0, static_cast<size_t>(Barrier::bytes(threads)));
   for (int64_t i = 0; i < layout.shares; ++i) new (shared + layout.counters + LINE * i) std::atomic<int64_t>(0);
   if (threads == 1) {
     Worker(call, layout, shared, own, 0, 1).run();
   } else {
-    std::atomic<int64_t> disturbed{0};
+    std::atomic<int64_t> delayed{0};
     const Clock::time_point start = Clock::now();
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
-      const Presence presence(start);
+      const PreemptionProbe probe(start);
       const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
       Worker worker(call, layout, shared, own + part * layout.own_bytes, part, parts);
       worker.run();
-      if (worker.crowded() || (cut_beforehand && presence.disturbed())) disturbed.fetch_add(1, std::memory_order_relaxed);
+      if (worker.oversubscribed() || (static_partition && probe.preempted())) delayed.fetch_add(1, std::memory_order_relaxed);
     }
-    crowd.ran(threads, disturbed.load(), Clock::now());
+    team_size.record(threads, delayed.load(), Clock::now());
   }
   if (size > KEPT_BYTES) buffer.reset(), size = 0;
 }
 
 }  // namespace infer_native
 
-// Seconds that the first thread spent on: quantizing, multiplying, row work, waiting for others, attention.
+// Starts or stops the profile, and returns the first thread's seconds of quantization, products, row operations, barriers
+// and attention since the last call.
 extern "C" __attribute__((visibility("default"))) void infer_chain_watch(int on, double* spent) {
   using namespace infer_native;
   if (spent != nullptr) std::copy(seconds, seconds + PHASES, spent);
   std::fill(seconds, seconds + PHASES, 0.0);
-  watched = on != 0;
+  profiling = on != 0;
 }

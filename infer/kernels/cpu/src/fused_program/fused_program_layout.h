@@ -14,7 +14,7 @@ namespace infer_native {
 namespace {
 
 constexpr int64_t LINE = 64;
-constexpr int64_t SERIAL_PRODUCTS = 1 << 18;  // of a linear layer and a thread, below which waking one doesn't pay
+constexpr int64_t SERIAL_PRODUCTS = 1 << 18;  // of a linear layer per thread, below which starting a thread does not pay
 
 inline int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -48,13 +48,13 @@ inline AttendArgs attend_args(const ProgramCall& call, const AttendOp& op, const
   return args;
 }
 
-// The codes of a linear layer.
-struct Stretch {
+// Packed codes of a linear layer.
+struct WeightRange {
   const char* codes;
   int64_t blocks, block_bytes;
 };
 
-inline Stretch stretch(const ProgramCall& call, const LinearOp& op) {
+inline WeightRange weight_range(const ProgramCall& call, const LinearOp& op) {
   const bool nibbles = op.kind == LUT4 || op.kind == LUT4_FINE;
   const int64_t lines = is_groupwise(op.kind) ? op.columns / GROUP * GroupwiseLayout(layout_of(op.kind), op.columns).group_bytes() / LINE
                         : nibbles             ? op.columns / GROUP * 8
@@ -67,17 +67,17 @@ struct Layout {
   const int64_t* operations;
   int64_t count;
   std::vector<int64_t> offset;  // of each slot
-  std::vector<Stretch> stretches;  // of the linear layers, in order
+  std::vector<WeightRange> weights;  // of the linear layers, in order
   int64_t shared_bytes = 0, own_bytes = 0, shared_activations = 0, own_activations = 0;
-  bool alone;  // every thread computes the row work for itself
-  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0, meetings = 0;
+  bool is_one_row;  // then every thread computes the row operations for itself
+  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0, barrier = 0;
 
   explicit Layout(const ProgramCall& call)
-      : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), offset(count), alone(call.rows[0] == 1) {
+      : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), offset(count), is_one_row(call.rows[0] == 1) {
     int64_t activations = 0;
     for (int64_t i = 0; i < count; ++i) {
       if (slots[3 * i] == RESULT_SLOT) continue;
-      int64_t& size = alone && slots[3 * i] == ROW_SLOT ? own_bytes : shared_bytes;
+      int64_t& size = is_one_row && slots[3 * i] == ROW_SLOT ? own_bytes : shared_bytes;
       offset[i] = size;
       size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
     }
@@ -85,27 +85,27 @@ struct Layout {
       shares += *op == LINEAR || *op == ATTEND || *op == ATTEND_ALL || *op == ATTEND_OTHER;
       if (*op != LINEAR) continue;
       const LinearOp& linear = fields<LinearOp>(op);
-      stretches.push_back(stretch(call, linear));
+      weights.push_back(weight_range(call, linear));
       const int64_t rows = call.rows[slots[3 * linear.y.slot + 1]];
       activations = std::max(activations, staged(linear.kind).bytes(rows, linear.columns));
       products += linear.features * linear.columns;
       layers += 1;
     }
-    int64_t& size = alone ? own_bytes : shared_bytes;
-    (alone ? own_activations : shared_activations) = size;
+    int64_t& size = is_one_row ? own_bytes : shared_bytes;
+    (is_one_row ? own_activations : shared_activations) = size;
     size += aligned(activations);
     counters = shared_bytes;
     shared_bytes += shares * LINE;
   }
 
-  // Allocate the partial results of attention by so many threads, behind everything that is shared.
+  // Adds room for the barrier and the partial results of attention by `threads` threads, after all that is shared.
   void make_room(const ProgramCall& call, int64_t threads) {
     each_attention(call.program, [&](const AttendOp& op, const AttendOtherOp* other) {
       attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, op, other), threads)));
     });
     attention = shared_bytes;
-    meetings = attention + attention_bytes;
-    shared_bytes = meetings + Barrier::bytes(threads);
+    barrier = attention + attention_bytes;
+    shared_bytes = barrier + Barrier::bytes(threads);
   }
 
   int64_t threads(int64_t rows) const {

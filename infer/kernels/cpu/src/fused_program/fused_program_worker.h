@@ -12,16 +12,16 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t STRIP_ROWS = 16;  // as in parallel_linear.h: with fewer the work is cut beforehand
+constexpr int64_t STRIP_ROWS = 16;  // as in parallel_linear.h: with fewer the partition is static
 
-// Times of the first thread by phase, while watched.
+// Seconds of the first thread by phase, while profiling.
 enum Phase { IN_QUANTIZE, IN_MULTIPLY, IN_ROWS, IN_WAIT, IN_ATTENTION, PHASES };
-bool watched = false;
+bool profiling = false;
 double seconds[PHASES] = {};
 
-class Watch {
+class PhaseTimer {
  public:
-  explicit Watch(bool on) : on_(on) {
+  explicit PhaseTimer(bool on) : on_(on) {
     if (on_) last_ = std::chrono::steady_clock::now();
   }
   void lap(Phase phase) {
@@ -39,21 +39,21 @@ class Watch {
 class Worker {
  public:
   Worker(const ProgramCall& call, const Layout& layout, char* shared, char* own, int64_t part, int64_t parts)
-      : call_(call), layout_(layout), kernels_(active_isa().rows), team_(shared + layout.meetings, part, parts),
-        watch_(watched && part == 0), slots_(layout.count) {
+      : call_(call), layout_(layout), kernels_(active_isa().rows), team_(shared + layout.barrier, part, parts),
+        timer_(profiling && part == 0), slots_(layout.count) {
     for (int64_t i = 0; i < layout.count; ++i) {
       const int64_t kind = layout.slots[3 * i];
-      char* place = layout.alone && kind == ROW_SLOT ? own : shared;
+      char* place = layout.is_one_row && kind == ROW_SLOT ? own : shared;
       slots_[i] = kind == RESULT_SLOT ? call.result : reinterpret_cast<float*>(place + layout.offset[i]);
     }
     attention_ = shared + layout.attention, counters_ = shared + layout.counters;
-    activations_ = layout.alone ? own + layout.own_activations : shared + layout.shared_activations;
-    look_ahead();
+    activations_ = layout.is_one_row ? own + layout.own_activations : shared + layout.shared_activations;
+    set_prefetch_range();
   }
 
   void run() {
     for (const int64_t* op = layout_.operations; *op != END; op += op_length(*op)) {
-      team_.ahead.fetch(Team::BURST);
+      team_.prefetcher.fetch(Team::BURST);
       switch (*op) {
         case LINEAR: linear(fields<LinearOp>(op)); break;
         case GATHER: gather(fields<GatherOp>(op)); break;
@@ -65,7 +65,7 @@ class Worker {
     }
   }
 
-  bool crowded() const { return team_.crowded(); }
+  bool oversubscribed() const { return team_.oversubscribed(); }
 
  private:
   Rows rows_at(const Place& place) const {
@@ -84,21 +84,21 @@ class Worker {
   }
   float number(int64_t index) const { return static_cast<float>(call_.numbers[index]); }
 
-  // Counter of the next operation whose work is claimed piece by piece; threads ask in the same order.
+  // Counter of the next operation whose work is claimed piece by piece; threads take counters in the same order.
   std::atomic<int64_t>& counter() { return *reinterpret_cast<std::atomic<int64_t>*>(counters_ + LINE * shared_++); }
 
-  void meet() {
-    watch_.lap(IN_ROWS);
-    team_.meet();
-    watch_.lap(IN_WAIT);
+  void synchronize() {
+    timer_.lap(IN_ROWS);
+    team_.synchronize();
+    timer_.lap(IN_WAIT);
   }
 
-  // Aim the prefetch at the weights that this thread multiplies next, where these are known.
-  void look_ahead() {
-    if (layers_ == static_cast<int64_t>(layout_.stretches.size()) || call_.rows[0] >= STRIP_ROWS) return team_.ahead.aim(nullptr, 0);
-    const Stretch& next = layout_.stretches[layers_++];
+  // Prefetch the weights that this thread multiplies next, where these are known.
+  void set_prefetch_range() {
+    if (layers_ == static_cast<int64_t>(layout_.weights.size()) || call_.rows[0] >= STRIP_ROWS) return team_.prefetcher.set_range(nullptr, 0);
+    const WeightRange& next = layout_.weights[layers_++];
     const int64_t begin = next.blocks * team_.part / team_.parts, end = next.blocks * (team_.part + 1) / team_.parts;
-    team_.ahead.aim(next.codes + begin * next.block_bytes, (end - begin) * next.block_bytes);
+    team_.prefetcher.set_range(next.codes + begin * next.block_bytes, (end - begin) * next.block_bytes);
   }
 
   // Rows of a slot's domain that this thread computes, maybe all of them.
@@ -107,7 +107,7 @@ class Worker {
   };
   Span my_rows(int64_t slot) const {
     const int64_t rows = call_.rows[layout_.slots[3 * slot + 1]];
-    if (layout_.alone) return {0, rows};
+    if (layout_.is_one_row) return {0, rows};
     return {rows * team_.part / team_.parts, rows * (team_.part + 1) / team_.parts};
   }
 
@@ -120,11 +120,11 @@ class Worker {
     if (op.kind == INT8) grid.step = operand<float>(op.weight[3]);
     if (op.kind == INT8_BALANCED) grid.multiplier = operand<float>(op.weight[3]);
     // Threads work on rows, but quantize columns of all rows where these are few.
-    if (!layout_.alone && !by_rows(m, team_.parts) && op.x.slot >= 0 && layout_.slots[3 * op.x.slot] != TEAM_SLOT) meet();
-    watch_.lap(IN_ROWS);
-    layer.quantize(x.data, x.stride, m, columns, grid, layout_.alone ? 0 : team_.part, layout_.alone ? 1 : team_.parts, activations_);
-    watch_.lap(IN_QUANTIZE);
-    if (!layout_.alone) meet();
+    if (!layout_.is_one_row && !by_rows(m, team_.parts) && op.x.slot >= 0 && layout_.slots[3 * op.x.slot] != TEAM_SLOT) synchronize();
+    timer_.lap(IN_ROWS);
+    layer.quantize(x.data, x.stride, m, columns, grid, layout_.is_one_row ? 0 : team_.part, layout_.is_one_row ? 1 : team_.parts, activations_);
+    timer_.lap(IN_QUANTIZE);
+    if (!layout_.is_one_row) synchronize();
     const float* bias = operand<float>(op.bias);
     const Share share{team_.part, team_.parts, &counter()};
     if (op.kind == LUT4 || op.kind == LUT4_FINE) {
@@ -140,13 +140,13 @@ class Worker {
                               operand<int32_t>(op.weight[2])};
       layer.multiply(&weight, activations_, m, bias, y, share);
     }
-    watch_.lap(IN_MULTIPLY);
-    look_ahead();
-    meet();
+    timer_.lap(IN_MULTIPLY);
+    set_prefetch_range();
+    synchronize();
   }
 
   void gather(const GatherOp& op) {
-    if (!layout_.alone) meet();
+    if (!layout_.is_one_row) synchronize();
     const Rows x = rows_at(op.x), y = rows_at(op.y);
     const int64_t* index = operand<int64_t>(op.rows);
     const Span mine = my_rows(op.y.slot);
@@ -154,19 +154,19 @@ class Worker {
   }
 
   void attend(const AttendOp& op, const AttendOtherOp* other) {
-    if (!layout_.alone) meet();
+    if (!layout_.is_one_row) synchronize();
     AttendArgs args = attend_args(call_, op, other);
     args.query = heads(op.query), args.key = heads(op.key), args.value = heads(op.value);
     args.out = {slots_[op.y_slot], args.query_heads * args.head_dim, args.head_dim};
     args.scratch = attention_;
-    watch_.lap(IN_ROWS);
+    timer_.lap(IN_ROWS);
     attend_in_team(args, team_, counter());
-    watch_.lap(IN_ATTENTION);
-    meet();
+    timer_.lap(IN_ATTENTION);
+    synchronize();
   }
 
   void attend_all(const AttendAllOp& op) {
-    if (!layout_.alone) meet();
+    if (!layout_.is_one_row) synchronize();
     AttendAllArgs args{heads(op.query), heads(op.key), heads(op.value), heads({op.y, op.head_dim})};
     args.tokens = call_.tokens, args.starts = call_.starts;
     args.batches = call_.starts == nullptr ? call_.rows[0] / call_.tokens : call_.sequences;
@@ -177,10 +177,10 @@ class Worker {
       args.mask = {call_.operands[op.mask], op.mask_is_float != 0,
                    op.mask_has_batches ? (op.mask_has_rows ? row * args.tokens : row) : 0, op.mask_has_rows ? row : 0};
     }
-    watch_.lap(IN_ROWS);
+    timer_.lap(IN_ROWS);
     attend_all_in_team(args, counter());
-    watch_.lap(IN_ATTENTION);
-    meet();
+    timer_.lap(IN_ATTENTION);
+    synchronize();
   }
 
   // The operation at `code`, whose rows are independent of each other.
@@ -242,7 +242,7 @@ class Worker {
   void each_row(int64_t slot, Function function) const {
     const Span mine = my_rows(slot);
     // Where every thread computes all rows, only one of them writes the result.
-    if (layout_.alone && layout_.slots[3 * slot] == RESULT_SLOT && team_.part != 0) return;
+    if (layout_.is_one_row && layout_.slots[3 * slot] == RESULT_SLOT && team_.part != 0) return;
     for (int64_t r = mine.begin; r < mine.end; ++r) function(r);
   }
 
@@ -250,7 +250,7 @@ class Worker {
   const Layout& layout_;
   const RowKernels& kernels_;
   Team team_;
-  Watch watch_;
+  PhaseTimer timer_;
   std::vector<float*> slots_;
   char *activations_, *attention_, *counters_;
   int64_t shared_ = 0, layers_ = 0;

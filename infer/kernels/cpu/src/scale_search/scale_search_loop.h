@@ -93,7 +93,7 @@ inline float best_share(const Group<SIZE>& group, const Codebook<ENTRIES>& book,
   return best;
 }
 
-// Of the int8 levels start - 8 … start + 7 the one with the smallest error, `level` being the size of one.
+// Returns the int8 level in start - 8 … start + 7 with the smallest error; `level` is the size of one step.
 template <int SIZE, int ENTRIES>
 inline float best_level(const Group<SIZE>& group, const Codebook<ENTRIES>& book, const float* importance, float start,
                         float level) {

@@ -1,4 +1,4 @@
-// Who computes which block of a state layer: blocks are independent, each goes through all segments.
+// Distribution of the blocks of a state layer among threads: blocks are independent, each goes through all segments.
 #include "state/state.h"
 
 #include <omp.h>

@@ -38,7 +38,7 @@ struct DeltaArgs {
   int64_t tokens, key_heads, heads, key_width, width;
 };
 
-// Of Mamba2, with one decay for each head; and of Mamba, where `heads` counts groups and `width` their channels.
+// Arguments of Mamba2, with one decay per head, and of Mamba, where `heads` counts groups and `width` their channels.
 struct ScanArgs {
   StateRows state;
   const float *x, *step, *a, *b, *c;

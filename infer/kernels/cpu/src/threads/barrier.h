@@ -1,10 +1,10 @@
-// Where the threads of a team wait for each other, for steps that meet a hundred times in a few milliseconds.
+// Dissemination barrier of a team of threads, for steps with a hundred barriers in a few milliseconds.
 //
 // OpenMP's barrier makes a system call whenever the last thread arrives, and its waiting threads can do nothing else.
-// Here a thread tells those 1, 2, 4, … places after it that it has arrived, once those before it have told it the same
-// (Hensgen, Finkel and Manber 1988): with two threads that is one line of memory each way. Who waits calls a function of
-// the caller's as long as that has something to do, and sleeps when it takes long: a thread that spins on the processor
-// that the awaited one needs keeps it from arriving. Where both were last seen on one processor, it sleeps at once.
+// Here, in round r, thread i signals thread i + 2^r and waits for the signal of thread i - 2^r (Hensgen, Finkel and
+// Manber 1988): with two threads that is one cache line in each direction. A waiting thread calls the caller's idle
+// function while that has work, then spins, then sleeps on a futex: a thread that spins on the processor which the awaited
+// one needs keeps it from arriving. Where both were last seen on one processor, it sleeps without spinning.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ inline void relax() {
 #endif
 }
 
-// Processor that runs the calling thread; -1 where the system does not tell.
-inline int32_t processor() {
+// Returns the processor that runs the calling thread; -1 where the system does not tell.
+inline int32_t current_processor() {
 #if defined(__linux__)
   return sched_getcpu();
 #else
@@ -40,45 +40,45 @@ inline int32_t processor() {
 
 class Barrier {
  public:
-  // Of the memory for so many threads, at a multiple of 64. It must be zero before the first of them meets.
+  // Returns the size of the memory for `parts` threads, which is aligned to 64 bytes and zeroed before the first arrives.
   static int64_t bytes(int64_t parts) { return parts * rounds(parts) * SPACE; }
 
   Barrier(void* memory, int64_t part, int64_t parts)
       : memory_(static_cast<char*>(memory)), part_(part), parts_(parts), rounds_(rounds(parts)) {}
 
-  // Returns when every thread of the team has called it as often; idle() says whether it did something useful.
+  // Returns when every thread of the team has arrived; meanwhile calls idle(), which returns whether it did useful work.
   template <class Idle>
-  void meet(Idle idle) {
-    meetings_ += 1;
-    const int32_t here = processor();
+  void arrive_and_wait(Idle idle) {
+    phase_ += 1;
+    const int32_t here = current_processor();
     bool shared = false;
     for (int64_t round = 0; round < rounds_; ++round) {
       const int64_t distance = int64_t{1} << round;
-      tell(line((part_ + distance) % parts_, round), here);
-      Line& mine = line(part_, round);
-      const bool together = here >= 0 && mine.processor.load(std::memory_order_relaxed) == here + 1;
-      shared |= together && part_ >= distance;  // of two threads on one processor the later one counts
-      wait(mine.flag, idle, together);
+      signal(flag_of((part_ + distance) % parts_, round), here);
+      Flag& mine = flag_of(part_, round);
+      const bool same_processor = here >= 0 && mine.processor.load(std::memory_order_relaxed) == here + 1;
+      shared |= same_processor && part_ >= distance;  // of two threads on one processor the later one counts
+      wait(mine.state, idle, same_processor);
     }
-    shared_ += shared;
+    shared_phases_ += shared;
   }
-  void meet() {
-    meet([] { return false; });
+  void arrive_and_wait() {
+    arrive_and_wait([] { return false; });
   }
 
-  // Whether the thread was on the processor of one before it at most of its meetings: the team has a thread too many.
-  bool crowded() const { return 2 * shared_ > meetings_; }
+  // Returns whether the thread shared a processor with an earlier one in more than half of the phases.
+  bool oversubscribed() const { return 2 * shared_phases_ > phase_; }
 
  private:
-  using Flag = std::atomic<uint32_t>;  // meetings of the thread that tells, times two; odd: the one who is told sleeps
-  struct Line {
-    Flag flag;
-    std::atomic<int32_t> processor;  // of the one who tells when it last told, plus one; 0 before
+  using State = std::atomic<uint32_t>;  // twice the phase of the signalling thread; odd: the waiting thread sleeps
+  struct Flag {
+    State state;
+    std::atomic<int32_t> processor;  // of the signalling thread at its last signal, plus one; 0 before
   };
-  static constexpr int64_t SPACE = 128;  // a processor may fetch lines in pairs
-  static constexpr int SPINS = 64;       // between two looks at the clock
+  static constexpr int64_t SPACE = 128;  // bytes between flags: processors may fetch cache lines in pairs
+  static constexpr int SPINS = 64;       // between two readings of the clock
   static constexpr std::chrono::microseconds SPIN_TIME{50};
-  static_assert(sizeof(Flag) == sizeof(uint32_t), "what a futex is");
+  static_assert(sizeof(State) == sizeof(uint32_t), "a futex is 32 bits wide");
 
   static int64_t rounds(int64_t parts) {
     int64_t found = 0;
@@ -86,44 +86,44 @@ class Barrier {
     return found;
   }
 
-  Line& line(int64_t part, int64_t round) const { return *reinterpret_cast<Line*>(memory_ + (part * rounds_ + round) * SPACE); }
+  Flag& flag_of(int64_t part, int64_t round) const { return *reinterpret_cast<Flag*>(memory_ + (part * rounds_ + round) * SPACE); }
 
-  void tell(Line& other, int32_t here) const {
+  void signal(Flag& other, int32_t here) const {
     other.processor.store(here + 1, std::memory_order_relaxed);
-    if (other.flag.exchange(2 * meetings_, std::memory_order_seq_cst) & 1) wake(other.flag);
+    if (other.state.exchange(2 * phase_, std::memory_order_seq_cst) & 1) wake(other.state);
   }
 
-  // Who tells may be one meeting further already.
-  bool told(uint32_t value) const { return static_cast<int32_t>((value >> 1) - meetings_) >= 0; }
+  // The signalling thread may be one phase ahead.
+  bool arrived(uint32_t value) const { return static_cast<int32_t>((value >> 1) - phase_) >= 0; }
 
   template <class Idle>
-  void wait(Flag& mine, Idle idle, bool together) const {
-    const auto told_now = [&] { return told(mine.load(std::memory_order_acquire)); };
-    if (told_now()) return;
-    if (!together) {
+  void wait(State& mine, Idle idle, bool same_processor) const {
+    const auto has_arrived = [&] { return arrived(mine.load(std::memory_order_acquire)); };
+    if (has_arrived()) return;
+    if (!same_processor) {
       const auto until = std::chrono::steady_clock::now() + SPIN_TIME;
       do {
         for (int spin = 0; spin < SPINS;) {
-          if (told_now()) return;
+          if (has_arrived()) return;
           if (!idle()) relax(), ++spin;
         }
       } while (std::chrono::steady_clock::now() < until);
     }
-    for (uint32_t seen = mine.load(std::memory_order_acquire); !told(seen); seen = mine.load(std::memory_order_acquire))
+    for (uint32_t seen = mine.load(std::memory_order_acquire); !arrived(seen); seen = mine.load(std::memory_order_acquire))
       if ((seen & 1) != 0 || mine.compare_exchange_weak(seen, seen | 1, std::memory_order_seq_cst)) sleep(mine, seen | 1);
   }
 
 #if defined(__linux__)
-  static void sleep(Flag& flag, uint32_t seen) { syscall(SYS_futex, &flag, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
-  static void wake(Flag& flag) { syscall(SYS_futex, &flag, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+  static void sleep(State& state, uint32_t seen) { syscall(SYS_futex, &state, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
+  static void wake(State& state) { syscall(SYS_futex, &state, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 #else
-  static void sleep(Flag&, uint32_t) { std::this_thread::yield(); }
-  static void wake(Flag&) {}
+  static void sleep(State&, uint32_t) { std::this_thread::yield(); }
+  static void wake(State&) {}
 #endif
 
   char* memory_;
   int64_t part_, parts_, rounds_;
-  uint32_t meetings_ = 0, shared_ = 0;
+  uint32_t phase_ = 0, shared_phases_ = 0;
 };
 
 }  // namespace infer_native

@@ -1,20 +1,20 @@
-// One thread's view of the team that computes a call together.
+// Handle of one thread to the team that computes a call: its index, barrier and prefetcher.
 #pragma once
 
 #include "threads/barrier.h"
 
 namespace infer_native {
 
-// Asks memory for what its thread reads after the next meeting, while the thread has nothing to ask for itself: between
-// two products memory would idle for as long as norms, attention and waiting take.
-class Ahead {
+// Software prefetch of the weights that a thread reads after the next barrier: without it memory would idle between two
+// products, during norms, attention and waiting.
+class WeightPrefetcher {
  public:
-  // From now on for these bytes, in order.
-  void aim(const char* begin, int64_t bytes) {
+  // Sets the bytes to prefetch, in order.
+  void set_range(const char* begin, int64_t bytes) {
     at_ = begin;
     end_ = begin + (bytes < MOST ? bytes : MOST);
   }
-  // Up to `lines` more of them, into the second-level cache; whether there were any.
+  // Prefetches up to `lines` more lines into the second-level cache; returns whether there were any.
   bool fetch(int64_t lines) {
     const char* const stop = end_ - at_ > lines * LINE_BYTES ? at_ + lines * LINE_BYTES : end_;
     if (at_ >= stop) return false;
@@ -29,18 +29,19 @@ class Ahead {
 
 class Team {
  public:
-  static constexpr int64_t BURST = 48, TRICKLE = 2;  // lines between two pieces of work, and while waiting
+  static constexpr int64_t BURST = 48, TRICKLE = 2;  // lines between two operations, and per turn of a waiting loop
 
   Team(void* memory, int64_t part, int64_t parts) : part(part), parts(parts), barrier_(memory, part, parts) {}
 
-  void meet() {
-    if (parts > 1) barrier_.meet([this] { return ahead.fetch(TRICKLE); });
+  // Returns when every thread of the team has called it.
+  void synchronize() {
+    if (parts > 1) barrier_.arrive_and_wait([this] { return prefetcher.fetch(TRICKLE); });
   }
 
-  bool crowded() const { return barrier_.crowded(); }
+  bool oversubscribed() const { return barrier_.oversubscribed(); }
 
   const int64_t part, parts;
-  Ahead ahead;
+  WeightPrefetcher prefetcher;
 
  private:
   Barrier barrier_;

@@ -1,4 +1,4 @@
-// Checks of what attention is given, for those who call it from torch.
+// Validation of the arguments of attention calls from torch.
 #pragma once
 
 #include "attend/attend.h"

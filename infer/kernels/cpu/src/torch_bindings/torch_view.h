@@ -44,7 +44,7 @@ struct View {
     return answer;
   }
 
-  // The same numbers in row-major order; `holder` keeps a copy alive where one had to be made.
+  // Returns the data in row-major order; `holder` owns a copy where one had to be made.
   View dense(std::optional<Tensor>& holder) const {
     if (contiguous()) return *this;
     AtenTensorHandle shared;
@@ -68,7 +68,7 @@ inline AtenTensorHandle new_floats(const int64_t* sizes, int64_t dim) {
   return made;
 }
 
-// Of an optional operand that compiled graphs pass by pointer.
+// Optional operand that compiled graphs pass by pointer.
 inline std::optional<View> optional_view(AtenTensorHandle* tensor) {
   return tensor == nullptr ? std::nullopt : std::optional<View>(View(*tensor));
 }
