@@ -72,7 +72,7 @@ struct BfloatTiler : Tiler {
     }
   }
 
-  // What `stage` brought as floats, places begin to end of the block. Others get weights of 0 and must be finite.
+  // Converts the floats of `stage`, places begin to end of the block. Other places get weights of 0 and must be finite.
   void convert(int64_t begin, int64_t end) const {
     for (int64_t t = 0; t < BLOCK; t += 16) {
       if (t + 16 <= begin || t >= end) continue;
