@@ -21,6 +21,7 @@ from .thresholds import TOP1_TASKS
 
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
 MASKED = -1e4  # what float16 code writes for -inf
+SOUND = {"input_values", "input_features"}  # inputs of which an output may have fewer rows than the mask
 
 
 @dataclass
@@ -116,12 +117,22 @@ def rows_of(value: Tensor, logits: bool, per_token: bool) -> Tensor:
 
 
 def kept_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """Return indices of real tokens' rows, or None when the output has no padded positions."""
+    """Return indices of real tokens' or frames' rows, or None when the output has no padded positions.
+
+    An output of sound with fewer rows than the mask has samples has a row for each frame: a frame is real if the
+    sample is at which it begins, frames being of equal length.
+    """
     mask = inputs.get("attention_mask")
     per_token = value.dim() >= 3 or not value.is_floating_point()
-    if mask is None or mask.dim() != 2 or not per_token or value.shape[:2] != mask.shape:
+    if mask is None or mask.dim() != 2 or not per_token or value.shape[:1] != mask.shape[:1]:
         return None
-    return mask.to(value.device).reshape(-1).nonzero().reshape(-1)
+    mask = mask.to(value.device)
+    if value.shape[1] != mask.shape[1]:
+        if not (SOUND & inputs.keys()) or not 0 < value.shape[1] < mask.shape[1]:
+            return None
+        begins = torch.arange(value.shape[1], device=value.device) * mask.shape[1] // value.shape[1]
+        mask = mask[:, begins]
+    return mask.reshape(-1).nonzero().reshape(-1)
 
 
 def add_output(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .. import kernels
 from ..kernels.ops import bitpack
+from . import masked_attention
 from .layers import paged_attention_node
 from .layers.int8_operands import Target
 from .layers.table_layers import uniform_step
@@ -53,9 +54,10 @@ def codes_refused(program: ExportedProgram | None) -> str | None:
 
 
 def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Decompose `infer::` operators; a program without any is returned as it is."""
+    """Decompose `infer::` operators and attention with masks; a program without any is returned as it is."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
+    has_own = any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called)
+    if not has_own and (target == "trt" or not masked_attention.has_masks(program)):
         return program
     with paged_attention_node.functional(program):
         return program.run_decompositions(_decompositions(program, target))
@@ -65,6 +67,8 @@ def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Calla
     """Build the decompositions of one program: int8 layers to symbolic nodes, other operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
     own = _INT8 + _TABLES
+    if target != "trt":
+        table[masked_attention.ATTENTION] = masked_attention.attention
     if target == "trt":
         own += (*_EMBEDDINGS, "linear_fp8")
     elif _has_uniform_embeddings(program):

@@ -72,7 +72,8 @@ def try_backends(
         raise tried.full
     if not tried.trials:
         why = "; ".join(f"{result.name}: {result.why}" for result in tried.refused)
-        raise NotUsableError(f"no backend can run this model: {why}", hint="Run 'infer doctor'")
+        hint = "Run 'infer doctor'" if only == "auto" else "--backend auto tries the others"
+        raise NotUsableError(f"no backend can run this model: {why}", hint=hint)
     return tried
 
 

@@ -140,6 +140,21 @@ def test_padded_tokens_of_hidden_states_are_ignored_too() -> None:
     assert metrics(x, y, attention_mask=mask)["y.relative_error"] == 0
 
 
+def test_padded_frames_of_sound_are_ignored_too() -> None:
+    """Wav2Vec2's mask is of samples, its outputs are of frames of 320 samples, one fewer than fit."""
+    x = torch.randn(2, 9, 5)
+    y, mask = x.clone(), torch.zeros(2, 9 * 320 + 200, dtype=torch.int64)
+    mask[0, : 4 * 320], mask[1] = 1, 1
+    y[0, 5:] = 7.0  # of padding alone
+    sound = torch.zeros(mask.shape)
+    assert metrics(x, y, "logits", attention_mask=mask, input_values=sound)["logits.relative_error"] == 0
+    y[0, 2] = 7.0
+    assert metrics(x, y, "logits", attention_mask=mask, input_values=sound)["logits.relative_error"] > 0
+    ids = torch.zeros(mask.shape, dtype=torch.int64)  # rows of texts may be anything, such as queries
+    y[0, 2] = x[0, 2]
+    assert metrics(x, y, attention_mask=mask, input_ids=ids)["y.relative_error"] > 0
+
+
 def test_last_token_logits_have_no_perplexity() -> None:
     ids = torch.randint(0, 10, (3, 6))
     found = metrics(torch.randn(3, 10), torch.randn(3, 10), "logits", task="text-generation", input_ids=ids)

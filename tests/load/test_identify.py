@@ -221,6 +221,18 @@ def tarred(*names: str, compressed: bool = False, cut: int | None = None) -> Cal
     return make
 
 
+def deepspeed_parent(path: Path) -> None:
+    (path / "global_step10").mkdir(parents=True)
+    (path / "latest").write_text("global_step10")
+    (path / "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+
+
+def other_adapter(path: Path) -> None:
+    path.mkdir()
+    (path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    (path / "adapter_model.bin").write_bytes(b"")
+
+
 NEMO = ("./model_config.yaml", "./model_weights.ckpt")
 AOTI = ("m/archive_format", "m/data/aotinductor/model/x.so")
 WRONG |= {
@@ -247,6 +259,10 @@ WRONG |= {
     "ggml": (text(b"lmgg" + b"\0" * 20), "a GGML file.*Give the Hugging Face folder"),
     "engine folder": (folder("rank0.engine", "config.json"), "a folder with a TensorRT engine"),
     "mlpackage": (folder("coremldata.bin"), "a compiled Core ML model"),
+    "deepspeed parent": (deepspeed_parent, "a DeepSpeed checkpoint.*zero_to_fp32.py"),
+    "other adapter": (other_adapter, "an adapter .PEFT. of another kind than LoRA"),
+    "sentencepiece": (text(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02"), "a SentencePiece tokenizer.*the folder"),
+    "protocol 0": (text(pickle.dumps({"weight": [1.0]}, 0)), "a pickle of protocol 0.*with torch.save"),
 }  # fmt: skip
 NAMED: dict[str, tuple[str, str]] = {
     "model.plan": ("a TensorRT engine", "the model it was built from"),

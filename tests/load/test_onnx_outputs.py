@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from infer import Predictor  # noqa: E402
-from infer.errors import NotUsableError  # noqa: E402
+from infer.errors import NotUsableError, SourceError  # noqa: E402
 from infer.load import LoadedModel, load  # noqa: E402
 from infer.pipeline import stages  # noqa: E402
 from infer.plan import Plan  # noqa: E402
@@ -176,3 +176,28 @@ def test_quantized_onnx_models_are_kept_and_reported(tmp_path: Path) -> None:
             stages.optimize(plan.with_(quant=quant), tmp_path / "int8.infer")
     made = stages.optimize(plan, tmp_path / "out.infer")
     assert (made.path / "compiled" / "model.onnx").read_bytes() == path.read_bytes()
+
+
+def saved_model(folder: Path, *, version: int, inputs: bool) -> Path:
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])] if inputs else []
+    node = helper.make_node("Identity", ["x"], ["y"])
+    if not inputs:
+        node = helper.make_node("Constant", [], ["y"], value=numpy_helper.from_array(np.ones(3, np.float32)))
+    graph = helper.make_graph([node], "g", given, [value])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=version)
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    return folder / "m.onnx"
+
+
+def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
+    source = saved_model(tmp_path, version=8, inputs=False)
+    with pytest.raises(SourceError, match="the ONNX model has no inputs: its outputs are constants"):
+        load(Plan(source=str(source), data="random"))
+
+
+def test_a_model_of_a_newer_onnx_says_so(tmp_path: Path) -> None:
+    source = saved_model(tmp_path, version=99, inputs=True)
+    with pytest.raises(SourceError, match="has IR version 99, onnx .* reads up to") as caught:
+        load(Plan(source=str(source), data="random"))
+    assert caught.value.hint.startswith("Upgrade onnx and onnxruntime")

@@ -6,6 +6,7 @@ import json
 import struct
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,7 @@ def entry(start: int, stop: int, shape: list[int] | None = None, dtype: str = "F
         (header({"a": entry(0, 8, [2**32, 2**32])}), "overflows"),
         (header({"a": entry(0, 8, [-2])}), "not negative"),
         (header({"a": entry(0, 8, [True, 2])}), "not negative"),
-        (header({"a": entry(0, 8, dtype="F4")}), "dtype 'F4' of 'a' can't be read"),
+        (header({"a": entry(0, 8, dtype="F3")}), "dtype 'F3' of 'a' can't be read"),
         (header({"a": {"dtype": "F32"}}), "expected dtype, shape and data_offsets"),
         (header(b"[1]"), "expected a JSON object as header, got list"),
         (header(b"{nope"), "not JSON"),
@@ -341,3 +342,44 @@ def test_writing_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="could not be written"):
         write_safetensors(tmp_path / "gone" / "a", {}, lambda name: torch.zeros(3))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized.*--quant int8"),
+        (lambda: torch.eye(2).to_sparse(), "sparse.*to_dense"),
+        (lambda: torch.eye(2).to_sparse_csr(), "sparse.*to_dense"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+    ],
+    ids=["quantized", "sparse", "csr", "nested"],
+)
+def test_tensors_without_plain_rows_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], value: Callable[[], torch.Tensor], said: str
+) -> None:
+    torch.save({"weight": value()}, tmp_path / "a.pt")
+    capfd.readouterr()
+    with pytest.raises(SourceError, match=f"it holds {said.partition('.*')[0]}") as caught:
+        TorchReader(tmp_path / "a.pt")
+    assert said.rpartition(".*")[2] in caught.value.message + str(caught.value.hint)
+    assert capfd.readouterr().err == ""  # torch's own warnings and traces
+
+
+def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:
+    torch.save(torch.optim.Adam(nn.Linear(2, 2).parameters()).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(SourceError, match="got the state of an optimizer"):
+        TorchReader(tmp_path / "a.pt")
+
+
+def test_complex_and_power_of_two_numbers_are_read(tmp_path: Path) -> None:
+    values = {"freqs": torch.randn(3, 2, dtype=torch.complex64)}
+    save_file(values, tmp_path / "a.safetensors")
+    assert torch.equal(SafetensorsReader(tmp_path / "a.safetensors").read("freqs"), values["freqs"])
+    header = b'{"scale":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2]}}'
+    (tmp_path / "b.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\x7f\x80")
+    assert SafetensorsReader(tmp_path / "b.safetensors").read("scale").float().tolist() == [1.0, 2.0]
+    packed = header.replace(b"F8_E8M0", b"F4")
+    (tmp_path / "c.safetensors").write_bytes(struct.pack("<Q", len(packed)) + packed + b"\0\0")
+    with pytest.raises(SourceError, match="'scale' has the dtype F4, which is not supported"):
+        SafetensorsReader(tmp_path / "c.safetensors")

@@ -49,7 +49,7 @@ def _tar(names: list[str], what: str) -> ForeignKind:
         return NEMO
     if {"storages", "tensors"} <= held:
         return OLD_TORCH
-    some = ", ".join(sorted(held)[:4])
+    some = ", ".join(sorted(name for name in held if "PaxHeader" not in name)[:4])
     return (f"{what} that holds {some}" if some else what, UNPACK)
 
 

@@ -31,6 +31,14 @@ ADAPTER: ForeignKind = (
     "Give its base model (--adapters makes room in the artifact), and the adapter to infer serve --lora, or merge it "
     "with merge_and_unload() of PEFT and save the model",
 )
+OTHER_ADAPTER: ForeignKind = (
+    "an adapter (PEFT) of another kind than LoRA, not a model",
+    "Merge it into its base model with merge_and_unload() of PEFT and save that",
+)
+DEEPSPEED: ForeignKind = (
+    "a DeepSpeed checkpoint",
+    "Make one file of it with the zero_to_fp32.py that lies beside it",
+)
 ORBAX: ForeignKind = (
     "a JAX checkpoint (Orbax)",
     "Convert its weights to PyTorch and save them as safetensors, or export the model to ONNX",
@@ -49,6 +57,7 @@ TENSORRT: ForeignKind = (
 )
 # Offset, first bytes, name, hint.
 MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"\n\x0e\n\x05<unk>", "a SentencePiece tokenizer", "Give the folder of the model that it belongs to"),
     (
         0,
         b"version https://git-lfs",
@@ -104,6 +113,11 @@ SUFFIXES: dict[str, ForeignKind] = {
 }
 # Text: a pattern at its beginning, after XML declaration and comments; name, hint.
 TEXTS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"\((dp|lp|p)0\n|ccopy_reg\n",
+        "a pickle of protocol 0",
+        "It was not opened. Save the weights with torch.save, or as safetensors",
+    ),
     (r"<net\b[^>]*\bversion=", *OPENVINO),
     (r"<PMML", "a PMML model (XML)", NETWORKS),
     (r"(<!DOCTYPE svg[^>]*>\s*)?<svg", "a picture (SVG)", RIGHT_FILE),
@@ -157,7 +171,11 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("openvino_model.xml", "an OpenVINO model (IR XML)", "Give the original model it was converted from"),
     ("*.distcp", "a distributed checkpoint (torch.distributed.checkpoint)",
      "Make one file of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"),
-    ("*_optim_states.pt", "a DeepSpeed checkpoint", "Make one file of it with the zero_to_fp32.py that lies beside it"),
+    ("*_optim_states.pt", *DEEPSPEED),
+    ("*/*_optim_states.pt", *DEEPSPEED),
+    ("*/*.distcp", "a folder with a distributed checkpoint (torch.distributed.checkpoint)",
+     "Make one file of the folder in it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER "
+     "model.pt"),
     ("_CHECKPOINT_METADATA", *ORBAX),
     ("manifest.ocdbt", *ORBAX),
     ("*.data-00000-of-*", "a TensorFlow checkpoint", TF2ONNX),
@@ -206,7 +224,17 @@ def foreign_folder(path: Path) -> ForeignKind | None:
     """Recognise another tool's model folder by the files in it."""
     if (path / "model_index.json").is_file():
         return describe_pipeline(path)
+    if _is_other_adapter(path / "adapter_config.json"):
+        return OTHER_ADAPTER
     return next(((what, hint) for name, what, hint in FOLDERS if any(path.glob(name))), None)
+
+
+def _is_other_adapter(config: Path) -> bool:
+    """Return True for the configuration of an adapter that PEFT names, and that is no LoRA."""
+    if not config.is_file():
+        return False
+    found = re.search(rb'"peft_type"\s*:\s*"(\w+)"', config.read_bytes()[:65536])
+    return found is not None and found[1] != b"LORA"
 
 
 def foreign_weights(folder: Path) -> ForeignKind | None:

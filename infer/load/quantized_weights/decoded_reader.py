@@ -84,6 +84,12 @@ def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[Decod
     settings = config if isinstance(config, dict) else {}
     method = settings.get("quant_method", settings.get("quant_algo", "unknown"))
     find = METHODS.get(str(method))
+    if find is None and method == "unknown" and {"group_size", "bits"} <= settings.keys():
+        raise SourceError(
+            f"the checkpoint is quantized by MLX to {settings['bits']} bits, which infer does not read",
+            where=where,
+            hint=HINT,
+        )
     if find is None:
         known = ", ".join(METHODS)
         raise SourceError(

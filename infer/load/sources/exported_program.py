@@ -50,7 +50,11 @@ def load_exported(plan: Plan) -> LoadedModel:
             program = torch.export.load(plan.source)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise SourceError(f"torch.export can't read it: {text}", where=plan.source) from error
+        raise SourceError(
+            f"torch.export can't read it: {text}",
+            where=plan.source,
+            hint=f"Export it again with torch {torch.__version__.partition('+')[0]}, if another version wrote it",
+        ) from error
     inputs, sizes = _signature(program, plan)
     loaded = module_in_memory(
         "exported", as_module(program, inputs), lambda: as_module(program, inputs), None

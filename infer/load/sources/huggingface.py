@@ -56,7 +56,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     _require_transformers()
     possible, refusal = _possible(config, folder, sentence)
     reader, pickled = (weights, "") if weights is not None else open_weights(folder)
-    quantized = config.get("quantization_config")
+    quantized = config.get("quantization_config") or config.get("quantization")
     stored_bytes = num_bytes(reader)
     if quantized:
         reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))

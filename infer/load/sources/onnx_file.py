@@ -23,6 +23,22 @@ _UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
 Specs = tuple[TensorSpec, ...]
 
 
+def _invalid(model: Any, path: Path, error: Exception) -> SourceError:
+    """Return why the checker of the package onnx refuses a model: made for a newer one, or damaged."""
+    import onnx
+
+    newest = int(onnx.IR_VERSION)
+    if model.ir_version > newest:
+        return SourceError(
+            f"the ONNX model has IR version {model.ir_version}, onnx {onnx.__version__} reads up to {newest}",
+            where=str(path),
+            hint="Upgrade onnx and onnxruntime, or export the model again for an older opset",
+        )
+    return SourceError(
+        f"the ONNX model is not valid: {_line(error)}", where=str(path), hint="Export it again"
+    )
+
+
 def load_onnx(plan: Plan) -> LoadedModel:
     """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
 
@@ -41,11 +57,17 @@ def load_onnx(plan: Plan) -> LoadedModel:
     try:
         onnx.checker.check_model(path)
     except onnx.checker.ValidationError as error:
-        raise SourceError(f"the ONNX model is not valid: {_line(error)}", where=str(path)) from error
+        raise _invalid(model, path, error) from error
     said = onnx_outputs.keep_tensors(model, str(path))
     changed = onnx_outputs.write(model, path) if said else None
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
+    if not inputs:
+        raise SourceError(
+            "the ONNX model has no inputs: its outputs are constants",
+            where=str(path),
+            hint="Is it the right file?",
+        )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
     findings = [Finding("load", "opset", opset, why=why)]

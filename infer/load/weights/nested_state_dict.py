@@ -76,6 +76,12 @@ def _named(
             where=where,
             hint=f"Name the one to take: --key {holders[0]}",
         )
+    if not tensors and {"state", "param_groups"} <= value.keys():
+        raise SourceError(
+            "expected the weights of a model, got the state of an optimizer",
+            where=where,
+            hint="Give the checkpoint that was saved beside it",
+        )
     if not tensors:
         keys = ", ".join(map(str, list(value)[:8])) or "nothing"
         raise SourceError(

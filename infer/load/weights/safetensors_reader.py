@@ -22,6 +22,7 @@ from .file_blocks import FileBlocks, FileExtent
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 2**63 - 1
+UNREAD = ("F4", "F6_E2M3", "F6_E3M2")  # of the safetensors format, without a dtype of one element in torch
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -29,6 +30,8 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -166,6 +169,12 @@ def _entry(name: str, entry: Any, path: Path) -> tuple[torch.dtype, tuple[int, .
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"expected dtype, shape and data_offsets for {name!r}, got {str(entry)[:80]}")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if entry["dtype"] in UNREAD:
+        raise SourceError(
+            f"{name!r} has the dtype {entry['dtype']}, which is not supported",
+            where=str(path),
+            hint="Give the checkpoint in float32, float16 or bfloat16",
+        )
     if dtype is None:
         raise _bad(path, f"dtype {entry['dtype']!r} of {name!r} can't be read. Known: {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]

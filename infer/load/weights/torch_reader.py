@@ -24,6 +24,20 @@ from .pickle_stand_ins import inert_among, inert_types_allowed
 from .torch_zip import TorchZip
 
 MAX_RANK = 16
+_DENSE = "Save it again after .to_dense() of these tensors, or without them"
+# Functions that rebuild tensors without plain rows, kind, hint.
+NOT_DENSE = {
+    "torch._utils._rebuild_qtensor": (
+        "quantized (torch.ao.quantization)",
+        "Give the checkpoint of the float model, and --quant int8 to quantize it",
+    ),
+    "torch._utils._rebuild_sparse_tensor": ("sparse", _DENSE),
+    "torch._utils._rebuild_sparse_csr_tensor": ("sparse", _DENSE),
+    "torch._utils._rebuild_nested_tensor": (
+        "nested",
+        "Save it again with the parts of these tensors one by one",
+    ),
+}
 
 
 class StoredTensor:
@@ -131,6 +145,11 @@ def _metadata(file: TorchZip) -> tuple[Any, list[str]]:
             where=where,
             hint="Save model.state_dict() instead and give --model file.py:factory, or pass --trust-code",
         )
+    for name, (kind, hint) in NOT_DENSE.items():
+        if name in names:
+            raise SourceError(
+                f"it holds {kind} tensors; only plain dense tensors can be read", where=where, hint=hint
+            )
     with FakeTensorMode():
         return load_safely(file.path), inert_among(names)
 

@@ -205,4 +205,7 @@ def clean_error_message(error: BaseException) -> str:
     return text[:400] or type(error).__name__
 
 
-_SOURCE = re.compile(r"(?:Load model from \S+ failed:)?/\S*onnxruntime\S*?\.(?:cc|h):\d+ ")
+_SOURCE = re.compile(
+    r"(?:Load model from \S+ failed: ?)?/\S*onnxruntime\S*?\.(?:cc|h):\d+ "
+    r"|Load model from \S+ failed: ?(?:Fatal error: )?"
+)

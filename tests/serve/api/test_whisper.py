@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,16 @@ def sounds(folder: Path) -> Path:
     return found
 
 
+def artifact(folder: Path, sounds: Path, backend: str) -> Path:
+    given: dict[str, Any] = {"backend": backend, "batches": (), "data": str(sounds), "kv_dtype": "float32"}
+    place = folder.with_name(backend)
+    place.mkdir()
+    return optimize(Plan(source=str(folder), allow_slower=True, **given), place / "tiny.infer").path
+
+
 @pytest.fixture(scope="module")
 def predictor(folder: Path, sounds: Path) -> Iterator[Predictor]:
-    given: dict[str, Any] = {"backend": "eager", "batches": (), "data": str(sounds), "kv_dtype": "float32"}
-    path = optimize(Plan(source=str(folder), allow_slower=True, **given), folder.with_suffix(".infer")).path
-    with Predictor.load(path) as predictor:
+    with Predictor.load(artifact(folder, sounds, "eager")) as predictor:
         yield predictor
 
 
@@ -181,6 +187,21 @@ def test_long_sound_goes_on_at_the_last_timestamp(client: openai.OpenAI, folder:
     answer = heard(client, samples, language="en")
     assert_same(answer, expected(folder, samples, language="en", task="transcribe", return_timestamps=True))
     assert answer.segments[-1].start > SECONDS
+
+
+def test_onnx_runtime_transcribes_with_times(folder: Path, sounds: Path) -> None:
+    """Segments of long sound are those of transformers, and subtitles have them as cues."""
+    samples = sound(3.3 * SECONDS, 3)
+    want = expected(folder, samples, language="en", task="transcribe", return_timestamps=True)
+    with Predictor.load(artifact(folder, sounds, "ort")) as predictor, live(predictor) as server:
+        assert predictor.manifest.backend == "ort"
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            answer = heard(client, samples, language="en")
+            given: Any = {"model": predictor.name, "file": ("a.wav", wav(samples, RATE)), "language": "en"}
+            subtitles = client.audio.transcriptions.create(**given, response_format="srt")
+    assert_same(answer, want)
+    assert subtitles.count(" --> ") == len(answer.segments)
+    assert re.match(r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n", subtitles)
 
 
 def test_translation_has_a_route_of_its_own(client: openai.OpenAI, folder: Path) -> None:
