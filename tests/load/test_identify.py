@@ -76,6 +76,16 @@ def test_sources_are_identified_by_content_for_any_suffix(tmp_path: Path, kind: 
     assert found.code == (kind in ("module", "torchscript", "exported", "legacy-module"))
 
 
+@pytest.mark.parametrize("length", [0x280, 0x480, 0x178, 0x9C78])
+def test_safetensors_of_any_header_length_are_no_pickles(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"x": torch.zeros(2)}, path, {"pad": ""})
+    short = int.from_bytes(path.read_bytes()[:8], "little")
+    save_file({"x": torch.zeros(2)}, path, {"pad": "." * (length - short)})
+    assert int.from_bytes(path.read_bytes()[:8], "little") == length
+    assert identify(path).kind == "safetensors"
+
+
 @pytest.mark.parametrize("kind", ["module", "legacy-module"])
 def test_pickled_modules_list_what_makes_them_code(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "a.pt")

@@ -112,6 +112,7 @@ def example_inputs(found: Any, settings: Any) -> tuple[tuple[TensorSpec, ...], b
         mains.append(DECODER_IDS)
     if mains[0] == "input_ids" and MASK in takes:
         mains.append(MASK)
+    mains += [name for name in takes if name in _required(found) - set(mains)]
     height, width = size
     shapes = {**SHAPES, PIXELS: f"float32[batch,{num_channels(settings)},{height},{width}]"}
     specs = tuple(TensorSpec.parse(f"{name}={shapes.get(name, 'float32[batch,size]')}") for name in mains)

@@ -127,6 +127,10 @@ def _file(path: Path, head: bytes) -> Identified:
         raise SourceError(
             "the file is empty (0 bytes)", where=str(path), hint="The download or save failed: do it again"
         )
+    # First of all: its first bytes are a length, and may be those of a pickle (0x280) or of zlib (0x178).
+    if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
+        tensors, _ = read_header(path)
+        return Identified("safetensors", f"a safetensors file of {len(tensors)} tensors")
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
     if head[:4] == b"GGUF":
@@ -135,9 +139,6 @@ def _file(path: Path, head: bytes) -> Identified:
         raise _wrong(path, foreign)
     if head[:1] == b"\x80":
         return _pickle(path, head)
-    if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
-        tensors, _ = read_header(path)
-        return Identified("safetensors", f"a safetensors file of {len(tensors)} tensors")
     if path.name.endswith(".safetensors.index.json"):
         return Identified("safetensors", "the index of safetensors in shards")
     if looks_like_onnx(path):

@@ -48,7 +48,8 @@ def fix_frequencies(model: nn.Module) -> FixedFrequencies | None:
             why = f"{kind} positions: the frequencies of longer sequences depend on their length"
             limits[_limit(module, layer, kind)] = why
     config: Any = model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not getattr(config, "text_encoder", None):  # of two configurations of texts, none is that of the model
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
     allowed = int(getattr(config, "max_position_embeddings", None) or 0)
     if (kept := getattr(config, "keep_window_size", None)) and kept < allowed:
         limits[int(kept)] = f"dynamic mask: longer sequences attend to the {kept} keys that it likes best"
