@@ -90,7 +90,7 @@ def _optimize(source: Path, artifact: Path, quant: str, model: Any) -> str:
         given = with_sizes(str(error))
         if not given:
             raise
-        optimize(msgspec.structs.replace(plan, inputs=given), artifact)
+        optimize(msgspec.structs.replace(plan, inputs=given, kv_dtype=Plan(source="").kv_dtype), artifact)
     return store.read_manifest(artifact).task
 
 
