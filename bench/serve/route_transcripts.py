@@ -9,6 +9,7 @@ Answers of random weights mean nothing; names, shapes and status codes are what 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 import time
@@ -126,7 +127,7 @@ def by_inference_client(made: dict[str, Path]) -> list[tuple[str, str, str]]:
             client = huggingface_hub.InferenceClient(model=f"{url}/predict", timeout=300)
             answer = getattr(client, task)(text)
         asked = f'InferenceClient(model=f"{{url}}/predict").{task}({text!r})'
-        found.append((f"huggingface_hub: {task}", asked, shown([dict(one) for one in answer][:3])))
+        found.append((f"huggingface_hub: {task}", asked, shown([dataclasses.asdict(one) for one in answer[:3]])))
     return found
 
 
