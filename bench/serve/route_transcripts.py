@@ -127,8 +127,17 @@ def by_inference_client(made: dict[str, Path]) -> list[tuple[str, str, str]]:
             client = huggingface_hub.InferenceClient(model=f"{url}/predict", timeout=300)
             answer = getattr(client, task)(text)
         asked = f'InferenceClient(model=f"{{url}}/predict").{task}({text!r})'
-        found.append((f"huggingface_hub: {task}", asked, shown([dataclasses.asdict(one) for one in answer[:3]])))
+        found.append((f"huggingface_hub: {task}", asked, shown(_plain(answer))))
     return found
+
+
+def _plain(answer: Any) -> Any:
+    """Return the client's objects as JSON has them, the first three of a list."""
+    return (
+        [dataclasses.asdict(one) for one in answer[:3]]
+        if isinstance(answer, list)
+        else dataclasses.asdict(answer)
+    )
 
 
 def ready(stack: ExitStack, made: Sequence[Path]) -> str:

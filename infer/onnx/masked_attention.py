@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import traceback
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -55,4 +56,14 @@ def attention(
     else:
         hidden = attn_mask == -torch.inf
         scores = scores + attn_mask
-    return scores.softmax(-1).masked_fill(hidden, 0.0) @ value
+    out = scores.softmax(-1).masked_fill(hidden, 0.0) @ value
+    return out.transpose(1, 2).contiguous().transpose(1, 2) if _heads_are_columns() else out
+
+
+def _heads_are_columns() -> bool:
+    """Return True if the captured output lies as [batch, T, heads, E], as torch's fused kernels write it.
+
+    The program may view it so; `_fused_sdp_choice` does not tell, since it says MATH for every fake tensor.
+    """
+    captured = traceback.get_current_meta().get("val")
+    return captured is not None and captured.dim() == 4 and captured.stride(2) != captured.shape[3]
