@@ -37,7 +37,7 @@ def main() -> int:
         stack.close()
         found += by_inference_client(made)
     text = "".join(
-        f"### {title}\n\n```python\n{asked}\n```\n\n```json\n{answer[:LONGEST]}\n```\n\n"
+        f"### {title}\n\n```text\n{asked}\n```\n\n```text\n{answer[:LONGEST]}\n```\n\n"
         for title, asked, answer in found
     )
     write_results("serve-routes", {"routes": [[title, asked] for title, asked, _ in found]}, text)
