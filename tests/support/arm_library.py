@@ -48,7 +48,9 @@ def load(library: Path, work: Path) -> list[str]:
     source.write_text("".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in names))
     run([COMPILER, "-shared", "-fPIC", f"-Wl,-soname,{stand_in.name}", str(source), "-o", str(stand_in)])
     (work / "program.cpp").write_text(PROGRAM)
-    run([COMPILER, "-fopenmp", "-Wl,--no-as-needed", str(work / "program.cpp"), "-o", str(program), "-ldl"])
+    # The program needs the stand-in, because a library that was not linked against torch does not name it.
+    needed = ["-Wl,--no-as-needed", str(work / "program.cpp"), str(stand_in), "-ldl"]
+    run([COMPILER, "-fopenmp", *needed, "-o", str(program)])
     emulated = [EMULATOR, "-cpu", "max", "-L", SYSROOT, "-E", f"LD_LIBRARY_PATH={work}:{SYSROOT}/lib"]
     return run([*emulated, str(program), str(library)]).strip().split(",")
 
