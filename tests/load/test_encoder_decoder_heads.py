@@ -99,7 +99,7 @@ def test_a_model_of_a_spectrogram_gives_the_outputs_of_transformers(
     ("config", "said"),
     [
         ({"architectures": ["VitsModel"], "model_type": "vits"}, "VitsModel gives waveform"),
-        ({"architectures": ["SamModel"], "model_type": "sam"}, "SamModel gives iou_scores, pred_masks"),
+        ({"architectures": ["SamModel"], "model_type": "sam"}, "SamModel takes pixel_values, input_points"),
         (
             {"architectures": ["DecisionTransformerModel"], "model_type": "decision_transformer"},
             "DecisionTransformerModel takes states, actions",

@@ -67,14 +67,14 @@ def crashed_engine(*_: object) -> Planted:
 
 
 def sides_of(name: str, crashes: str) -> list[object]:
-    """Make one side, of three copies, that crashes when it is made, run the first time, or in its second turn."""
+    """Make one side, of three copies, that crashes when it is made, when it is checked, or when it is timed."""
     from bench.shared.timing import Side
 
     engine, calls = Planted(crashes=crashes), [0]
 
     def run() -> None:
         calls[0] += 1
-        if crashes == "later" and calls[0] > 60:
+        if crashes == "later" and calls[0] > 2:
             os.kill(os.getpid(), signal.SIGSEGV)
         engine.run()
 
