@@ -17,7 +17,8 @@ from tests.support.page_blocks import ROOT, blocks
 README = (ROOT / "README.md").read_text()
 BLOCKS = blocks(ROOT / "README.md")
 RESULTS = ROOT / "bench/results"
-KERNELS, LM, PEERS = (f"{name}-2026-11-22-amd-epyc.md" for name in ("kernels", "lm", "serve-peers"))
+KERNELS, LM = (f"{name}-2026-11-22-amd-epyc.md" for name in ("kernels", "lm"))
+PEERS = "serve-peers-2026-11-25-amd-epyc.md"
 FIGURES = {  # (first words of README's row, rival) -> file, first cells of the row there, column of the ratio
     ("MiniLM int8, 8", "ONNX Runtime int8"): (KERNELS, "MiniLM 8×64 | ORT int8", 5),
     ("MiniLM int8, 8", "OpenVINO int8"): (KERNELS, "MiniLM 8×64 | OpenVINO int8", 5),
