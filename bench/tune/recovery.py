@@ -11,6 +11,7 @@ bar is missed.
 from __future__ import annotations
 
 import argparse
+import copy
 import fnmatch
 import json
 import sys
@@ -115,8 +116,6 @@ def measure(work: Work, budget: str) -> dict[str, Any]:
     assignment = stages.make_assignment(run.plan, original)
     known = assignment.calibration_set
     assert known.model is not None
-    import copy
-
     module = copy.deepcopy(known.model)
     compress.quantize_model(module, run.plan, stats=assignment.stats)
     quantized = time.process_time() - cpu
