@@ -18,7 +18,7 @@ float number() { return static_cast<float>(std::rand() % 20001 - 10000) / 7000; 
 // What each makes of the same two rows, one result after the other.
 std::vector<float> rows() {
   std::srand(7);
-  const int64_t width = 2 * STRETCH + 37;
+  const int64_t width = 2 * MAXIMA_BLOCK + 37;
   const RowKernels& kernels = active_isa().rows;
   std::vector<float> a(width), b(width), found;
   for (auto* values : {&a, &b})
@@ -31,7 +31,7 @@ std::vector<float> rows() {
     kernels.activate(kind, a.data(), b.data(), width, y.data()), keep();
   kernels.rotate(a.data(), b.data(), a.data(), 62, width, y.data()), keep();
   y.assign(width, 0.0f);
-  const bool clean = kernels.block_tops(a.data(), width, y.data());
+  const bool clean = kernels.block_maxima(a.data(), width, y.data());
   found.push_back(clean), keep();
   found.push_back(kernels.weights(a.data(), 1.5f, 0.7f, width, y.data())), keep();
   return found;

@@ -1,4 +1,4 @@
-// The instruction set of this CPU, chosen once; `infer_set_isa` changes it for tests.
+// Choice of the instruction set, once per process; `infer_set_isa` changes it for tests.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +20,7 @@ namespace {
 const Isa& amx(const char* name) {
   static const Isa isa = [&] {
     Isa made = AVX512_VNNI;
-    made.name = name, made.like = &AVX512_VNNI;
+    made.name = name, made.base = &AVX512_VNNI;
     made.linear_lut4 = AMX_LINEAR.linear_lut4, made.linear_int8 = AMX_LINEAR.linear_int8;
     made.staged_lut4 = AMX_LINEAR.staged_lut4, made.staged_int8 = AMX_LINEAR.staged_int8;
     return made;
@@ -38,7 +38,7 @@ const Isa& avx_vnni() {
 }
 #endif
 
-// Best first; the files of other architectures are not compiled.
+// Returns the instruction sets of this CPU, best first; the files of other architectures are not compiled.
 const std::vector<const Isa*>& usable() {
   static const std::vector<const Isa*> isas = [] {
     std::vector<const Isa*> found;
@@ -72,7 +72,7 @@ std::atomic<const Isa*>& active() {
   return isa;
 }
 
-struct Free {
+struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
 };
 
@@ -82,11 +82,11 @@ const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
 
 const Isa& vector_isa() {
   const Isa& isa = active_isa();
-  return isa.like != nullptr ? *isa.like : isa;
+  return isa.base != nullptr ? *isa.base : isa;
 }
 
 void* scratch(int64_t bytes) {
-  thread_local std::unique_ptr<void, Free> buffer;
+  thread_local std::unique_ptr<void, FreeDeleter> buffer;
   thread_local int64_t size = 0;
   if (bytes > size) {
     buffer.reset();

@@ -15,8 +15,8 @@ struct Rows {
   Rows from(int64_t r) const { return {row(r), stride}; }
 };
 
-// Which work a thread of a team does: its fixed part, or of pieces that are all alike one after the other as it gets to
-// them. `next` counts those that are taken, from 0; a thread that was held up then takes fewer.
+// Work of one thread of a team: a static part, or pieces of equal cost that threads claim from the counter `next`, 0 at the
+// start (dynamic scheduling: a delayed thread claims fewer).
 struct Share {
   int64_t part, parts;
   std::atomic<int64_t>* next;
@@ -30,10 +30,10 @@ inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= ROWS_A
 // of 64. Between the steps every row must have been quantized.
 struct Staged {
   int64_t (*bytes)(int64_t m, int64_t columns);
-  // A thread's part of x [m, columns], its rows `stride` floats apart.
+  // Quantizes the thread's part of x [m, columns], whose rows are `stride` floats apart.
   void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t part, int64_t parts,
                    void* memory);
-  // The part of y [m, rows] that is this thread's.
+  // Computes the thread's part of y [m, rows].
   void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);
 };
 
@@ -45,7 +45,7 @@ struct StagedGroupwise {
 
 enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };
 
-constexpr int64_t STRETCH = 1024;  // logits whose largest, of each of 16 lanes, are kept
+constexpr int64_t MAXIMA_BLOCK = 1024;  // logits of which each of 16 lanes keeps the maximum
 
 // Operations on one row of floats between layers, in place where y is x.
 struct RowKernels {
@@ -60,11 +60,11 @@ struct RowKernels {
   void (*scale)(const float* x, float factor, int64_t width, float* y);
   // The first `rotated` of `width` numbers in two halves (a, b): (a cos - b sin, b cos + a sin); the rest stays.
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotated, int64_t width, float* y);
-  // The largest of every 16th number in each STRETCH, tops [ceil(width / STRETCH)][16], -inf where there is none (so no
-  // register is ever summed across); the result says whether there is no NaN.
-  bool (*block_tops)(const float* x, int64_t width, float* tops);
-  // exp((x - top) / heat) into y, which may be null; their sum.
-  float (*weights)(const float* x, float top, float heat, int64_t width, float* y);
+  // Writes the maximum of every 16th number in each MAXIMA_BLOCK, maxima [ceil(width / MAXIMA_BLOCK)][16], -inf where there is
+  // none; returns whether x has no NaN. Lanes are never reduced, so the loop needs no shuffles.
+  bool (*block_maxima)(const float* x, int64_t width, float* maxima);
+  // Writes exp((x - maximum) / temperature) to y, which may be null; returns the sum.
+  float (*softmax_weights)(const float* x, float maximum, float temperature, int64_t width, float* y);
 };
 
 struct Isa {
@@ -77,7 +77,7 @@ struct Isa {
   Staged staged_lut4, staged_lut4_fine, staged_int8, staged_int8_weight;
   StagedGroupwise staged_groupwise;
   RowKernels rows;
-  const Isa* like = nullptr;  // whose other kernels serve an instruction set that has only linear layers of its own
+  const Isa* base = nullptr;  // instruction set of the other kernels, where this one has linear layers only
 };
 
 // Each is defined only on its architecture.
@@ -87,7 +87,7 @@ extern const Isa AVX_VNNI;  // without `rows`: those of AVX2
 extern const Isa NEON_DOTPROD;
 extern const Isa SCALAR;
 
-// The linear layers that AMX has of its own; packed weights are those of AVX512_VNNI.
+// Linear layers on AMX; the packed weights are those of AVX512_VNNI.
 struct AmxLinear {
   void (*linear_lut4)(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
   void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
@@ -103,10 +103,10 @@ bool has_avx_vnni();  // only for CPUs that have AVX2
 
 const Isa& active_isa();
 
-// The active instruction set, or the one that it is like.
+// Returns the active instruction set, or its base.
 const Isa& vector_isa();
 
-// At least `bytes` bytes at a multiple of 64, the same for every call of a thread: contents do not survive.
+// Returns at least `bytes` bytes of the calling thread, 64-byte aligned; every call overwrites the contents of the last one.
 void* scratch(int64_t bytes);
 
 }  // namespace infer_native

@@ -1,4 +1,4 @@
-// Operations on one row of floats between two layers. Sums run over 16 lanes and four registers, whatever the width.
+// Operations on one row of floats between two layers. Sums have 16 lanes in four registers, whatever the width.
 #pragma once
 
 #include "linear/parallel_linear.h"
@@ -6,7 +6,7 @@
 namespace infer_native {
 namespace {
 
-// function(k, count) for each 16 columns, count < 16 at the end.
+// Calls function(k, count) for each 16 columns, with count < 16 at the end.
 template <class Function>
 inline void each_vector(int64_t width, Function function) {
   int64_t k = 0;
@@ -33,7 +33,7 @@ inline float sum_of(Vector::Floats v) {
   return lane[0];
 }
 
-// The sum over a row of term(x); lanes beyond the width are taken away again by `term(0) == 0`.
+// Returns the sum over a row of term(x); term(0) == 0 lets lanes beyond the width be padded with zeros.
 template <class Term>
 inline float sum_row(const float* x, int64_t width, Term term) {
   Vector::Floats total[4];
@@ -85,7 +85,7 @@ void layer_norm_row(const float* x, const float* weight, const float* bias, floa
   });
 }
 
-// e to the power of x within 2 units of the last place, x being cut to ±87 (Cephes, Moshier 1992).
+// Returns e to the power of x to within 2 ulp, with x clamped to ±87 (Cephes, Moshier 1992).
 inline Vector::Floats exponential(Vector::Floats x) {
   x = Vector::clamp(x, Vector::broadcast(-87.0f), Vector::broadcast(87.0f));
   const Vector::Sums n = Vector::round(Vector::mul(x, Vector::broadcast(1.44269504088896341f)));
@@ -100,13 +100,13 @@ inline Vector::Floats exponential(Vector::Floats x) {
   return Vector::mul(p, Vector::pow2(n));
 }
 
-// 1 / (1 + exp(-x))
+// Returns 1 / (1 + exp(-x)).
 inline Vector::Floats sigmoid(Vector::Floats x) {
   const Vector::Floats one = Vector::broadcast(1.0f);
   return Vector::div(one, Vector::add(one, exponential(Vector::negate(x))));
 }
 
-// The error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
+// Returns the error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
 inline Vector::Floats error_function(Vector::Floats x) {
   const Vector::Floats one = Vector::broadcast(1.0f), size = Vector::max(x, Vector::negate(x));
   const Vector::Floats t = Vector::div(one, Vector::fma(size, Vector::broadcast(0.3275911f), one));
@@ -114,7 +114,7 @@ inline Vector::Floats error_function(Vector::Floats x) {
   for (const float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = Vector::fma(p, t, Vector::broadcast(c));
   const Vector::Floats tail = Vector::mul(Vector::mul(p, t), exponential(Vector::negate(Vector::mul(size, size))));
   const Vector::Floats magnitude = Vector::add(one, Vector::negate(tail));
-  // The sign without a comparison; where x is too small for it, erf is near 0 anyway.
+  // The sign without a comparison; where x is too small for it, erf(x) is near 0.
   const Vector::Floats sign = Vector::clamp(Vector::mul(x, Vector::broadcast(1e30f)), Vector::broadcast(-1.0f), one);
   return Vector::mul(magnitude, sign);
 }
@@ -185,42 +185,42 @@ void rotate_row(const float* x, const float* cos, const float* sin, int64_t rota
   if (x != y) std::memcpy(y + rotated, x + rotated, (width - rotated) * sizeof(float));
 }
 
-bool block_tops(const float* x, int64_t width, float* tops) {
-  Vector::Sums most = Vector::broadcast(int32_t{0});
-  for (int64_t start = 0; start < width; start += STRETCH, tops += 16) {
-    const int64_t end = width - start < STRETCH ? width : start + STRETCH;
-    Vector::Floats top[4];
-    for (auto& t : top) t = Vector::broadcast(-std::numeric_limits<float>::infinity());
+bool block_maxima(const float* x, int64_t width, float* maxima) {
+  Vector::Sums max_bits = Vector::broadcast(int32_t{0});
+  for (int64_t start = 0; start < width; start += MAXIMA_BLOCK, maxima += 16) {
+    const int64_t end = width - start < MAXIMA_BLOCK ? width : start + MAXIMA_BLOCK;
+    Vector::Floats maximum[4];
+    for (auto& t : maximum) t = Vector::broadcast(-std::numeric_limits<float>::infinity());
     int64_t k = start;
     for (; k + 64 <= end; k += 64)
       for (int i = 0; i < 4; ++i) {
         const Vector::Floats v = Vector::load(x + k + 16 * i);
-        top[i] = Vector::max(top[i], v);
-        most = Vector::max(most, Vector::abs_bits(v));
+        maximum[i] = Vector::max(maximum[i], v);
+        max_bits = Vector::max(max_bits, Vector::abs_bits(v));
       }
     for (; k + 16 <= end; k += 16) {
       const Vector::Floats v = Vector::load(x + k);
-      top[0] = Vector::max(top[0], v);
-      most = Vector::max(most, Vector::abs_bits(v));
+      maximum[0] = Vector::max(maximum[0], v);
+      max_bits = Vector::max(max_bits, Vector::abs_bits(v));
     }
-    Vector::store(tops, Vector::max(Vector::max(top[0], top[1]), Vector::max(top[2], top[3])));
+    Vector::store(maxima, Vector::max(Vector::max(maximum[0], maximum[1]), Vector::max(maximum[2], maximum[3])));
     if (k == end) continue;
-    most = Vector::max(most, Vector::abs_bits(load_tail(x + k, end - k)));
+    max_bits = Vector::max(max_bits, Vector::abs_bits(load_tail(x + k, end - k)));
     for (int64_t lane = 0; k + lane < end; ++lane)
-      if (x[k + lane] > tops[lane]) tops[lane] = x[k + lane];
+      if (x[k + lane] > maxima[lane]) maxima[lane] = x[k + lane];
   }
   alignas(64) int32_t bits[16];
-  Vector::store_sums(bits, most);
+  Vector::store_sums(bits, max_bits);
   for (const int32_t b : bits)
     if (b > INFINITY_BITS) return false;
   return true;
 }
 
-float weights_row(const float* x, float top, float heat, int64_t width, float* y) {
-  const Vector::Floats highest = Vector::broadcast(top), cool = Vector::broadcast(heat);
+float softmax_weights_row(const float* x, float maximum, float temperature, int64_t width, float* y) {
+  const Vector::Floats largest = Vector::broadcast(maximum), divisor = Vector::broadcast(temperature);
   Vector::Floats total = Vector::broadcast(0.0f);
   each_vector(width, [&](int64_t k, int64_t count) {
-    Vector::Floats v = exponential(Vector::div(subtract(load_some(x + k, count), highest), cool));
+    Vector::Floats v = exponential(Vector::div(subtract(load_some(x + k, count), largest), divisor));
     if (count < 16) {
       alignas(64) float part[16];
       Vector::store(part, v);
@@ -233,7 +233,7 @@ float weights_row(const float* x, float top, float heat, int64_t width, float* y
 }
 
 constexpr RowKernels ROWS = {rms_norm_row, layer_norm_row, activate_row, add_row, multiply_row,
-                             scale_row,    rotate_row,     block_tops,   weights_row};
+                             scale_row,    rotate_row,     block_maxima,   softmax_weights_row};
 
 }  // namespace
 }  // namespace infer_native

@@ -1,4 +1,4 @@
-// Rows of real tokens alone: the sequences of a batch without their padding, one behind the other.
+// Rows of real tokens: the sequences of a batch concatenated without padding.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace infer_native {
 
-// Location of the real tokens of each sequence in packed rows. `pays` is false where padding is anything but the end of a
-// sequence, or too little to be worth the copies.
+// Location of the real tokens of each sequence in packed rows. `pays` is false where padding is not at the end of sequences, or
+// where it is too little to be worth the copies.
 class PackedRows {
  public:
   // `real`: [batches, tokens], not 0 for a real token.
@@ -22,7 +22,7 @@ class PackedRows {
       starts_[b + 1] = starts_[b] + length;
       longest_ = length > longest_ ? length : longest_;
     }
-    pays_ = rows() * LEAST_SHARE <= batches * tokens * (LEAST_SHARE - 1);
+    pays_ = rows() * MIN_PADDING <= batches * tokens * (MIN_PADDING - 1);
   }
 
   // Returns whether every real token attends to the real tokens of its sequence and to no padding. `mask`: bool, [batches, rows, tokens].
@@ -50,7 +50,7 @@ class PackedRows {
         std::memcpy(to, from + (b * tokens_ + t) * stride, static_cast<size_t>(width) * sizeof(float));
   }
 
-  // The reverse, with zeros for padding.
+  // Copies rows back, with zeros for padding.
   void unpack(const float* from, int64_t width, float* to) const {
     for (int64_t b = 0; b < batches_; ++b) {
       const int64_t real = (starts_[b + 1] - starts_[b]) * width, all = tokens_ * width;
@@ -61,7 +61,7 @@ class PackedRows {
   }
 
  private:
-  static constexpr int64_t LEAST_SHARE = 16;  // pays where a sixteenth of the rows or more is padding
+  static constexpr int64_t MIN_PADDING = 16;  // pays where at least 1 / 16 of the rows is padding
 
   int64_t batches_, tokens_, longest_ = 0;
   std::vector<int64_t> starts_;

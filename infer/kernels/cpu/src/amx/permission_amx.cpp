@@ -21,8 +21,8 @@ bool has_instructions() {
 }
 
 const char* found() {
-  constexpr long ASK_FOR_STATE = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return has_instructions() && syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0 ? "amx" : nullptr;
+  constexpr long REQUEST_STATE = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_instructions() && syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0 ? "amx" : nullptr;
 }
 #else
 const char* found() { return nullptr; }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// A compiler from before AMX also has an assembler from before AMX.
+// A compiler without AMX has an assembler without AMX.
 #if !defined(INFER_AMX_EMULATED) && !__has_include(<amxtileintrin.h>)
 #define INFER_AMX_ABSENT
 #endif

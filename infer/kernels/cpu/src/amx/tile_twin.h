@@ -1,5 +1,5 @@
 // The tile instructions of AMX in plain C++, by number of register, as Intel's manual defines them (volume 2, "TDPBSSD",
-// "TDPBF16PS"). What raises an exception on the CPU ends the process with a message.
+// "TDPBF16PS"). Operands that raise an exception on the CPU end the process with a message.
 #pragma once
 
 #include <cmath>
@@ -56,8 +56,8 @@ struct TileTwin {
       std::memcpy(static_cast<char*>(p) + r * stride, s.bytes[tile][r], s.config.row_bytes[tile]);
   }
 
-  // each(two sums of a row and column, 4 bytes of A, 4 bytes of B) in the order of the instruction: k, then columns. The two
-  // meet, and then the sum that was there.
+  // Calls each(two sums of a row and column, 4 bytes of A, 4 bytes of B) in the order of the instruction: k, then columns. The
+  // two sums are added, then the previous value.
   template <class Number, class Each>
   static void dot(int sum, int a, int b, Each each) {
     State& s = shaped(sum);
@@ -86,7 +86,7 @@ struct TileTwin {
         sums[0] += static_cast<uint32_t>(static_cast<Left>(x[i]) * static_cast<Right>(w[i]));
     });
   }
-  // Even and odd places have sums of their own, by fused products.
+  // Even and odd elements have separate sums, by fused products.
   [[gnu::noinline]] static void dot_bfloat16(int sum, int a, int b) {
     dot<float>(sum, a, b, [](float (&sums)[2], const uint8_t* x, const uint8_t* w) {
       for (int i = 0; i < 2; ++i) sums[i] = flushed(std::fma(widened(x + 2 * i), widened(w + 2 * i), sums[i]));
@@ -95,7 +95,7 @@ struct TileTwin {
 
  private:
   static uint32_t add(uint32_t a, uint32_t b) { return a + b; }
-  // Denormals count as zero, before and after, whatever the mode of the thread.
+  // Denormals are flushed to zero, operands and results, whatever the mode of the thread.
   static float flushed(float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; }
   static float add(float a, float b) { return flushed(flushed(a) + flushed(b)); }
   static float widened(const uint8_t* p) {

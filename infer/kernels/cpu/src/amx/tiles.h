@@ -1,7 +1,7 @@
 // The eight tile registers of AMX behind one interface: the instructions, or with INFER_AMX_EMULATED a plain C++ twin of them,
 // by which packing, tiling and tails are tested on any CPU. A tile has up to 16 rows of up to 64 bytes.
 //
-// As inline assembly: the intrinsics of gcc 12 do not say that they read or write memory, and need flags of their own.
+// Inline assembly: the intrinsics of gcc 12 do not declare that they access memory, and need compiler flags.
 #pragma once
 
 #include "amx/tile_config.h"
@@ -19,7 +19,7 @@ namespace {
 // Template arguments are numbers of registers. A is [rows][k quads], B [k quads][columns], a quad 4 bytes.
 struct AmxTiles {
   static void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
-  // Also gives the state back, so that a switch to another thread does not save it.
+  // Also releases the tile state, so that a context switch does not save it.
   static void release() { asm volatile("tilerelease"); }
   template <int TILE>
   static void zero() {
@@ -77,7 +77,7 @@ struct AmxTiles {
 
 #endif
 
-// Shapes are loaded here and given back at the end of the scope.
+// Loads the tile configuration; releases it at the end of the scope.
 class TileScope {
  public:
   explicit TileScope(const TileConfig& config) { AmxTiles::configure(config); }

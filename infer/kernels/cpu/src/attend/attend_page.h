@@ -248,8 +248,8 @@ inline Floats second_of(Ints pairs) { return __builtin_convertvector(pairs >> 16
 // e^x for x <= 0: Cody and Waite's reduction, a polynomial of degree 6 (Cephes expf), 1 ulp; 0 below -87.
 inline Floats exponential(Floats x) {
   const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const Floats shifted = Lane::fma(x, broadcast(1.44269504088896341f), magic);
-  const Floats n = shifted - magic;
+  const Floats rounded = Lane::fma(x, broadcast(1.44269504088896341f), magic);
+  const Floats n = rounded - magic;
   Floats r = Lane::fma(n, broadcast(-0.693359375f), x);
   r = Lane::fma(n, broadcast(2.12194440e-4f), r);
   Floats p = broadcast(1.9875691500e-4f);
@@ -259,7 +259,7 @@ inline Floats exponential(Floats x) {
   p = Lane::fma(p, r, broadcast(1.6666665459e-1f));
   p = Lane::fma(p, r, broadcast(5.0000001201e-1f));
   p = Lane::fma(p * r, r, r) + broadcast(1.0f);
-  const Ints power = ((Ints)shifted << 23) + (Ints)broadcast(1.0f);
+  const Ints power = ((Ints)rounded << 23) + (Ints)broadcast(1.0f);
   return x < broadcast(-87.0f) ? Floats{} : p * (Floats)power;
 }
 

@@ -1,4 +1,4 @@
-// Codes of 64 columns of 16 rows as vectors of quads, decoded in registers; see groupwise_weight.h.
+// Decoding of the codes of 64 columns of 16 rows into vectors of quads, in registers; see groupwise_weight.h.
 #pragma once
 
 #include "linear/parallel_linear.h"
@@ -6,7 +6,7 @@
 namespace infer_native {
 namespace {
 
-// Of planes of 5 or 6 bits: VECTORS vectors of low nibbles behind the vector of their high bits.
+// Reader of 5- or 6-bit planes: one vector of high bits, then the VECTORS vectors of low nibbles that they belong to.
 template <int BITS>
 struct PlaneVectors {
   static constexpr int HIGH = BITS - 4, VECTORS = 4 / HIGH, BYTES = (1 + VECTORS) * 64;
@@ -16,21 +16,21 @@ struct PlaneVectors {
 
   explicit PlaneVectors(const uint8_t* from) : codes(from), high_bits(Vector::load_quads(from)) {}
 
-  // Vector V: the integers of columns 4j.. and 4j + 32.. .
+  // Vector V: `low` gets the integers of columns 4j.., `high` those of columns 4j + 32.. .
   template <int V>
   inline __attribute__((always_inline)) void read(Vector::Quads& low, Vector::Quads& high) const {
     const Vector::Quads nibbles = Vector::load_quads(codes + 64 + V * 64);
-    const Vector::Quads low_bits = Vector::template shifted<4 - 2 * V * HIGH>(high_bits);
-    const Vector::Quads top_bits = Vector::template shifted<4 - (2 * V + 1) * HIGH>(high_bits);
-    low = Vector::either(Vector::masked(nibbles, 15), Vector::masked(low_bits, MASK));
-    high = Vector::either(Vector::masked(Vector::template shifted<-4>(nibbles), 15), Vector::masked(top_bits, MASK));
+    const Vector::Quads low_bits = Vector::template shift_bits<4 - 2 * V * HIGH>(high_bits);
+    const Vector::Quads top_bits = Vector::template shift_bits<4 - (2 * V + 1) * HIGH>(high_bits);
+    low = Vector::or_bits(Vector::and_bits(nibbles, 15), Vector::and_bits(low_bits, MASK));
+    high = Vector::or_bits(Vector::and_bits(Vector::template shift_bits<-4>(nibbles), 15), Vector::and_bits(top_bits, MASK));
   }
 };
 
 template <int BITS>
 constexpr bool PLANES = BITS == 5 || BITS == 6;
 
-// low_of(j, quads) of columns 4j.. and high_of(j, quads) of columns 4j + 32.., for the vectors of a group from BEGIN to END.
+// Calls low_of(j, quads) with columns 4j.. and high_of(j, quads) with columns 4j + 32.., for vectors BEGIN to END of a group.
 template <int BITS, int BEGIN, int END, class Low, class High>
 inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vector::Table table, Low low_of, High high_of) {
   Vector::Quads low, high;
@@ -47,17 +47,17 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vec
       });
     }
   } else {
-    // Bytes in the order in which they lie: two streams 512 bytes apart come from memory at half of the speed.
-    constexpr int RUNS = BITS == 8 ? 2 : 1;
-    unroll<RUNS>([&](auto run) {
+    // Bytes in the order of memory: two streams 512 bytes apart are read at half of the bandwidth.
+    constexpr int PASSES = BITS == 8 ? 2 : 1;
+    unroll<PASSES>([&](auto pass) {
 #pragma GCC unroll 1
       for (int j = BEGIN; j < END; ++j) {
-        const uint8_t* place = codes + (j + 8 * run) * 64;
+        const uint8_t* place = codes + (j + 8 * pass) * 64;
         __builtin_prefetch(place + Vector::PREFETCH);
         if constexpr (BITS == 4) {
           Vector::decode(place, table, low, high);
           low_of(j, low), high_of(j, high);
-        } else if constexpr (run == 0) {
+        } else if constexpr (pass == 0) {
           low_of(j, Vector::load_quads(place));
         } else {
           high_of(j, Vector::load_quads(place));

@@ -13,18 +13,18 @@ struct GroupwiseScales {
   alignas(64) float scale[GROUPWISE_STEP * 4][16], minimum[GROUPWISE_STEP * 4][16];
 };
 
-// 2^8 times less than what float8 (e4m3) stands for: its bits are those of a float16 with 8 less in the exponent.
+// Returns float8 (e4m3) values divided by 2^8: its bits are those of a float16 whose exponent is 8 less.
 inline Vector::Floats load_float8(const uint8_t* from) {
   uint16_t halves[16];
   for (int i = 0; i < 16; ++i) halves[i] = static_cast<uint16_t>((from[i] & 0x80) << 8 | (from[i] & 0x7f) << 7);
-  return Vector::load_halves(halves);
+  return Vector::load_float16(halves);
 }
 
 template <ScaleType TYPE>
 inline Vector::Floats load_numbers(const uint8_t* from) {
   if constexpr (TYPE == ScaleType::INT8) return Vector::load_scale(reinterpret_cast<const int8_t*>(from));
   if constexpr (TYPE == ScaleType::FLOAT32) return Vector::load(reinterpret_cast<const float*>(from));
-  if constexpr (TYPE == ScaleType::FLOAT16) return Vector::load_halves(reinterpret_cast<const uint16_t*>(from));
+  if constexpr (TYPE == ScaleType::FLOAT16) return Vector::load_float16(reinterpret_cast<const uint16_t*>(from));
   if constexpr (TYPE == ScaleType::FLOAT8) return Vector::mul(load_float8(from), Vector::broadcast(256.0f));
   uint16_t halves[16];
   std::memcpy(halves, from, sizeof halves);
@@ -34,11 +34,11 @@ inline Vector::Floats load_numbers(const uint8_t* from) {
 }
 
 inline Vector::Floats load_supers(const uint8_t* from, const GroupwiseLayout& layout) {
-  return layout.half_supers ? load_numbers<ScaleType::FLOAT16>(from) : load_numbers<ScaleType::FLOAT32>(from);
+  return layout.float16_supers ? load_numbers<ScaleType::FLOAT16>(from) : load_numbers<ScaleType::FLOAT32>(from);
 }
 
-// Scales and minima of up to GROUPWISE_STEP groups of a block, from the group `first` on, one for each part; `scales` and
-// `minima` lie from the number of that group on.
+// Decodes scales and minima of up to GROUPWISE_STEP groups of a block, from group `first` on, one for each part; `scales`
+// and `minima` point to the numbers of group `first`.
 template <int PARTS, ScaleType TYPE>
 inline void decode_numbers(const uint8_t* record, const uint8_t* scales, const uint8_t* minima, const GroupwiseLayout& layout,
                            int64_t first, int64_t count, GroupwiseScales& to) {
@@ -50,7 +50,7 @@ inline void decode_numbers(const uint8_t* record, const uint8_t* scales, const u
     scale_factor = Vector::mul(scale_factor, load_supers(record + layout.super_scale + chunk, layout));
     if (layout.has_minimum) minimum_factor = load_supers(record + layout.super_minimum + chunk, layout);
   }
-  // With several parts each has its number; a larger group has one for `shared` groups of 64 columns.
+  // Several parts have a number each; a group of more than 64 columns has one number for `shared` groups of 64.
   const int64_t shared = PARTS > 1 ? 1 : layout.group / GROUP;
   int64_t number = 0, left = shared == 1 ? 1 : shared - first % shared;
   for (int64_t i = 0; i < count * PARTS; ++i) {
@@ -73,7 +73,7 @@ inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layou
                               layout, first, count, to);
 }
 
-// Of 256 columns, scales and minima of 4 (`layout.group` 16) or 6 bits as int8.
+// Decodes 4-bit (groups of 16) or 6-bit (groups of 32) scales and minima of 256 columns.
 template <int PARTS>
 inline void decode_packed_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count,
                                  GroupwiseScales& to) {
@@ -89,8 +89,8 @@ inline void decode_packed_scales(const uint8_t* record, const GroupwiseLayout& l
   } else {
     for (int v = 0; v < 4; ++v) {
       const Vector::Quads both = Vector::load_quads(at + v * 64);
-      Vector::store_quads(scales + v * 64, Vector::masked(both, 15));
-      Vector::store_quads(minima + v * 64, Vector::masked(Vector::template shifted<-4>(both), 15));
+      Vector::store_quads(scales + v * 64, Vector::and_bits(both, 15));
+      Vector::store_quads(minima + v * 64, Vector::and_bits(Vector::template shift_bits<-4>(both), 15));
     }
   }
   decode_numbers<PARTS, ScaleType::INT8>(record, scales, minima, layout, first, count, to);

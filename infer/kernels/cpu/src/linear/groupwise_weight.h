@@ -1,14 +1,14 @@
-// Packed weights of codes with a float scale, and perhaps a minimum, for each group of columns.
+// Packed weights of codes with a float scale, and optionally a minimum, for each group of columns.
 //
 // codes uint8 [NB, G, bits * 128], G = columns / 64: those of lut4 (4 bits), of int8 ([NB, 16 G, 16, 4], 8 bits), or planes
-//   of 5 and 6 bits: unsigned integers of which `zero` is taken away, as the low nibbles lie in lut4, each of 4 (5 bits) or
-//   2 (6 bits) vectors behind one of their high bits, from bit 0 on: low and high columns of the first, of the second, ...
+//   of 5 and 6 bits: unsigned integers minus `zero`; low nibbles in the order of lut4, after each 4 (5 bits) or 2 (6 bits)
+//   vectors one vector of their high bits first, from bit 0 on: low and high columns of the first vector, the second, ...
 // table int8 [NB, 16], of 4 bits; scale uint8 [NB, record]: of each block of 16 rows
-//   float [16]          what 1 of the table stands for
-//   super [C, 16]       super-scales of 256 columns each, C of them, where scales are integers; then those of the minima
-//   number [S, 16]      scales of groups of columns, S = columns / group; then, where there are any, the minima
-// Integers of 4 and 6 bits are both in one place: of 256 columns [256] nibbles of 16 groups of 16 columns, a scale in the
-// low one, a minimum in the high one; or [3, 64] of 8 groups of 32 columns, as codes of 6 bits with minima for high columns.
+//   float [16]          factor from table entries to weights
+//   super [C, 16]       where scales are integers: super-scales, one for each 256 columns; then those of the minima
+//   number [S, 16]      scales of groups of columns, S = columns / group; then the minima, where `layout` has them
+// Integer scales and minima of 4 and 6 bits are stored together. For 256 columns: [256] bytes of 16 groups of 16 columns, the
+// scale in the low nibble, the minimum in the high one; or [3, 64] of 8 groups of 32, like 6-bit codes, minima as high columns.
 // `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
 //   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of planes) << 39 + zero << 42.
 #pragma once
@@ -31,17 +31,17 @@ struct GroupwiseWeight {
   int64_t layout;
 };
 
-// Offsets, in bytes, within the record of a block.
+// Layout code, decoded; offsets are bytes within the record of a block.
 struct GroupwiseLayout {
   int64_t group;
-  bool has_minimum, minimum_steps, half_supers;
+  bool has_minimum, minimum_steps, float16_supers;
   ScaleType type;
   int64_t code_bits, zero;
   int64_t super_scale, super_minimum, scale, minimum, record_bytes;
 
   GroupwiseLayout(int64_t layout, int64_t columns)
       : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
-        half_supers(layout >> 38 & 1), type(static_cast<ScaleType>(layout >> 33 & 7)),
+        float16_supers(layout >> 38 & 1), type(static_cast<ScaleType>(layout >> 33 & 7)),
         code_bits(layout >> 32 & 1 ? 8 : (layout >> 39 & 7) != 0 ? layout >> 39 & 7 : 4), zero(layout >> 42 & 63) {
     const int64_t kinds = has_minimum ? 2 : 1, chunks = (columns + SUPER_COLUMNS - 1) / SUPER_COLUMNS;
     const int64_t supers = integers() ? chunks * super_bytes() : 0, numbers = columns / group * 16;
@@ -55,16 +55,16 @@ struct GroupwiseLayout {
   }
 
   bool integers() const { return type == ScaleType::INT8 || type >= ScaleType::INT6; }
-  int64_t super_bytes() const { return half_supers ? 32 : 64; }  // of 16 rows
+  int64_t super_bytes() const { return float16_supers ? 32 : 64; }  // of 16 rows
   int64_t number_bytes() const {
     return type == ScaleType::FLOAT32 ? 4 : type == ScaleType::FLOAT16 || type == ScaleType::BFLOAT16 ? 2 : 1;
   }
-  // Scales of 64 columns.
+  // Scales for each 64 columns.
   int parts() const { return group == 16 ? 4 : group == 32 ? 2 : 1; }
   int64_t group_bytes() const { return code_bits * 128; }  // of the codes of 16 rows and 64 columns
 };
 
-// Whether infer can compute with it: a group of 16, 32 or a multiple of 64 columns that divides them.
+// Returns whether the kernels support a layout: groups of 16, 32 or a multiple of 64 columns that divide `columns`.
 inline bool known_layout(int64_t layout, int64_t columns) {
   const int64_t group = layout & 0xffffffff;
   if (group <= 0 || columns % GROUP != 0 || columns % group != 0 || (group != 16 && group != 32 && group % GROUP != 0)) return false;
@@ -75,10 +75,10 @@ inline bool known_layout(int64_t layout, int64_t columns) {
   return bits && given.type <= ScaleType::INT4 && group == wanted && given.has_minimum && columns % SUPER_COLUMNS == 0;
 }
 
-// Codes [rows, columns] of `bits` each, 5 and 6 in little-endian bit streams or 8 as int8, plus `add`: planes of `planes` bits.
+// Packs codes [rows, columns] into planes of `planes` bits, `add` added to each; `bits` 5 and 6 are little-endian bit streams, 8 int8.
 void pack_planes(const uint8_t* codes, int bits, int add, int planes, int64_t rows, int64_t columns, uint8_t* out);
 
-// Activations become int8 for each 64 columns; see linear_groupwise.h.
+// Computes the layer with activations quantized to int8 for each 64 columns; see linear_groupwise.h.
 void linear_groupwise(const float* x, int64_t m, const GroupwiseWeight& weight, const float* bias, float* y);
 
 }  // namespace infer_native

@@ -1,4 +1,4 @@
-// The register tile that every layer of int8 activations shares.
+// Register tile of the layers with int8 activations.
 #pragma once
 
 #include "linear/parallel_linear.h"
@@ -6,42 +6,42 @@
 namespace infer_native {
 namespace {
 
-// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many int8 rows; up to STREAM_ROWS, in tiles of
-// STREAM_TILE_ROWS, go through in one pass by one block, which reads weights in a single stream, asking PREFETCH bytes ahead.
-// Of 4-bit weights, up to DIRECT_ROWS go through in one pass of decoding, direct_blocks(rows) blocks side by side; more
-// either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS of decoded weights. DOT_CHAINS independent sums hide
-// the latency of `dot`, FLOAT_CHAINS of one or two rows that of `fma`.
+// Tuning constants of each `Vector`. int8 weights: the register tile is TILE_ROWS by TILE_BLOCKS; up to STREAM_ROWS rows, in
+// tiles of STREAM_TILE_ROWS, are multiplied in one pass over one block, which reads weights as a single stream, PREFETCH bytes
+// ahead. 4-bit weights: up to DIRECT_ROWS rows share one decoding, direct_blocks(rows) blocks side by side; more rows go in
+// tiles of DIRECT_TILE_ROWS that decode again, or over PANELS of decoded weights. DOT_CHAINS independent sums hide the
+// latency of `dot`, FLOAT_CHAINS that of `fma` with one or two rows.
 
-// A quad that several blocks share is worth a register.
+// Adds a dot product; a quad shared by several blocks is kept in a register, another is a memory operand.
 template <int BLOCKS>
 inline __attribute__((always_inline)) Vector::Sums dot_shared(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
-  return BLOCKS > 1 ? Vector::dot(sum, weights, quad) : Vector::dot_once(sum, weights, quad);
+  return BLOCKS > 1 ? Vector::dot(sum, weights, quad) : Vector::dot_from_memory(sum, weights, quad);
 }
 
 template <int HEIGHT, int BLOCKS>
 using Accumulators = Vector::Sums[HEIGHT][BLOCKS];
 
-// Where the weights of a register tile come from.
-enum class Weights {
-  CACHED,
-  SHARED,  // memory, and then the cache for the tiles of more rows
-  ONCE,    // memory: no other rows meet them
+// Where the weights of a register tile are read from.
+enum class WeightSource {
+  CACHE,
+  REUSED,    // memory, then cache for further tiles of rows
+  STREAMED,  // memory, by one tile of rows only
 };
 
-constexpr int SHARED_AHEAD = 2048;  // bytes; farther ahead, what the next tile of rows reads again would be pushed out
+constexpr int REUSED_PREFETCH = 2048;  // bytes; a larger distance evicts weights that the next tile of rows reads again
 
-// acc[row][b] += weights of block b times activations of a row, over `quads` quads. Quads of one block follow each
-// other, blocks are `stride` bytes apart. Read ONCE, the quads end where their blocks do, and after a block each stream
-// goes on with the one that follows all of them. Of two tiles in one pass, the FIRST rows are at q, the others at `second`.
-template <int HEIGHT, int BLOCKS, Weights WEIGHTS, int FIRST = HEIGHT>
+// acc[row][b] += weights of block b times activations of a row, over `quads` quads. Quads of one block are consecutive,
+// blocks `stride` bytes apart. STREAMED quads end at the end of their blocks, and each stream continues after the last of
+// the BLOCKS blocks. With two tiles in one pass, the FIRST rows are at q, the others at `second`.
+template <int HEIGHT, int BLOCKS, WeightSource SOURCE, int FIRST = HEIGHT>
 inline __attribute__((always_inline)) void accumulate(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
                                                       Accumulators<HEIGHT, BLOCKS>& acc, const int8_t* second = nullptr) {
-  constexpr int AHEAD = WEIGHTS == Weights::SHARED && Vector::PREFETCH > SHARED_AHEAD ? SHARED_AHEAD : Vector::PREFETCH;
+  constexpr int DISTANCE = SOURCE == WeightSource::REUSED && Vector::PREFETCH > REUSED_PREFETCH ? REUSED_PREFETCH : Vector::PREFETCH;
   for (int64_t quad = 0; quad < quads; ++quad, weights += 64, q += FIRST * Vector::QUAD_BYTES) {
     Vector::Quads codes[BLOCKS];
-    const int64_t skip = WEIGHTS == Weights::ONCE && quad + AHEAD / 64 >= quads ? (BLOCKS - 1) * stride : 0;
+    const int64_t skip = SOURCE == WeightSource::STREAMED && quad + DISTANCE / 64 >= quads ? (BLOCKS - 1) * stride : 0;
     unroll<BLOCKS>([&](auto b) {
-      if (WEIGHTS != Weights::CACHED) __builtin_prefetch(weights + b * stride + AHEAD + skip);
+      if (SOURCE != WeightSource::CACHE) __builtin_prefetch(weights + b * stride + DISTANCE + skip);
       codes[b] = Vector::load_quads(weights + b * stride);
     });
     unroll<HEIGHT>([&](auto row) {

@@ -8,7 +8,7 @@
 //   int8  codes int8 [NB, KQ, 16, 4], KQ = ceil(columns / 4); scale float [NB, 16].
 // A weight is packed and used under one instruction set: those with unsigned multiplication store code + 128.
 //
-// Every function gives a row the same bits whatever the other rows and the number of threads; a row with NaN gives NaN.
+// The result of a row is bit-equal whatever the other rows and the number of threads; a row with NaN gives NaN.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace infer_native {
 
 constexpr int64_t BLOCK_ROWS = 16;
-constexpr int64_t GROUP = 64;       // columns that share a step of the activations
-constexpr int64_t FINE_SCALES = 4;  // scales of a group whose weights have one for each 16 columns
+constexpr int64_t GROUP = 64;       // columns of activations with one quantization step
+constexpr int64_t FINE_SCALES = 4;  // scales of a group with one for each 16 columns
 
 inline int64_t packed_blocks(int64_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
@@ -37,20 +37,20 @@ struct Int8Weight {
   const int32_t* row_sum = nullptr;  // [NB, 16]: the sum of the codes (not of code + 128) of each row
 };
 
-// Activations become int8 per row and group of 64 columns; a group's exact int32 sum is scaled and added in float. With
-// four scales to a group its sums are those of 16 columns, and they are added in two pairs, 0 and 2, then 1 and 3:
+// Quantizes activations to int8 for each row and 64 columns; the exact int32 sum of a group is scaled and added in float.
+// With four scales a group has a sum for each 16 columns, added in two pairs, 0 and 2, then 1 and 3:
 //   total = fma(fma(sum[i + 2], scale[i + 2], sum[i] * scale[i]), step, total).
 void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
 
-// Which int8 numbers activations become: those of one step for all, or of each row's own range, its columns multiplied
-// by numbers of their own before (the columns of the weight were divided by them). At most one is not null.
+// Quantization of the activations: one static step for all, or the range of each row, after a multiplication of its columns
+// by `multiplier` (SmoothQuant: the columns of the weight were divided by it). At most one is not null.
 struct InputGrid {
   const float* step = nullptr;
   const float* multiplier = nullptr;  // [columns]
 };
 
-// Activations become int8 by `step[0]` in ±127, or when it is null each row by its own range, asymmetrically (an
-// activation function leaves few negative numbers, and half the levels would be lost; MiniLM: error 0.074 → 0.050):
+// Quantizes activations to int8 with `step[0]` in ±127, or where it is null each row by its own range, asymmetrically (after
+// an activation function few numbers are negative, and half of the levels would be unused; MiniLM: error 0.074 → 0.050):
 //   low = min(0, min x), high = max(0, max x), step = max((high - low) / 254, FLT_MIN),
 //   zero = clamp(round(-127 - low / step), -127, 127), q = clamp(round(x / step) + zero, -127, 127),
 //   y = float(sum(q * code) - zero * row_sum) * step * scale + bias,
@@ -58,16 +58,17 @@ struct InputGrid {
 // `linear_packed.int8_twin` is the same in torch.
 void linear_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
 
-// Activations stay float: y = sum(x * code) * scale + bias.
+// Multiplies float activations: y = sum(x * code) * scale + bias.
 void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
 
-// `codes` are little-endian bit streams [rows, columns * bits / 8]; `table` is [tables, 2**bits], one for all rows or one
-// for each 32. The packed table is scaled to its own best int8 levels, and row_scale by the inverse.
-// `scale` is [rows, columns / 64 * scales].
+// Packs a weight of 2- to 4-bit codes: `codes` are little-endian bit streams [rows, columns * bits / 8]; `table` [tables,
+// 2**bits], one for all rows or one for each 32; `scale` [rows, columns / 64 * scales]. Table entries are rounded to int8 at
+// the level of least error, and row_scale is divided by that level.
 void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t tables, const int8_t* scale,
                const float* row_scale, int64_t rows, int64_t columns, int64_t scales, uint8_t* out_codes,
                int8_t* out_scale, int8_t* out_table, float* out_row_scale);
 
+// Packs int8 codes [rows, columns] and scale [rows]; `out_row_sum` gets the sum of the codes of each row.
 void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t columns, int8_t* out_codes,
                float* out_scale, int32_t* out_row_sum = nullptr);
 
@@ -77,6 +78,6 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
 
 extern "C" {
 INFER_API const char* infer_isa();                // the active instruction set
-INFER_API int infer_set_isa(const char* name);    // 0 when done, 1 when this CPU or build lacks it
-INFER_API const char* infer_isas();               // those this CPU can run, best first, separated by commas
+INFER_API int infer_set_isa(const char* name);    // 0: set; 1: this CPU or build lacks it
+INFER_API const char* infer_isas();               // instruction sets of this CPU, best first, comma-separated
 }

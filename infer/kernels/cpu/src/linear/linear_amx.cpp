@@ -1,5 +1,5 @@
-// Linear layers on the tile registers of AMX, and with AVX-512 VNNI where few rows wait for memory.
-#include "linear/vector_avx512.h"  // first: the others are written for its Vector
+// Linear layers on the tile registers of AMX, and with AVX-512 VNNI for few rows, which are bound by memory.
+#include "linear/vector_avx512.h"  // first: the kernels use its Vector
 #include "linear/linear_lut4_amx.h"
 
 namespace infer_native {

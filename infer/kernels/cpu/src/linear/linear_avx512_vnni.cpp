@@ -1,5 +1,5 @@
 // Linear layers with AVX-512 VNNI.
-#include "linear/vector_avx512.h"  // first: the others are written for its Vector
+#include "linear/vector_avx512.h"  // first: the kernels use its Vector
 #include "linear/linear_groupwise.h"
 #include "linear/linear_int8.h"
 #include "linear/linear_lut4.h"

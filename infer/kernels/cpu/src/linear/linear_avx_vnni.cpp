@@ -1,12 +1,12 @@
-// Linear layers with AVX-VNNI: AVX2 and an instruction for products of bytes, as desktop CPUs without AVX-512 have it.
+// Linear layers with AVX-VNNI: AVX2 with vpdpbusd, as on desktop CPUs without AVX-512.
 #include <cpuid.h>
 
 #include "amx/tile_config.h"
 
-#if !defined(INFER_AMX_ABSENT)  // compilers learned both at the same time
+#if !defined(INFER_AMX_ABSENT)  // compilers with AMX have AVX-VNNI too
 #define INFER_AVX_VNNI
 #endif
-#include "linear/vector_avx2.h"  // before what is written for its Vector
+#include "linear/vector_avx2.h"  // first: the kernels use its Vector
 #include "linear/linear_groupwise.h"
 #include "linear/linear_int8.h"
 #include "linear/linear_lut4.h"

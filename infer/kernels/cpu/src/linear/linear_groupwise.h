@@ -1,7 +1,7 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
-// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 5 and 6 bits less a zero point. Activations become
-// int8 for each 64 columns, as for lut4; a minimum meets the sum of the int8 activations of its group:
+// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned 5- and 6-bit integers minus a zero point. Activations are
+// quantized to int8 for each 64 columns, as for lut4; a minimum is multiplied by the sum of the int8 activations of its group:
 //   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32.
 #pragma once
 
@@ -10,15 +10,15 @@
 namespace infer_native {
 namespace {
 
-// PARTS of 64 columns have a scale each: 1, 2 or 4.
+// Quantized activations; each of the PARTS (1, 2 or 4) of 64 columns has a weight scale.
 struct GroupwiseActivations {
   int8_t* q;
   float* step;      // [tile][group][row of the tile]
   int32_t* offset;  // [tile][group][part][row of the tile]: -128 times the sum of q
-  float* sum;       // the same: step times the sum of q
+  float* sum;       // [tile][group][part][row of the tile]: step times the sum of q
 };
 
-// What the sum of a part starts with, where `offset` is -128 times the sum of its activations.
+// Returns the initial accumulator of a part; `offset` is -128 times the sum of its activations.
 template <int BITS>
 inline int32_t groupwise_start(int32_t offset, int64_t zero) {
   if constexpr (PLANES<BITS>) return (offset >> 7) * static_cast<int32_t>(zero);
@@ -27,8 +27,8 @@ inline int32_t groupwise_start(int32_t offset, int64_t zero) {
 
 template <int BITS>
 inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
-  if constexpr (PLANES<BITS>) return Vector::dot_small(sum, weights, quad);
-  return Vector::dot_once(sum, weights, quad);
+  if constexpr (PLANES<BITS>) return Vector::dot_nonnegative(sum, weights, quad);
+  return Vector::dot_from_memory(sum, weights, quad);
 }
 
 template <int PARTS, int BITS, int HEIGHT>
@@ -103,7 +103,7 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
   }
 }
 
-// Activation groups of m rows, rounded up so that what follows them is aligned.
+// Returns the number of activation steps of m rows, rounded up so that the next array is 64-byte aligned.
 inline int64_t groupwise_steps(int64_t m, int64_t columns) { return (m * (columns / GROUP) + 15) / 16 * 16; }
 
 inline Tiles groupwise_tiles(int64_t m) { return {m, Vector::DIRECT_TILE_ROWS}; }
@@ -113,7 +113,7 @@ void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x
                     Range blocks, const float* bias, Rows y) {
   const GroupwiseLayout layout(weight.layout, weight.columns);
   const int64_t groups = weight.columns / GROUP;
-  // Of several tiles, the first brings a block to the cache for the others.
+  // With several tiles, the first reads a block into the cache for the others.
   const int64_t step = mine.end - mine.begin > 1 ? 1 : blocks.end - blocks.begin;
   constexpr int64_t CHUNK = 192 / Vector::DIRECT_TILE_ROWS;
   for (int64_t chunk = mine.begin; chunk < mine.end; chunk += CHUNK) {
@@ -143,21 +143,21 @@ GroupwiseActivations groupwise_activations(const void* memory, int64_t m, int64_
           reinterpret_cast<int32_t*>(place + steps * 4), reinterpret_cast<float*>(place + steps * 4 * (1 + PARTS))};
 }
 
-// One row in groups of 64 columns, each with its own step, as `quantize_groups` has them, and the sums of its parts.
+// Quantizes one row with a step for each 64 columns, as `quantize_groups` does, and sums its parts.
 template <int PARTS>
 inline void quantize_parts(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset,
                            float* sum) {
   const int64_t stride = height * Vector::QUAD_BYTES;
   for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
     Vector::Floats part[4];
-    Vector::Sums most = Vector::broadcast(int32_t{0}), total = most;
+    Vector::Sums max_bits = Vector::broadcast(int32_t{0}), total = max_bits;
     for (int i = 0; i < 4; ++i) {
       part[i] = Vector::load(x + 16 * i);
-      most = Vector::max(most, Vector::abs_bits(part[i]));
+      max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
     }
-    const int32_t largest = Vector::reduce_max(most);
-    *step = largest < INFINITY_BITS ? at_least_tiny(float_of(largest) / LEVELS) : NOT_A_NUMBER;
-    const Grid<Values::SYMMETRIC> grid(*step, 0);
+    const int32_t largest = Vector::reduce_max(max_bits);
+    *step = largest < INFINITY_BITS ? at_least_normal(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+    const Grid<ValueRange::SYMMETRIC> grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
       const Vector::Sums codes = grid(part[i]);
       total = i % (4 / PARTS) == 0 ? codes : Vector::add(total, codes);

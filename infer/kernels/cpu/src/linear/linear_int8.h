@@ -1,7 +1,7 @@
 // y = x @ weight.T where both are int8 and the sum is exact; one scale per output row, one step per activation row.
 //
-// A register tile takes all columns of TILE_BLOCKS blocks at once where those stay in the second-level cache while every
-// tile of rows passes; longer rows go in chunks, the int32 sums waiting in memory between them.
+// A register tile covers all columns of TILE_BLOCKS blocks where these stay in the L2 cache while every tile of rows passes;
+// longer rows are cut into chunks of columns, with the int32 sums in memory between chunks.
 #pragma once
 
 #include "linear/int8_tile.h"
@@ -20,9 +20,8 @@ struct Int8Activations {
   int32_t* offset;
 };
 
-// sum [HEIGHT][TILE_BLOCKS][16] (+)= weights times activations. A function of its own: inside another one gcc 12 keeps some
-// of the sums in memory.
-template <int HEIGHT, int BLOCKS, bool BEGIN, Weights WEIGHTS>
+// sum [HEIGHT][TILE_BLOCKS][16] (+)= weights times activations. Not inlined: inside another function gcc 12 spills sums.
+template <int HEIGHT, int BLOCKS, bool BEGIN, WeightSource SOURCE>
 __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
                                          const int32_t* offset, int32_t* sum) {
   Accumulators<HEIGHT, BLOCKS> acc;
@@ -31,26 +30,26 @@ __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, in
       acc[row][b] = BEGIN ? Vector::broadcast(offset[row]) : Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
     });
   });
-  accumulate<HEIGHT, BLOCKS, WEIGHTS>(weights, stride, quads, q, acc);
+  accumulate<HEIGHT, BLOCKS, SOURCE>(weights, stride, quads, q, acc);
   unroll<HEIGHT>([&](auto row) {
     unroll<BLOCKS>([&](auto b) { Vector::store_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16, acc[row][b]); });
   });
 }
 
-// y[first..first + height) of block `block` on.
+// Writes y of `height` rows and BLOCKS blocks from `block` on: zero point, scales and bias applied to the exact sums.
 template <int BLOCKS>
 inline void finish_int8(const int32_t* sum, const RowGrid* grid, int64_t height, const Int8Weight& weight, int64_t block,
                         const float* bias, Rows y) {
   for (int b = 0; b < BLOCKS; ++b) {
     const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;
     const Vector::Floats scale = Vector::load(weight.scale + n);
-    const Vector::Floats added = bias == nullptr ? Vector::broadcast(0.0f) : read_row(bias + n, count);
+    const Vector::Floats bias_vector = bias == nullptr ? Vector::broadcast(0.0f) : read_row(bias + n, count);
     for (int64_t row = 0; row < height; ++row) {
       Vector::Sums exact = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
       if (grid[row].zero != 0)
         exact = Vector::sub_product(exact, Vector::broadcast(grid[row].zero), Vector::load_sums(weight.row_sum + n));
       Vector::Floats value = Vector::mul(Vector::mul(Vector::to_float(exact), Vector::broadcast(grid[row].step)), scale);
-      if (bias != nullptr) value = Vector::add(value, added);
+      if (bias != nullptr) value = Vector::add(value, bias_vector);
       write_row(y.row(row) + n, count, value);
     }
   }
@@ -61,8 +60,8 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
                 const float* bias, Rows y) {
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int64_t first = tiles.start(chunk.begin);
-  const bool one = chunk.end - chunk.begin == 1;
-  const int64_t step = one ? quads + 1 : CHUNK_QUADS;
+  const bool single_tile = chunk.end - chunk.begin == 1;
+  const int64_t step = single_tile ? quads + 1 : CHUNK_QUADS;
   alignas(64) int32_t sums[CHUNK_ROWS][Vector::TILE_BLOCKS * 16];
   for (int64_t quad = 0; quad < quads || quad == 0; quad += step) {
     const int64_t count = quads - quad < step ? quads - quad : step;
@@ -76,19 +75,19 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
         for (int64_t row = start; row < start + height; ++row)
           for (int b = 0; b < BLOCKS; ++b) __builtin_prefetch(y.row(row) + (block + b) * BLOCK_ROWS, 1);
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-        if (one)
-          int8_tile<rows, BLOCKS, true, Weights::ONCE>(codes, stride, count, q, x.offset + start, sum);
+        if (single_tile)
+          int8_tile<rows, BLOCKS, true, WeightSource::STREAMED>(codes, stride, count, q, x.offset + start, sum);
         else if (quad == 0)
-          int8_tile<rows, BLOCKS, true, Weights::SHARED>(codes, stride, count, q, x.offset + start, sum);
+          int8_tile<rows, BLOCKS, true, WeightSource::REUSED>(codes, stride, count, q, x.offset + start, sum);
         else
-          int8_tile<rows, BLOCKS, false, Weights::SHARED>(codes, stride, count, q, x.offset + start, sum);
+          int8_tile<rows, BLOCKS, false, WeightSource::REUSED>(codes, stride, count, q, x.offset + start, sum);
       });
       if (last) finish_int8<BLOCKS>(sum, x.grid + start, height, weight, block, bias, y.from(start));
     }
   }
 }
 
-// All rows in one pass over the weights: one stream from memory, which is faster than several, and none waits for a tile.
+// Multiplies all rows in one pass over the weights, which are one stream from memory: faster than several streams.
 template <int HEIGHT>
 __attribute__((noinline)) void int8_stream(const Int8Weight& weight, const int8_t* q, const int32_t* offset, const RowGrid* grid,
                                            Range blocks, const float* bias, Rows y) {
@@ -99,7 +98,7 @@ __attribute__((noinline)) void int8_stream(const Int8Weight& weight, const int8_
     Accumulators<HEIGHT, 1> acc;
     unroll<HEIGHT>([&](auto row) { acc[row][0] = Vector::broadcast(offset[row]); });
     const char* codes = reinterpret_cast<const char*>(weight.codes) + block * stride;
-    accumulate<HEIGHT, 1, Weights::ONCE, FIRST>(codes, stride, quads, q, acc, q + FIRST * quads * Vector::QUAD_BYTES);
+    accumulate<HEIGHT, 1, WeightSource::STREAMED, FIRST>(codes, stride, quads, q, acc, q + FIRST * quads * Vector::QUAD_BYTES);
     unroll<HEIGHT>([&](auto row) { Vector::store_sums(sum[row], acc[row][0]); });
     finish_int8<1>(sum[0], grid, HEIGHT, weight, block, bias, y);
   }
@@ -143,14 +142,14 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, I
                    int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   const Int8Activations to = int8_activations(memory, m);
-  // Who has some columns of a row looks at all of them: the range and the sum of a row are of all.
+  // A thread with some columns of a row reads all of them: range and sum of a row cover all columns.
   each_slice(int8_tiles(m), quads > 4 ? (quads + 3) / 4 : 1, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
-    const int64_t apart = height * Vector::QUAD_BYTES;
+    const int64_t stride_bytes = height * Vector::QUAD_BYTES;
     for (int64_t row = start + rows.begin; row < start + rows.end; ++row)
       with_grid(x + row * stride, columns, given, [&](auto values, auto x, RowGrid grid) {
         int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
         const int32_t offset =
-            quantize_row<values>(x, columns, grid, apart, mine, [=](int64_t i) { return q + 4 * i * apart; });
+            quantize_row<values>(x, columns, grid, stride_bytes, mine, [=](int64_t i) { return q + 4 * i * stride_bytes; });
         if (mine.begin == 0) to.grid[row] = grid, to.offset[row] = offset;
       });
   });

@@ -1,4 +1,4 @@
-// y = x @ weight.T where a weight is an index of 4 bits into 16 int8 entries, times an int8 scale per 64 or per 16 columns.
+// y = x @ weight.T where a weight is a 4-bit index into 16 int8 entries, times an int8 scale for each 64 or 16 columns.
 #pragma once
 
 #include "linear/lut4_panel.h"
@@ -6,12 +6,12 @@
 namespace infer_native {
 namespace {
 
-// Rows up to which a weight is decoded for one tile, and whether more rows decode it again, tile by tile. With four scales
-// to a group there are twice the sums.
+// DIRECT: rows up to which one tile decodes the weight in registers. REDECODE: whether each tile of more rows decodes it
+// again, instead of reading a decoded panel. With four scales a group has twice as many sums.
 template <int SCALES>
 constexpr int DIRECT = SCALES == 1 ? Vector::DIRECT_ROWS : Vector::DIRECT_TILE_ROWS;
 template <int SCALES>
-constexpr bool AGAIN = SCALES == 1 && !Vector::PANELS;
+constexpr bool REDECODE = SCALES == 1 && !Vector::PANELS;
 
 template <int SCALES, int HEIGHT>
 void lut4_tile_rows(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
@@ -29,10 +29,10 @@ void lut4_tile_rows(const Lut4Weight& weight, const Lut4Activations& x, Range bl
 template <int SCALES>
 void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
                const float* bias, Rows y) {
-  if constexpr (!AGAIN<SCALES>)
+  if constexpr (!REDECODE<SCALES>)
     if (tiles.rows > DIRECT<SCALES>) return lut4_panels<SCALES>(weight, x, tiles, mine, blocks, bias, y);
   const int64_t groups = weight.columns / GROUP;
-  // Of several tiles, the first brings some blocks to the cache for the others.
+  // With several tiles, the first reads some blocks into the cache for the others.
   const int64_t step = tiles.count > 1 ? Vector::DIRECT_BLOCKS : blocks.end - blocks.begin;
   for (int64_t chunk = mine.begin; chunk < mine.end; chunk += CHUNK_TILES) {
     const int64_t end = chunk + CHUNK_TILES < mine.end ? chunk + CHUNK_TILES : mine.end;
@@ -52,7 +52,7 @@ void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& 
 template <int SCALES>
 Tiles lut4_tiles(int64_t m) {
   if (m <= DIRECT<SCALES>) return {m, DIRECT<SCALES>};
-  return {m, AGAIN<SCALES> ? Vector::DIRECT_TILE_ROWS : Vector::TILE_ROWS};
+  return {m, REDECODE<SCALES> ? Vector::DIRECT_TILE_ROWS : Vector::TILE_ROWS};
 }
 
 inline int64_t lut4_steps(int64_t m, int64_t columns) { return (m * (columns / GROUP) + 15) / 16 * 16; }

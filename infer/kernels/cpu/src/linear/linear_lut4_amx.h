@@ -1,7 +1,7 @@
-// y = x @ weight.T with 4-bit weights on tile registers, with the bits of linear_lut4.h: a group's exact sum is one product of tiles,
-// scaled and added in float in the order of the groups.
+// y = x @ weight.T with 4-bit weights on tile registers, bit-equal to linear_lut4.h: the exact sum of a group is one product of
+// tiles, scaled and added in float in the order of the groups.
 //
-// Groups of two blocks are decoded into the first-level cache, as signed bytes, and tiles of rows go over them.
+// Groups of two blocks are decoded into the L1 cache, as signed bytes, and all tiles of rows of a chunk use them.
 #pragma once
 
 #include "linear/linear_int8_amx.h"
@@ -11,14 +11,14 @@ namespace infer_native {
 namespace {
 
 constexpr int64_t AMX_PANEL_GROUPS = 8;
-constexpr int AMX_PANEL_BLOCKS = 2, AMX_BATCH = 4;  // groups whose sums are of one batch hide each other's latency
+constexpr int AMX_PANEL_BLOCKS = 2, AMX_BATCH = 4;  // groups computed together, which hide each other's latency
 
 struct AmxPanel {
   alignas(64) int8_t quads[AMX_PANEL_BLOCKS][AMX_PANEL_GROUPS][TILE_BYTES];
   alignas(64) float scale[AMX_PANEL_BLOCKS][AMX_PANEL_GROUPS][16];
 };
 
-// Activations of a tile of rows are [group][row][64], their steps [group][row].
+// Quantized activations: q of a tile of rows is [group][row][64], step [group][row].
 struct AmxLut4Activations {
   float* step;
   int8_t* q;
@@ -28,7 +28,7 @@ struct AmxLut4Activations {
     step = reinterpret_cast<float*>(place);
     q = reinterpret_cast<int8_t*>(place + step_bytes(tiles, groups));
   }
-  // A tile of fewer rows reads steps beyond its own and leaves what it makes of them.
+  // Padded, because a tile of fewer than 16 rows reads steps beyond its own, and their results are not used.
   static int64_t step_bytes(const AmxRows& tiles, int64_t groups) {
     return (tiles.count * tiles.height * groups + TILE_MAX_ROWS + 15) / 16 * 64;
   }
@@ -55,12 +55,12 @@ inline void amx_decode(const Lut4Weight& weight, int64_t block, int count, Range
 
 using AmxSums = int32_t[AMX_BATCH][TILE_MAX_ROWS][16];
 
-// total [16][16] += float(sum of a group) * (its scale * step of the group in the row), for `count` groups.
+// total [16][16] += float(sum of a group) * (scale of the group * step of the group and row), for `count` groups.
 __attribute__((noinline)) void amx_lut4_groups(const int8_t (*weights)[TILE_BYTES], const float (*scale)[16], const int8_t* q,
                                                const float* step, int64_t height, int64_t count, AmxSums& sums,
                                                float* total) {
-  Vector::Floats here[TILE_MAX_ROWS];
-  unroll<TILE_MAX_ROWS>([&](auto row) { here[row] = Vector::load(total + row * 16); });
+  Vector::Floats running[TILE_MAX_ROWS];
+  unroll<TILE_MAX_ROWS>([&](auto row) { running[row] = Vector::load(total + row * 16); });
   for (int64_t first = 0; first < count; first += AMX_BATCH) {
     unroll<AMX_BATCH>([&](auto i) {
       constexpr int A = ROWS_A + i % 2, B = WEIGHTS_B + i % 2;
@@ -76,14 +76,14 @@ __attribute__((noinline)) void amx_lut4_groups(const int8_t (*weights)[TILE_BYTE
       const float* const steps = step + (first + i) * height;
       unroll<TILE_MAX_ROWS>([&](auto row) {
         const Vector::Floats sum = Vector::to_float(Vector::load_sums(sums[i][row]));
-        here[row] = Vector::fma(sum, Vector::mul(factor, Vector::broadcast(steps[row])), here[row]);
+        running[row] = Vector::fma(sum, Vector::mul(factor, Vector::broadcast(steps[row])), running[row]);
       });
     }
   }
-  unroll<TILE_MAX_ROWS>([&](auto row) { Vector::store(total + row * 16, here[row]); });
+  unroll<TILE_MAX_ROWS>([&](auto row) { Vector::store(total + row * 16, running[row]); });
 }
 
-struct AmxLut4Job {
+struct AmxLut4Args {
   const Lut4Weight& weight;
   const AmxRows& tiles;
   const AmxLut4Activations& x;
@@ -91,36 +91,36 @@ struct AmxLut4Job {
   Rows y;
 };
 
-inline void amx_lut4_strip(const AmxLut4Job& job, Range chunk, int64_t block, int count) {
+inline void amx_lut4_strip(const AmxLut4Args& args, Range chunk, int64_t block, int count) {
   AmxPanel panel;
-  alignas(64) AmxSums sums = {};  // rows that a tile has not stay 0
+  alignas(64) AmxSums sums = {};  // rows beyond the height of a tile stay 0
   alignas(64) float total[AMX_CHUNK_TILES][AMX_PANEL_BLOCKS][TILE_MAX_ROWS * 16];
   std::memset(total, 0, static_cast<size_t>(chunk.end - chunk.begin) * sizeof total[0]);
-  const int64_t groups = job.weight.columns / GROUP, height = job.tiles.height;
+  const int64_t groups = args.weight.columns / GROUP, height = args.tiles.height;
   for (int64_t group = 0; group < groups; group += AMX_PANEL_GROUPS) {
     const int64_t some = groups - group < AMX_PANEL_GROUPS ? groups - group : AMX_PANEL_GROUPS;
-    amx_decode(job.weight, block, count, {group, group + some}, panel);
+    amx_decode(args.weight, block, count, {group, group + some}, panel);
     for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
       const int64_t place = (tile * groups + group) * height;
       for (int b = 0; b < count; ++b)
-        amx_lut4_groups(panel.quads[b], panel.scale[b], job.x.q + place * TILE_ROW_BYTES, job.x.step + place, height, some, sums,
+        amx_lut4_groups(panel.quads[b], panel.scale[b], args.x.q + place * TILE_ROW_BYTES, args.x.step + place, height, some, sums,
                         total[tile - chunk.begin][b]);
     }
   }
   for (int64_t tile = chunk.begin; tile < chunk.end; ++tile)
-    for (int64_t row = 0; row < job.tiles.size(tile); ++row)
+    for (int64_t row = 0; row < args.tiles.size(tile); ++row)
       for (int b = 0; b < count; ++b)
-        finish_lut4(Vector::load(total[tile - chunk.begin][b] + row * 16), job.weight, block + b, job.bias,
-                    job.y.row(job.tiles.start(tile) + row));
+        finish_lut4(Vector::load(total[tile - chunk.begin][b] + row * 16), args.weight, block + b, args.bias,
+                    args.y.row(args.tiles.start(tile) + row));
 }
 
-inline void amx_lut4_rows(const AmxLut4Job& job, Range tiles, Range blocks) {
+inline void amx_lut4_rows(const AmxLut4Args& args, Range tiles, Range blocks) {
   if (tiles.begin == tiles.end || blocks.begin == blocks.end) return;
-  const TileScope scope(job.tiles.config());
+  const TileScope scope(args.tiles.config());
   for (int64_t tile = tiles.begin; tile < tiles.end; tile += AMX_CHUNK_TILES) {
     const Range chunk{tile, tile + AMX_CHUNK_TILES < tiles.end ? tile + AMX_CHUNK_TILES : tiles.end};
     for (int64_t block = blocks.begin; block < blocks.end; block += AMX_PANEL_BLOCKS)
-      amx_lut4_strip(job, chunk, block, blocks.end - block < AMX_PANEL_BLOCKS ? 1 : AMX_PANEL_BLOCKS);
+      amx_lut4_strip(args, chunk, block, blocks.end - block < AMX_PANEL_BLOCKS ? 1 : AMX_PANEL_BLOCKS);
   }
 }
 
@@ -148,9 +148,9 @@ void amx_multiply_lut4(const void* packed, const void* memory, int64_t m, const 
   if (!amx_pays(m, weight.columns)) return AVX512_VNNI.staged_lut4.multiply(packed, memory, m, bias, y, mine);
   const AmxRows tiles(m);
   const AmxLut4Activations x(memory, tiles, weight.columns / GROUP);
-  const AmxLut4Job job{weight, tiles, x, bias, y};
+  const AmxLut4Args args{weight, tiles, x, bias, y};
   multiply_part(Tiles(m, TILE_MAX_ROWS), packed_blocks(weight.rows), mine,
-                [&](Range my_tiles, Range my_blocks) { amx_lut4_rows(job, my_tiles, my_blocks); });
+                [&](Range my_tiles, Range my_blocks) { amx_lut4_rows(args, my_tiles, my_blocks); });
 }
 
 void amx_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {
@@ -159,12 +159,12 @@ void amx_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* 
   void* const memory = scratch(amx_lut4_bytes(m, weight.columns));
   const AmxRows tiles(m);
   const AmxLut4Activations activations(memory, tiles, weight.columns / GROUP);
-  const AmxLut4Job job{weight, tiles, activations, bias, {y, weight.rows}};
+  const AmxLut4Args args{weight, tiles, activations, bias, {y, weight.rows}};
   const auto quantize = [&](int64_t part, int64_t parts) {
     amx_quantize_lut4(x, weight.columns, m, weight.columns, {}, part, parts, memory);
   };
   parallel(Tiles(m, TILE_MAX_ROWS), weight.columns, packed_blocks(weight.rows), quantize,
-           [&](Range my_tiles, Range my_blocks) { amx_lut4_rows(job, my_tiles, my_blocks); });
+           [&](Range my_tiles, Range my_blocks) { amx_lut4_rows(args, my_tiles, my_blocks); });
 }
 
 constexpr Staged AMX_STAGED_LUT4 = {amx_lut4_bytes, amx_quantize_lut4, amx_multiply_lut4};

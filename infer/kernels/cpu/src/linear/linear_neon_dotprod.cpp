@@ -1,4 +1,4 @@
-// ARM with the dot-product instructions: 16 rows are four registers.
+// Linear layers with the dot-product instructions of ARM: 16 rows are four registers.
 #include <arm_neon.h>
 
 #include "isa.h"
@@ -71,7 +71,7 @@ struct Vector {
     return to_float({{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
                       vmovl_s16(vget_high_s16(high))}});
   }
-  static Floats load_halves(const uint16_t* p) {
+  static Floats load_float16(const uint16_t* p) {
     return each<Floats>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
   }
 
@@ -99,7 +99,7 @@ struct Vector {
   static Sums round(Floats v) {
     return each<Sums>([&](int i) { return vcvtnq_s32_f32(v.lane[i]); });
   }
-  // 2 to the power of each, -126..127.
+  // Returns 2 to the power of each integer, -126..127.
   static Floats pow2(Sums v) {
     return each<Floats>([&](int i) {
       return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(v.lane[i], vdupq_n_s32(127)), 23));
@@ -131,12 +131,12 @@ struct Vector {
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return each<Sums>([&](int i) { return vdotq_s32(sum.lane[i], weights.lane[i], x); });
   }
-  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
-  // Weights of 0..127.
-  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
-  // Each byte moved to higher (SHIFT > 0) or lower bits.
+  static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Dot product with weights in 0..127.
+  static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Shifts each byte to higher (SHIFT > 0) or lower bits.
   template <int SHIFT>
-  static Quads shifted(Quads v) {
+  static Quads shift_bits(Quads v) {
     return each<Quads>([&](int i) {
       const uint8x16_t bytes = vreinterpretq_u8_s8(v.lane[i]);
       if constexpr (SHIFT > 0) return vreinterpretq_s8_u8(vshlq_n_u8(bytes, SHIFT));
@@ -144,10 +144,10 @@ struct Vector {
       return v.lane[i];
     });
   }
-  static Quads masked(Quads v, int bits) {
+  static Quads and_bits(Quads v, int bits) {
     return each<Quads>([&](int i) { return vandq_s8(v.lane[i], vdupq_n_s8(static_cast<int8_t>(bits))); });
   }
-  static Quads either(Quads a, Quads b) {
+  static Quads or_bits(Quads a, Quads b) {
     return each<Quads>([&](int i) { return vorrq_s8(a.lane[i], b.lane[i]); });
   }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
@@ -158,8 +158,8 @@ struct Vector {
       high.lane[i] = vqtbl1q_s8(table, vshrq_n_u8(codes, 4));
     }
   }
-  // The four columns of a quad, each as 16 floats.
-  static void columns_of(const int8_t* p, Floats (&column)[4]) {
+  // Widens the four columns of a quad to 16 floats each.
+  static void widen_columns(const int8_t* p, Floats (&column)[4]) {
     const Sums codes = load_sums_of_bytes(p);
     column[0] = to_float(each<Sums>([&](int i) { return vshrq_n_s32(vshlq_n_s32(codes.lane[i], 24), 24); }));
     column[1] = to_float(each<Sums>([&](int i) { return vshrq_n_s32(vshlq_n_s32(codes.lane[i], 16), 24); }));

@@ -1,4 +1,4 @@
-// Plain C++: the twin every other instruction set is tested against, and the kernel of CPUs without one.
+// Linear layers in plain C++: the reference of every other instruction set, and the fallback of CPUs without one.
 #include <cmath>
 
 #include "isa.h"
@@ -68,7 +68,7 @@ struct Vector {
   static Floats load_scale(const int8_t* p) {
     return each<Floats>([&](int i) { return static_cast<float>(p[i]); });
   }
-  static Floats load_halves(const uint16_t* p) {  // the sign as a factor: no branch, so that compilers use vectors
+  static Floats load_float16(const uint16_t* p) {  // the sign as a factor, without a branch, so that compilers vectorize
     return each<Floats>([&](int i) {
       const float sign = float_of_bits((p[i] & 0x8000) << 16 | 0x3f800000);
       const float value = float_of_bits((p[i] & 0x7fff) << 13) * 0x1p112f;
@@ -106,7 +106,7 @@ struct Vector {
   static Sums round(Floats v) {
     return each<Sums>([&](int i) { return std::isnan(v.lane[i]) ? 0 : static_cast<int32_t>(std::nearbyint(v.lane[i])); });
   }
-  // 2 to the power of each, -126..127.
+  // Returns 2 to the power of each integer, -126..127.
   static Floats pow2(Sums v) {
     return each<Floats>([&](int i) {
       const int32_t bits = (v.lane[i] + 127) << 23;
@@ -141,23 +141,23 @@ struct Vector {
       return sum.lane[i] + w[0] * quad[0] + w[1] * quad[1] + w[2] * quad[2] + w[3] * quad[3];
     });
   }
-  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
-  // Weights of 0..127.
-  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
-  // Each byte moved to higher (SHIFT > 0) or lower bits.
+  static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Dot product with weights in 0..127.
+  static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Shifts each byte to higher (SHIFT > 0) or lower bits.
   template <int SHIFT>
-  static Quads shifted(Quads v) {
+  static Quads shift_bits(Quads v) {
     for (int8_t& byte : v.byte) {
       const unsigned bits = static_cast<uint8_t>(byte);
       byte = static_cast<int8_t>(SHIFT > 0 ? bits << (SHIFT > 0 ? SHIFT : 0) : bits >> (SHIFT < 0 ? -SHIFT : 0));
     }
     return v;
   }
-  static Quads masked(Quads v, int bits) {
+  static Quads and_bits(Quads v, int bits) {
     for (int8_t& byte : v.byte) byte = static_cast<int8_t>(byte & bits);
     return v;
   }
-  static Quads either(Quads a, Quads b) {
+  static Quads or_bits(Quads a, Quads b) {
     for (int i = 0; i < 64; ++i) a.byte[i] = static_cast<int8_t>(a.byte[i] | b.byte[i]);
     return a;
   }
@@ -172,8 +172,8 @@ struct Vector {
       high.byte[i] = table.entry[p[i] >> 4];
     }
   }
-  // The four columns of a quad, each as 16 floats.
-  static void columns_of(const int8_t* p, Floats (&column)[4]) {
+  // Widens the four columns of a quad to 16 floats each.
+  static void widen_columns(const int8_t* p, Floats (&column)[4]) {
     for (int i = 0; i < 4; ++i) column[i] = each<Floats>([&](int row) { return static_cast<float>(p[4 * row + i]); });
   }
 };

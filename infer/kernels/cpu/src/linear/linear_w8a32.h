@@ -1,6 +1,6 @@
-// y = x @ weight.T with float activations: codes become floats, in registers for few rows, else once per panel.
+// y = x @ weight.T with int8 weights and float activations: codes are widened to float in registers.
 //
-// Sums run over 4 * PART_QUADS columns at a time and the parts are added in order, whatever the number of rows.
+// Partial sums cover 4 * PART_QUADS columns and are added in order, whatever the number of rows.
 #pragma once
 
 #include "linear/parallel_linear.h"
@@ -10,16 +10,16 @@ namespace {
 
 constexpr int64_t PART_QUADS = 16;
 
-// Quads of a row of a tile as [column][row of the tile], zeros beyond the last column.
+// Writes quads of a row as [column][row of the tile], with zeros beyond the last column.
 inline void interleave(const float* x, int64_t columns, Range quads, int64_t height, float* out) {
   for (int64_t k = quads.begin * 4; k < quads.end * 4; ++k) out[k * height] = k < columns ? x[k] : 0;
 }
 
-// total += CHAINS parts of `quads` quads each, which follow each other. Their sums run side by side, because one sum alone
-// waits for the latency of every product, and are added in their order. Memory is asked for line after line: read by parts,
-// it would come at a third of the speed. AHEAD is how many bytes ahead; all calls of a block have the same, or the lines
-// between two of them would be asked for twice or never.
-template <int CHAINS, int64_t AHEAD, int HEIGHT, int BLOCKS>
+// total += CHAINS consecutive parts of `quads` quads each. Their sums are independent, because a single one would be bound by
+// the latency of fma, and are added in order. Lines are prefetched in the order of memory: in the order of use, bandwidth
+// falls to a third. All calls of a block have the same DISTANCE, in bytes; otherwise lines between two calls would be
+// prefetched twice or never.
+template <int CHAINS, int64_t DISTANCE, int HEIGHT, int BLOCKS>
 inline __attribute__((always_inline)) void add_parts(const int8_t* codes, int64_t stride, int64_t quads, int64_t left,
                                                      const float* x, Vector::Floats (&total)[HEIGHT][BLOCKS]) {
   Vector::Floats part[CHAINS][HEIGHT][BLOCKS];
@@ -30,13 +30,13 @@ inline __attribute__((always_inline)) void add_parts(const int8_t* codes, int64_
   });
   for (int64_t quad = 0; quad < quads; ++quad, x += 4 * HEIGHT) {
     unroll<CHAINS>([&](auto c) __attribute__((always_inline)) {
-      const int64_t line = quad * CHAINS + c, its = c * PART_QUADS + quad;
-      // Beyond its end, a block is followed by the one that this stream reads next.
-      const int64_t skip = line + AHEAD / 64 >= left ? (BLOCKS - 1) * stride : 0;
+      const int64_t line = quad * CHAINS + c, place = c * PART_QUADS + quad;
+      // At the end of a block the stream continues BLOCKS blocks on.
+      const int64_t skip = line + DISTANCE / 64 >= left ? (BLOCKS - 1) * stride : 0;
       unroll<BLOCKS>([&](auto b) __attribute__((always_inline)) {
-        __builtin_prefetch(codes + line * 64 + b * stride + AHEAD + skip);
+        __builtin_prefetch(codes + line * 64 + b * stride + DISTANCE + skip);
         Vector::Floats column[4];
-        Vector::columns_of(codes + its * 64 + b * stride, column);
+        Vector::widen_columns(codes + place * 64 + b * stride, column);
         unroll<4>([&](auto i) __attribute__((always_inline)) {
           unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) {
             const Vector::Floats value = Vector::broadcast(x[(c * PART_QUADS * 4 + i) * HEIGHT + row]);
@@ -56,17 +56,17 @@ inline __attribute__((always_inline)) void add_parts(const int8_t* codes, int64_
 template <int HEIGHT, int BLOCKS>
 inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, Rows y) {
   constexpr int CHAINS = HEIGHT * BLOCKS <= 2 ? Vector::FLOAT_CHAINS : 1;
-  constexpr int64_t AHEAD = Vector::PREFETCH + (CHAINS > 1 ? CHAINS * PART_QUADS * 64 : 0);
+  constexpr int64_t DISTANCE = Vector::PREFETCH + (CHAINS > 1 ? CHAINS * PART_QUADS * 64 : 0);
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int8_t* codes = weight.codes + block * stride;
   Vector::Floats total[HEIGHT][BLOCKS];
   unroll<HEIGHT>([&](auto row) { unroll<BLOCKS>([&](auto b) { total[row][b] = Vector::broadcast(0.0f); }); });
   int64_t quad = 0;
   for (; quad + CHAINS * PART_QUADS <= quads; quad += CHAINS * PART_QUADS)
-    add_parts<CHAINS, AHEAD>(codes + quad * 64, stride, PART_QUADS, quads - quad, x + quad * 4 * HEIGHT, total);
+    add_parts<CHAINS, DISTANCE>(codes + quad * 64, stride, PART_QUADS, quads - quad, x + quad * 4 * HEIGHT, total);
   for (; quad < quads; quad += PART_QUADS) {
     const int64_t count = quads - quad < PART_QUADS ? quads - quad : PART_QUADS;
-    add_parts<1, AHEAD>(codes + quad * 64, stride, count, quads - quad, x + quad * 4 * HEIGHT, total);
+    add_parts<1, DISTANCE>(codes + quad * 64, stride, count, quads - quad, x + quad * 4 * HEIGHT, total);
   }
   unroll<BLOCKS>([&](auto b) {
     const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;

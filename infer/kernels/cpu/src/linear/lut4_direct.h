@@ -1,4 +1,4 @@
-// Few rows times a 4-bit weight: codes are decoded in registers and meet every row at once.
+// Few rows times a 4-bit weight: codes are decoded in registers, once for all rows.
 #pragma once
 
 #include "linear/int8_tile.h"
@@ -11,10 +11,10 @@ constexpr float TABLE_STEP = 1 / (LEVELS * LEVELS);
 struct Lut4Activations {
   int8_t* q;
   float* step;       // [tile][group][row of the tile]
-  int32_t* offset;   // the same, of a group with several scales one for each
+  int32_t* offset;   // [tile][group][scale][row of the tile]
 };
 
-// 16 outputs of one row from the float sums over all groups.
+// Writes 16 outputs of one row from the float sums over all groups.
 inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t block, const float* bias, float* y) {
   const int64_t n = block * BLOCK_ROWS, count = weight.rows - n;
   const Vector::Floats factor = Vector::mul(Vector::load(weight.row_scale + n), Vector::broadcast(TABLE_STEP));
@@ -23,11 +23,11 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
   write_row(y + n, count, total);
 }
 
-// Bytes ahead of each of BLOCKS streams that memory is asked.
+// Prefetch distance, in bytes, of each of BLOCKS streams.
 template <int BLOCKS>
-constexpr int64_t AHEAD = BLOCKS > 1 ? Vector::PREFETCH / 2 : Vector::PREFETCH;
+constexpr int64_t DISTANCE = BLOCKS > 1 ? Vector::PREFETCH / 2 : Vector::PREFETCH;
 
-// One vector of each block meets every row.
+// Multiplies one vector of each block by every row.
 template <int HEIGHT, int BLOCKS, class Sum>
 inline __attribute__((always_inline)) void dot_rows(const Vector::Quads (&codes)[BLOCKS], const int8_t* quads, Sum sum) {
   unroll<HEIGHT>([&](auto row) {
@@ -37,7 +37,7 @@ inline __attribute__((always_inline)) void dot_rows(const Vector::Quads (&codes)
   });
 }
 
-// BLOCKS neighbours at a time, which share the quads of the activations.
+// Computes BLOCKS blocks at a time, which share the quads of the activations.
 template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
   constexpr int SPLIT = HEIGHT * BLOCKS < Vector::DOT_CHAINS ? 2 : 1;
@@ -60,8 +60,8 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
           if (SPLIT > 1) sum[b][row][SPLIT - 1] = Vector::broadcast(int32_t{0});
         });
       });
-      // Beyond its end, a block is followed by the one that this stream reads next.
-      const int64_t ahead = group * 512 + AHEAD<BLOCKS> < stride ? AHEAD<BLOCKS> : AHEAD<BLOCKS> + (BLOCKS - 1) * stride;
+      // At the end of a block the stream continues BLOCKS blocks on.
+      const int64_t distance = group * 512 + DISTANCE<BLOCKS> < stride ? DISTANCE<BLOCKS> : DISTANCE<BLOCKS> + (BLOCKS - 1) * stride;
 #pragma GCC unroll 1
       for (int j = 0; j < 8; ++j) {
         const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
@@ -69,7 +69,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
         Vector::Quads low[BLOCKS], high[BLOCKS];
         unroll<BLOCKS>([&](auto b) {
           const uint8_t* place = codes + b * stride + j * 64;
-          __builtin_prefetch(place + ahead);
+          __builtin_prefetch(place + distance);
           Vector::decode(place, table[b], low[b], high[b]);
         });
         dot_rows<HEIGHT, BLOCKS>(low, low_quads, [&](auto row, auto b) -> Vector::Sums& { return sum[b][row][0]; });
@@ -92,7 +92,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
   }
 }
 
-// The same where each 16 columns have their scale: those of vectors 0..3 in low and high nibbles, then those of 4..7.
+// Computes BLOCKS blocks at a time with a scale for each 16 columns: vectors 0..3, low and high nibbles, then vectors 4..7.
 template <int HEIGHT, int BLOCKS>
 void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
   const int64_t groups = weight.columns / GROUP, stride = groups * 512, scale_stride = groups * FINE_SCALES * 16;
@@ -108,7 +108,7 @@ void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range 
     });
     for (int64_t part = 0; part < 2 * groups; ++part, codes += 256) {
       const int64_t group = part / 2;
-      const int64_t ahead = group * 512 + AHEAD<BLOCKS> < stride ? AHEAD<BLOCKS> : AHEAD<BLOCKS> + (BLOCKS - 1) * stride;
+      const int64_t distance = group * 512 + DISTANCE<BLOCKS> < stride ? DISTANCE<BLOCKS> : DISTANCE<BLOCKS> + (BLOCKS - 1) * stride;
       Vector::Sums low_sum[BLOCKS][HEIGHT], high_sum[BLOCKS][HEIGHT];
       unroll<HEIGHT>([&](auto row) {
         unroll<BLOCKS>([&](auto b) {
@@ -121,12 +121,12 @@ void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range 
         const int8_t* high_quads = q + 8 * HEIGHT * Vector::QUAD_BYTES;
         unroll<BLOCKS>([&](auto b) {
           const uint8_t* place = codes + b * stride + j * 64;
-          __builtin_prefetch(place + ahead);
+          __builtin_prefetch(place + distance);
           Vector::Quads low, high;
           Vector::decode(place, table[b], low, high);
           unroll<HEIGHT>([&](auto row) {
-            low_sum[b][row] = Vector::dot_once(low_sum[b][row], low, q + row * Vector::QUAD_BYTES);
-            high_sum[b][row] = Vector::dot_once(high_sum[b][row], high, high_quads + row * Vector::QUAD_BYTES);
+            low_sum[b][row] = Vector::dot_from_memory(low_sum[b][row], low, q + row * Vector::QUAD_BYTES);
+            high_sum[b][row] = Vector::dot_from_memory(high_sum[b][row], high, high_quads + row * Vector::QUAD_BYTES);
           });
         });
       }
@@ -139,7 +139,7 @@ void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range 
           total[b][row] = Vector::fma(pair, Vector::broadcast(x.step[group * HEIGHT + row]), total[b][row]);
         });
       });
-      // From the first half of a group to its second, and over the high nibbles of both to the next group.
+      // Moves from the first half of a group to the second, then over the high nibbles of both to the next group.
       const int64_t past = part % 2;
       q += past * 8 * HEIGHT * Vector::QUAD_BYTES;
       offset += HEIGHT + past * 2 * HEIGHT;

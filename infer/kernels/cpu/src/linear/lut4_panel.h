@@ -1,5 +1,5 @@
-// More rows times a 4-bit weight: a panel of TILE_BLOCKS blocks by PANEL_GROUPS groups is decoded into the first-level cache
-// and register tiles go over it.
+// Many rows times a 4-bit weight: a panel of TILE_BLOCKS blocks by PANEL_GROUPS groups is decoded into the L1 cache and read
+// by every register tile.
 #pragma once
 
 #include "linear/lut4_direct.h"
@@ -38,7 +38,7 @@ inline void decode_panel(const Lut4Weight& weight, int64_t block, int count, Ran
   }
 }
 
-// total[row][b] += (sum of a group) * scale of the group in block b * step of the group in the row.
+// total[row][b] += sum of a group * scale of the group in block b * step of the group in the row.
 // `total` is [HEIGHT][TILE_BLOCKS][16].
 template <int HEIGHT, int BLOCKS>
 __attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
@@ -48,7 +48,7 @@ __attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, in
   unroll<HEIGHT>([&](auto row) {
     unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::broadcast(offset[row]); });
   });
-  accumulate<HEIGHT, BLOCKS, Weights::CACHED>(weights, stride, quads, q, acc);
+  accumulate<HEIGHT, BLOCKS, WeightSource::CACHE>(weights, stride, quads, q, acc);
   unroll<BLOCKS>([&](auto b) {
     const Vector::Floats block_scale = Vector::load(scale + b * PANEL_GROUPS * 16);
     unroll<HEIGHT>([&](auto row) {
@@ -59,7 +59,7 @@ __attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, in
   });
 }
 
-// The same with a scale for each 16 columns. Both the sums and what becomes of a pair of them stay in registers.
+// total[row][b] += scaled sums of a group with a scale for each 16 columns. The sums and their scaled pairs stay in registers.
 template <int HEIGHT, int BLOCKS>
 __attribute__((noinline)) void lut4_tile_fine(const char* weights, int64_t stride, const int8_t* q,
                                               const int32_t* offset, const float* scale, const float* step,
@@ -73,7 +73,7 @@ __attribute__((noinline)) void lut4_tile_fine(const char* weights, int64_t strid
       unroll<HEIGHT>([&](auto row) {
         unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::broadcast(offset[s * HEIGHT + row]); });
       });
-      accumulate<HEIGHT, BLOCKS, Weights::CACHED>(weights + s * 4 * 64, stride, 4, q + s * 4 * HEIGHT * Vector::QUAD_BYTES, acc);
+      accumulate<HEIGHT, BLOCKS, WeightSource::CACHE>(weights + s * 4 * 64, stride, 4, q + s * 4 * HEIGHT * Vector::QUAD_BYTES, acc);
       unroll<BLOCKS>([&](auto b) {
         const Vector::Floats factor = Vector::load(scale + (b * PANEL_GROUPS * FINE_SCALES + s) * 16);
         unroll<HEIGHT>([&](auto row) {

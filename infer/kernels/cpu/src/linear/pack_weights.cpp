@@ -1,4 +1,4 @@
-// From the storage format (rows of bit streams) to the packed layout of linear.h.
+// Conversion of weights from the storage format (rows of bit streams) to the packed layouts of linear.h.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t TABLE_ROWS = 32;
 
-// A weight read once per token from memory gains from large pages; the advice counts for pages not yet touched.
+// Requests huge pages: a weight is read from memory once per token. Takes effect for pages that were not touched yet.
 void advise_large_pages(void* start, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t PAGE = 1 << 21;
@@ -26,7 +26,7 @@ void advise_large_pages(void* start, int64_t bytes) {
 #endif
 }
 
-// Code k of a row: bits k * bits and up of its little-endian stream. 3-bit codes may straddle two bytes.
+// Returns code k of a row: bits k * bits and up of its little-endian stream. Codes may straddle two bytes.
 int code_at(const uint8_t* row, int bits, int64_t k) {
   const int64_t bit = k * bits;
   const int shift = static_cast<int>(bit & 7);
@@ -35,13 +35,13 @@ int code_at(const uint8_t* row, int bits, int64_t k) {
   return value & ((1 << bits) - 1);
 }
 
-// A row of 2- or 3-bit codes as 4-bit ones.
+// Widens a row of 2- or 3-bit codes to 4 bits.
 void widen(const uint8_t* stream, int bits, int64_t columns, uint8_t* out) {
   for (int64_t k = 0; k < columns; k += 2)
     out[k / 2] = static_cast<uint8_t>(code_at(stream, bits, k) | code_at(stream, bits, k + 1) << 4);
 }
 
-// 64 codes of a row, 32 bytes → one quad of each of the 8 vectors of a group, 64 bytes apart.
+// Packs 64 codes of a row, 32 bytes, as one quad in each of the 8 vectors of a group, 64 bytes apart.
 void pack_group(const uint8_t* source, uint8_t* out) {
   alignas(32) uint8_t bytes[32];
   for (int64_t i = 0; i < 16; ++i) {
@@ -51,8 +51,8 @@ void pack_group(const uint8_t* source, uint8_t* out) {
   for (int64_t quad = 0; quad < 8; ++quad) std::memcpy(out + quad * 64, bytes + quad * 4, 4);
 }
 
-// The int8 level of the largest entry, of 96..127, that loses least of the table: uniform tables become exact.
-// Returns the factor from packed to float entries, times 127.
+// Rounds a table to int8 with the level of its largest entry, of 96..127, that has the least squared error: uniform tables
+// become exact. Returns the factor from packed to float entries, times 127.
 float round_table(const float* table, int entries, int8_t* out) {
   float largest = 0;
   for (int i = 0; i < entries; ++i) largest = std::max(largest, std::fabs(table[i]));
@@ -121,7 +121,7 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
       for (int64_t k = 0; row < count && k < columns; ++k) sum += codes[(first + row) * columns + k];
       out_row_sum[first + row] = sum;
     }
-    for (int64_t start = 0; start < columns; start += 64)  // what is written fits the first-level cache
+    for (int64_t start = 0; start < columns; start += 64)  // the quads written fit the L1 cache
       for (int64_t row = 0; row < count; ++row)
         for (int64_t k = start; k < std::min(start + 64, columns); k += 4) {
           const int8_t* given = codes + (first + row) * columns + k;
@@ -138,7 +138,7 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
 
 namespace {
 
-// 64 integers of a row → its quads in the vectors of a group, each of `vectors` behind one of their high bits.
+// Packs 64 integers of a row as quads in the vectors of a group: one vector of high bits, then `vectors` of low nibbles.
 void pack_plane_group(const uint8_t* value, int high, uint8_t* out) {
   const int vectors = 4 / high;
   for (int first = 0; first < 8; first += vectors, out += (1 + vectors) * 64)

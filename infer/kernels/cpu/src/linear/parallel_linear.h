@@ -1,4 +1,4 @@
-// Two steps of every layer, shared among the threads of one OpenMP region: quantize the rows, then multiply.
+// Distribution of a layer among the threads of one OpenMP region: quantize the rows, then multiply.
 #pragma once
 
 #include <omp.h>
@@ -11,17 +11,16 @@
 namespace infer_native {
 namespace {
 
-// Below this many products per thread, waking one costs more than it saves; a weight counts as WEIGHT_PRODUCTS more,
-// because it comes from memory.
+// Products per thread below which waking it costs more than it saves; reading a weight from memory counts as WEIGHT_PRODUCTS.
 constexpr int64_t SERIAL_PRODUCTS = 1 << 18, WEIGHT_PRODUCTS = 3;
 constexpr int64_t SERIAL_QUANTIZE = 1 << 14;  // elements
 
-// Whether threads share the tiles of rows rather than the blocks of outputs.
+// Returns whether threads divide the tiles of rows rather than the blocks of outputs.
 inline bool share_tiles(const Tiles& tiles, int64_t blocks, int64_t threads) {
   return blocks < 2 * threads * Vector::TILE_BLOCKS && tiles.count > blocks;
 }
 
-// With few rows weights come from memory, and each thread reads one stretch of them; with more, threads take strips.
+// With few rows the layer is bound by memory, and each thread reads one contiguous range; with more, threads claim strips.
 constexpr int64_t STRIP_BLOCKS = 4, STRIP_ROWS = 16;
 static_assert(STRIP_BLOCKS % Vector::TILE_BLOCKS == 0, "strips hold whole register tiles");
 
@@ -32,15 +31,14 @@ inline void multiply_part(const Tiles& tiles, int64_t blocks, Share mine, Multip
   } else if (tiles.rows < STRIP_ROWS || mine.parts == 1) {
     multiply(Range{0, tiles.count}, share(blocks, mine.part, mine.parts));
   } else {
-    const auto taken = [&] { return mine.next->fetch_add(STRIP_BLOCKS, std::memory_order_relaxed); };
-    for (int64_t first = taken(); first < blocks; first = taken())
+    const auto claim = [&] { return mine.next->fetch_add(STRIP_BLOCKS, std::memory_order_relaxed); };
+    for (int64_t first = claim(); first < blocks; first = claim())
       multiply(Range{0, tiles.count}, Range{first, first + STRIP_BLOCKS < blocks ? first + STRIP_BLOCKS : blocks});
   }
 }
 
-// What a thread quantizes: function(first row of a tile, its height, rows of it, pieces of their columns), for every tile that
-// has some of this part. The rows of a tile lie side by side in every cache line, so threads that shared few tiles by rows
-// would wait for each other's lines: they take columns of all rows.
+// Calls function(first row of a tile, its height, range of its rows, range of their pieces of columns) for every tile in which
+// this thread quantizes. Rows of a tile share cache lines: to avoid false sharing, threads divide few tiles by columns.
 template <class Function>
 inline void each_slice(const Tiles& tiles, int64_t pieces, int64_t part, int64_t parts, Function function) {
   if (by_rows(tiles.rows, parts)) {
@@ -60,7 +58,7 @@ inline void each_slice(const Tiles& tiles, int64_t pieces, int64_t part, int64_t
   }
 }
 
-// quantize(part, parts) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
+// Calls quantize(part, parts) and multiply(tiles, blocks) on disjoint ranges that cover all work.
 template <class Quantize, class Multiply>
 inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
   const int64_t products = (tiles.rows + WEIGHT_PRODUCTS) * columns * blocks * BLOCK_ROWS;
@@ -87,7 +85,7 @@ inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quanti
   }
 }
 
-// function(0), …, function(N - 1) with constant arguments: arrays indexed by them stay in registers.
+// Calls function(0), …, function(N - 1) with compile-time constants: arrays indexed by them stay in registers.
 template <class Function, int... I>
 inline __attribute__((always_inline)) void unroll(Function function, std::integer_sequence<int, I...>) {
   (function(std::integral_constant<int, I>()), ...);
@@ -98,7 +96,7 @@ inline __attribute__((always_inline)) void unroll(Function function) {
   unroll(function, std::make_integer_sequence<int, N>());
 }
 
-// function(std::integral_constant<int, height>) for a height of 1..MAX.
+// Calls function(std::integral_constant<int, height>) for a height of 1..MAX.
 template <int MAX, class Function>
 inline void with_height(int height, Function function) {
   if constexpr (MAX > 1) {

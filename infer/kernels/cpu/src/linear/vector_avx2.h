@@ -1,8 +1,8 @@
-// 16 rows as two registers of AVX2, also for AVX-VNNI: the file that includes this says with INFER_AVX_VNNI which one.
+// Vector of 16 rows in two registers, for AVX2, and for AVX-VNNI where the including file defines INFER_AVX_VNNI.
 //
-// AVX2: |x| times sign(weight, x) keeps pairs of products below 32768, so that the 16-bit sums of `maddubs` never saturate:
-// both are within ±127. Each quad of activations is followed by its magnitudes.
-// AVX-VNNI: weights are stored as code + 128 and multiplied unsigned, by one instruction.
+// AVX2: |x| times sign(weight, x), both within ±127, keeps pairs of products below 32768, so that the 16-bit sums of `maddubs`
+// never saturate. Each quad of activations is followed by its magnitudes.
+// AVX-VNNI: weights are stored as code + 128 and multiplied as unsigned bytes, by one instruction.
 #pragma once
 
 #include <immintrin.h>
@@ -57,7 +57,7 @@ struct Vector {
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return to_float({_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8))});
   }
-  static Floats load_halves(const uint16_t* p) {
+  static Floats load_float16(const uint16_t* p) {
     const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
   }
@@ -75,7 +75,7 @@ struct Vector {
     return {_mm256_and_si256(_mm256_castps_si256(v.a), mask), _mm256_and_si256(_mm256_castps_si256(v.b), mask)};
   }
   static Sums round(Floats v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
-  // 2 to the power of each, -126..127.
+  // Returns 2 to the power of each integer, -126..127.
   static Floats pow2(Sums v) {
     const __m256i bias = _mm256_set1_epi32(127);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(v.a, bias), 23)),
@@ -125,9 +125,9 @@ struct Vector {
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
   }
 #endif
-  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
-  // Weights of 0..127, whatever `UNSIGNED` is.
-  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) {
+  static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // Dot product with weights in 0..127, signed or unsigned alike.
+  static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) {
 #if defined(INFER_AVX_VNNI)
     return dot(sum, weights, quad);
 #else
@@ -136,18 +136,18 @@ struct Vector {
             _mm256_add_epi32(sum.b, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.b, x), one))};
 #endif
   }
-  // Each byte moved to higher (SHIFT > 0) or lower bits; bits of its neighbour may come in.
+  // Shifts each byte to higher (SHIFT > 0) or lower bits; bits of the adjacent byte may move in.
   template <int SHIFT>
-  static Quads shifted(Quads v) {
+  static Quads shift_bits(Quads v) {
     if constexpr (SHIFT > 0) return {_mm256_slli_epi16(v.a, SHIFT), _mm256_slli_epi16(v.b, SHIFT)};
     if constexpr (SHIFT < 0) return {_mm256_srli_epi16(v.a, -SHIFT), _mm256_srli_epi16(v.b, -SHIFT)};
     return v;
   }
-  static Quads masked(Quads v, int bits) {
+  static Quads and_bits(Quads v, int bits) {
     const __m256i mask = _mm256_set1_epi8(static_cast<char>(bits));
     return {_mm256_and_si256(v.a, mask), _mm256_and_si256(v.b, mask)};
   }
-  static Quads either(Quads x, Quads y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+  static Quads or_bits(Quads x, Quads y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   static Table load_table(const int8_t* p) {
     const Table table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return UNSIGNED ? _mm256_xor_si256(table, _mm256_set1_epi8(-128)) : table;
@@ -159,8 +159,8 @@ struct Vector {
     high = {_mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(a, 4), nibble)),
             _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble))};
   }
-  // The four columns of a quad, each as 16 floats.
-  static void columns_of(const int8_t* p, Floats (&column)[4]) {
+  // Widens the four columns of a quad to 16 floats each.
+  static void widen_columns(const int8_t* p, Floats (&column)[4]) {
     Quads codes = load_quads(p);
     if (UNSIGNED) {
       const __m256i sign = _mm256_set1_epi8(-128);
@@ -177,8 +177,8 @@ struct Vector {
 
  private:
 #if defined(INFER_AVX_VNNI)
-  // As assembly: the intrinsic needs a flag under which the compiler would use the instruction set elsewhere too, and the
-  // encoding of AVX-512 is what a CPU that has no AVX-VNNI can test.
+  // Assembly, because the intrinsic needs a compiler flag that would allow the instruction set everywhere, and because a CPU
+  // without AVX-VNNI can test the kernel with the AVX-512 encoding.
   static __m256i products(__m256i sum, __m256i weights, __m256i x) {
 #if defined(INFER_AVX_VNNI_AS_AVX512)
     asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(x));

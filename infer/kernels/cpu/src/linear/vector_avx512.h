@@ -1,4 +1,4 @@
-// AVX-512 with VNNI: 16 rows are one register; weights are stored as code + 128 and multiplied unsigned.
+// Vector of 16 rows in one register of AVX-512 VNNI; weights are stored as code + 128 and multiplied as unsigned bytes.
 #pragma once
 
 #include <immintrin.h>
@@ -34,7 +34,7 @@ struct Vector {
   static Floats load_scale(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
-  static Floats load_halves(const uint16_t* p) {
+  static Floats load_float16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
@@ -46,7 +46,7 @@ struct Vector {
   static Sums max(Sums a, Sums b) { return _mm512_max_epi32(a, b); }
   static Sums abs_bits(Floats v) { return _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)); }
   static Sums round(Floats v) { return _mm512_cvtps_epi32(v); }
-  // 2 to the power of each, -126..127.
+  // Returns 2 to the power of each integer, -126..127.
   static Floats pow2(Sums v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(127)), 23)); }
   static int32_t reduce_max(Sums v) { return _mm512_reduce_max_epi32(v); }
   static int32_t reduce_add(Sums v) { return _mm512_reduce_add_epi32(v); }
@@ -63,24 +63,24 @@ struct Vector {
   static Sums dot(Sums sum, Quads weights, const int8_t* quad) {
     int32_t four;
     __builtin_memcpy(&four, quad, 4);
-    // As an intrinsic, gcc 12 copies the sum before and after each in some loops.
+    // Assembly: with the intrinsic, gcc 12 copies the sum before and after it in some loops.
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(_mm512_set1_epi32(four)));
     return sum;
   }
-  // For few rows, whose quads are not worth a register: read where they are multiplied.
-  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) {
+  // Dot product with a quad as memory operand, for few rows, which do not reuse it.
+  static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(quad)));
     return sum;
   }
-  // Weights of 0..127, whatever `UNSIGNED` is.
-  static Sums dot_small(Sums sum, Quads weights, const int8_t* quad) { return dot_once(sum, weights, quad); }
-  // Each byte moved to higher (SHIFT > 0) or lower bits; bits of its neighbour may come in.
+  // Dot product with weights in 0..127, signed or unsigned alike.
+  static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot_from_memory(sum, weights, quad); }
+  // Shifts each byte to higher (SHIFT > 0) or lower bits; bits of the adjacent byte may move in.
   template <int SHIFT>
-  static Quads shifted(Quads v) {
+  static Quads shift_bits(Quads v) {
     return SHIFT > 0 ? _mm512_slli_epi16(v, SHIFT > 0 ? SHIFT : 0) : SHIFT < 0 ? _mm512_srli_epi16(v, SHIFT < 0 ? -SHIFT : 0) : v;
   }
-  static Quads masked(Quads v, int bits) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(bits))); }
-  static Quads either(Quads a, Quads b) { return _mm512_or_si512(a, b); }
+  static Quads and_bits(Quads v, int bits) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(bits))); }
+  static Quads or_bits(Quads a, Quads b) { return _mm512_or_si512(a, b); }
   static Table load_signed_table(const int8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
@@ -90,8 +90,8 @@ struct Vector {
     low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
     high = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
   }
-  // The four columns of a quad, each as 16 floats. As the lowest byte of the float 2^23, code + 128 needs no conversion.
-  static void columns_of(const int8_t* p, Floats (&column)[4]) {
+  // Widens the four columns of a quad to 16 floats each. Code + 128 as the lowest byte of the float 2^23 needs no conversion.
+  static void widen_columns(const int8_t* p, Floats (&column)[4]) {
     constexpr __mmask64 LOWEST = 0x1111111111111111;
     const __m512i codes = _mm512_loadu_si512(p), base = _mm512_castps_si512(_mm512_set1_ps(8388608.0f));
     const __m512 zero = _mm512_set1_ps(8388608.0f + 128);

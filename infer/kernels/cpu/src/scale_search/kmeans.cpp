@@ -1,6 +1,6 @@
-// Codebooks of clustered weights: a histogram of what is left of the weights of 32 rows after division by their group's
-// scale, then exact one-dimensional k-means by dynamic programming. compress/formats/cluster.py and
-// compress/kmeans.py are the twins: the same operations in the same order.
+// Codebooks of clustered weights: a histogram of the weights of 32 rows divided by the scale of their group, then exact
+// one-dimensional k-means by dynamic programming. compress/formats/cluster.py and compress/kmeans.py are the references, with
+// the same operations in the same order.
 #include <cfloat>
 #include <cmath>
 #include <vector>
@@ -59,7 +59,7 @@ struct Cuts {
     for (int64_t cut = low; cut <= high; ++cut) {
       const double value =
           best[cut] + gain(sums.moments[end] - sums.moments[cut], sums.masses[end] - sums.masses[cut]);
-      if (value > top) top = value, chosen = cut;  // of equal ones the leftmost
+      if (value > top) top = value, chosen = cut;  // the leftmost of equal ones
     }
     next[end] = top;
     last.back()[end] = chosen;
@@ -80,7 +80,7 @@ struct Cuts {
   }
 };
 
-// `centres` ascending, scaled to a largest magnitude of 1.
+// Writes `centres` ascending, scaled to a largest magnitude of 1.
 void optimal_centres(const Histogram& sums, int64_t clusters, float* out) {
   Cuts cuts(sums);
   for (int64_t i = 1; i < clusters; ++i) cuts.add_cluster();
@@ -111,7 +111,7 @@ void optimal_centres(const Histogram& sums, int64_t clusters, float* out) {
 }  // namespace
 }  // namespace infer_native
 
-// weight [rows, columns], importance [columns] → a codebook [clusters] for each 32 rows; bins is a power of two.
+// Fits a codebook [clusters] for each 32 rows of weight [rows, columns] with importance [columns]; bins is a power of two.
 extern "C" INFER_API void infer_codebooks(const float* weight, const float* importance, int64_t rows, int64_t columns,
                                           int64_t clusters, int64_t bins, float* out) {
   using namespace infer_native;

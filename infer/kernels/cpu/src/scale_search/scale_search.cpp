@@ -1,4 +1,4 @@
-// The scale search for the instruction set at hand, as a C function.
+// C function of the scale search, for the instruction set of this CPU.
 #include <cstring>
 
 #include "scale_search/scale_search_loop.h"

@@ -1,4 +1,4 @@
-// The scale search with 8 floats to a register.
+// Scale search with 8 floats in a register.
 #define REGISTER_BYTES 32
 #include "scale_search/scale_search_loop.h"
 

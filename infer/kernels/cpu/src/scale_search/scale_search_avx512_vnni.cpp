@@ -1,4 +1,4 @@
-// The scale search with 16 floats to a register.
+// Scale search with 16 floats in a register.
 #define REGISTER_BYTES 64
 #include "scale_search/scale_search_loop.h"
 

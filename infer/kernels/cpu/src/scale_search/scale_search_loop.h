@@ -1,5 +1,5 @@
-// The scale search of scale_search.h. Each lane of a register tries another scale, so that sums need no shuffles and come in
-// the order of the weights on every machine. The file that includes this says how wide its registers are.
+// Loops of scale_search.h. Each lane of a register tries another scale, so that sums need no shuffles and have the order of the
+// weights on every machine. The including file defines the width of a register.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace infer_native {
 namespace {
 
 constexpr int64_t FIT_TABLE_ROWS = 32;
-constexpr int FIT_SHARES = 32, FIT_STEPS = 16;  // scales tried as shares of the largest, then as int8 levels
+constexpr int FIT_SHARES = 32, FIT_STEPS = 16;  // candidate scales: fractions of the largest, then int8 levels
 constexpr int FIT_LANES = REGISTER_BYTES / sizeof(float);
 constexpr float FIT_LEVELS = 127;
 
@@ -68,7 +68,7 @@ struct Group {
   }
 };
 
-// The signed share of the largest magnitude that, with its own codes and then least squares, saves most error.
+// Returns the signed fraction of the largest magnitude with the least error, after rounding codes and least squares.
 template <int SIZE, int ENTRIES>
 inline float best_share(const Group<SIZE>& group, const Codebook<ENTRIES>& book, const float* importance,
                         const float* inverses) {

@@ -1,14 +1,14 @@
-// Layers over a state cache: the operators of infer/kernels/ops/state_space/state_cache.py, all operands float32 and dense.
+// Layers with a state cache: the operators of infer/kernels/ops/state_space/state_cache.py, all operands float32 and dense.
 #pragma once
 
 #include <cstdint>
 
 namespace infer_native {
 
-// Rows of the cache, and the tokens that read and write them; segments are computed in order.
+// Rows of the state cache and the segments of tokens that read and write them, computed in order.
 struct StateRows {
   float* cache;
-  int64_t rows, row_floats, offset;  // the layer's numbers of a row begin at `offset`
+  int64_t rows, row_floats, offset;  // the layer's part of a row begins at `offset`
   const int64_t* segments;           // [count][4]: first token, end token, row read or -1, row written or -1
   int64_t count;
 
@@ -53,7 +53,7 @@ struct LinearScanArgs {
   int64_t tokens, channels;
 };
 
-// Each function computes one independent part, all its segments; parts are blocks of BLOCK channels or columns.
+// Kernels of one instruction set: each computes all segments of one block of BLOCK channels or columns.
 constexpr int64_t BLOCK = 16;
 inline int64_t blocks_of(int64_t width) { return (width + BLOCK - 1) / BLOCK; }
 
@@ -67,7 +67,7 @@ struct StateKernel {
 
 extern const StateKernel STATE_AVX512_VNNI;
 extern const StateKernel STATE_AVX2;
-extern const StateKernel STATE_SCALAR;  // the compiler's vectors of any CPU
+extern const StateKernel STATE_SCALAR;  // compiler vectors, any CPU
 
 void causal_conv(const ConvArgs& args);
 void gated_delta(const DeltaArgs& args);

@@ -1,7 +1,7 @@
-// State layers on 16 channels at a time, in the compiler's own vectors; compiled for each instruction set.
+// State layers on 16 channels at a time, in compiler vectors; compiled for each instruction set.
 //
 // The recurrences run over time and are independent between the columns of a state, so that a block of 16 columns stays
-// in the first cache for all tokens of all segments. No product is fused: every CPU gives the same numbers.
+// in the L1 cache for all tokens of all segments. Products are not fused: results are bit-equal on every CPU.
 #include <cmath>
 #include <cstring>
 
@@ -33,7 +33,7 @@ inline void store(float* to, const Floats& v, int64_t count) {
   }
 }
 
-// exp to about 1e-7 of its value, NaN for NaN; below -87 the smallest normal number stands for less.
+// Returns exp to a relative error of about 1e-7, NaN for NaN, and the smallest normal number below -87.
 inline Floats exponential(Floats x) {
   x = x > 88.0f ? x - x + 88.0f : x;
   x = x < -87.0f ? x - x - 87.0f : x;
@@ -55,7 +55,7 @@ inline int64_t width_of(int64_t block, int64_t width) {
   return width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK;
 }
 
-// `rows` rows of a state, `stride` floats apart, from the segment's row of the cache or zero, and back.
+// Loads and stores `rows` rows of a state, `stride` floats apart; a segment without a cache row starts at zero.
 inline void fetch(Floats* state, const float* from, int64_t rows, int64_t stride, int64_t count) {
   for (int64_t n = 0; n < rows; ++n) state[n] = from ? load(from + n * stride, count) : Floats{};
 }
@@ -68,7 +68,7 @@ inline void keep(const Floats* state, float* to, int64_t rows, int64_t stride, i
 inline const float* moved(const float* from, int64_t by) { return from ? from + by : nullptr; }
 inline float* moved(float* from, int64_t by) { return from ? from + by : nullptr; }
 
-// term(0) + … + term(count - 1), in four sums that do not wait for each other.
+// Returns term(0) + … + term(count - 1), in four independent sums.
 template <class Term>
 inline __attribute__((always_inline)) Floats sum_of(int64_t count, Term term) {
   Floats sums[4] = {};

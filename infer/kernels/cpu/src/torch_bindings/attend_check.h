@@ -6,7 +6,7 @@
 
 namespace infer_native {
 
-// Every page that a sequence needs is there: what is read and written lies within the cache.
+// Raises unless every page of a sequence is within the cache.
 inline void check_pages(const AttendArgs& args, int64_t pages) {
   for (int64_t t = 0; t < args.tokens; ++t)
     STD_TORCH_CHECK(args.slot_mapping[t] < pages * args.page, "slot_mapping[", t, "] is beyond the cache");

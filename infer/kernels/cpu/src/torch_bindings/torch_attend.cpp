@@ -9,7 +9,7 @@ using namespace infer_native;
 
 namespace {
 
-// A tensor by its address, sizes and strides alone.
+// Tensor described by address, sizes and strides.
 struct Strided {
   void* data;
   const int64_t *sizes, *strides;
@@ -39,7 +39,7 @@ Number number_of(int32_t dtype) {
   return Number::BFLOAT16;
 }
 
-// [tokens, heads, dim]; a copy, which `holder` keeps alive, where the last dimension is not dense.
+// Returns a view of [tokens, heads, dim]; of a copy owned by `holder` where the last dimension is not dense.
 Heads heads_of(AtenTensorHandle tensor, int64_t tokens, int64_t heads, int64_t dim, int32_t dtype,
                std::optional<Tensor>& holder, const char* name) {
   Strided x(tensor);
@@ -54,7 +54,7 @@ Heads heads_of(AtenTensorHandle tensor, int64_t tokens, int64_t heads, int64_t d
   return {x.data, x.strides[0], x.strides[1]};
 }
 
-// Slopes of ALiBi; those in bfloat16 are widened, and round what is computed of them. Of two dimensions: bias by distance.
+// Sets the ALiBi slopes, or with two dimensions a bias by distance; bfloat16 slopes also round the bias to bfloat16.
 void set_slopes(AttendArgs& args, AtenTensorHandle tensor, std::vector<float>& widened) {
   STD_TORCH_CHECK(args.sinks == nullptr, "ALiBi together with sinks");
   const Strided slopes(tensor);

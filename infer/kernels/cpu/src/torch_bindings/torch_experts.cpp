@@ -6,11 +6,11 @@ using namespace infer_native;
 
 namespace {
 
-// x [R, columns] and expert int64 [R * top_k], checked, and the new tensor [R * top_k, features] that is the result.
+// Checked operands x [R, columns] and expert int64 [R * top_k], and the new result tensor [R * top_k, features].
 struct Call {
   std::optional<Tensor> holders[2];
   View x, expert;
-  Asked asked;
+  ExpertRouting routing;
   AtenTensorHandle result;
   float* y;
 
@@ -19,13 +19,13 @@ struct Call {
     STD_TORCH_CHECK(x.dtype == aoti_torch_dtype_float32() && x.dim == 2 && x.sizes[1] == columns,
                     "expected x float32 [rows, ", columns, "]");
     STD_TORCH_CHECK(expert.dtype == aoti_torch_dtype_int64() && expert.dim == 1 && expert.numel == x.sizes[0] * top_k,
-                    "expected int64 experts of ", x.sizes[0] * top_k, " places, got ", expert.numel);
+                    "expected int64 experts of ", x.sizes[0] * top_k, " assignments, got ", expert.numel);
     STD_TORCH_CHECK(features > 0 && blocks % packed_blocks(features) == 0, "codes do not hold experts of ", features, " rows");
-    asked = {expert.as<const int64_t>(), x.sizes[0], top_k, blocks / packed_blocks(features)};
-    for (int64_t i = 0; i < asked.places(); ++i)
-      STD_TORCH_CHECK(asked.expert[i] >= 0 && asked.expert[i] < asked.experts, "expert ", asked.expert[i], " is not in 0..",
-                      asked.experts - 1);
-    const int64_t sizes[2] = {asked.places(), features};
+    routing = {expert.as<const int64_t>(), x.sizes[0], top_k, blocks / packed_blocks(features)};
+    for (int64_t i = 0; i < routing.assignments(); ++i)
+      STD_TORCH_CHECK(routing.expert[i] >= 0 && routing.expert[i] < routing.experts, "expert ", routing.expert[i], " is not in 0..",
+                      routing.experts - 1);
+    const int64_t sizes[2] = {routing.assignments(), features};
     result = new_floats(sizes, 2);
     y = View(result).as<float>();
   }
@@ -37,7 +37,7 @@ AtenTensorHandle lut4(const View& x, const View& expert, const View& codes, cons
   STD_TORCH_CHECK(codes.dim == 3 && scale.dim == 3 && (scale.sizes[1] == groups || scale.sizes[1] == groups * FINE_SCALES),
                   "expected ", groups, " or ", groups * FINE_SCALES, " scales of a block");
   const Call call(x, expert, codes.sizes[0], features, groups * GROUP, top_k);
-  experts_lut4(call.x.as<const float>(), call.asked,
+  experts_lut4(call.x.as<const float>(), call.routing,
                {codes.as<const uint8_t>(), scale.as<const int8_t>(), table.as<const int8_t>(), row_scale.as<const float>(),
                 features, groups * GROUP, groups ? scale.sizes[1] / groups : 1},
                call.y);
@@ -50,7 +50,7 @@ AtenTensorHandle int8(const View& x, const View& expert, const View& codes, cons
   const Call call(x, expert, codes.sizes[0], features, columns, top_k);
   const Int8Weight weight{codes.as<const int8_t>(), scale.as<const float>(), features, columns,
                           row_sum ? row_sum->as<const int32_t>() : nullptr};
-  (row_sum ? experts_int8 : experts_int8_weight)(call.x.as<const float>(), call.asked, weight, call.y);
+  (row_sum ? experts_int8 : experts_int8_weight)(call.x.as<const float>(), call.routing, weight, call.y);
   return call.result;
 }
 

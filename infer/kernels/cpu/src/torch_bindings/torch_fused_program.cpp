@@ -9,10 +9,9 @@ using namespace infer_native;
 
 namespace {
 
-// The numbers before the program proper: places among the operands of the tokens, the picked rows and what attention
-// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache; what tells
-// real tokens from padding, whose rows nobody reads, or -1; how many sizes of the tokens count the rows, or 0 where the result has one size
-// for them.
+// Header of a program: operand indices of the tokens, the selected rows and the inputs of attention, or -1; width of a token;
+// number of operands that are not weights; page size and dtype of the cache; operand that marks real tokens, or -1; number of
+// leading sizes of the tokens that count rows, 0 where the result has one size for them.
 enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, PADDING, LEAD, HEADER };
 
 template <class T>
@@ -21,7 +20,7 @@ const T* numbers_of(const View& view, int64_t count, int32_t dtype, const char* 
   return view.as<const T>();
 }
 
-// `read`: the places of slots, block table, starts and lengths among the operands.
+// `read`: operand indices of slots, block table, starts and lengths.
 AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, const int64_t* header, const int64_t* read,
                         int64_t tokens) {
   AttendArgs args{};
@@ -41,9 +40,9 @@ AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, cons
   return args;
 }
 
-// Raises unless every layer has its cache and every sequence its pages.
+// Raises unless every layer has a cache and every sequence its pages.
 void check_attention(const ProgramCall& call, const View& cache, const std::vector<View>& inputs, const int64_t* header) {
-  int64_t seen = -1, table = -1;  // a window that has been checked, over these pages
+  int64_t seen = -1, table = -1;  // window and block table checked last
   each_attention(call.program, [&](const AttendOp& op, const AttendOtherOp* other) {
     AttendArgs args = other == nullptr ? call.attention : attention_of(cache, inputs, header, &other->slots, call.rows[0]);
     if (const int64_t own = other == nullptr ? header[TABLE] : other->table; own != table) table = own, seen = -1;
@@ -57,7 +56,7 @@ void check_attention(const ProgramCall& call, const View& cache, const std::vect
   });
 }
 
-// Floats between the rows of a tensor [..., width] that is columns of a wider one, else 0.
+// Returns the row stride, in floats, of a tensor [..., width] that is a slice of columns of a wider one, else 0.
 int64_t wider_stride(const View& view) {
   int64_t* strides;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(view.handle, &strides));
@@ -68,15 +67,15 @@ int64_t wider_stride(const View& view) {
   return strides[last - 1];
 }
 
-// The operand that masks attention over whole sequences, -1 without one.
+// Returns the operand index of the mask of encoder attention, -1 without one.
 int64_t mask_of(const int64_t* program) {
   for (const int64_t* op = program + 3 + 3 * program[2]; *op != END; op += op_length(*op))
     if (*op == ATTEND_ALL) return fields<AttendAllOp>(op).mask;
   return -1;
 }
 
-// Runs the program on the rows of real tokens alone; false where that does not pay, or where attention sees anything but
-// all real tokens. Operands and strides are copies.
+// Runs the program on the rows of real tokens; returns false where that does not pay, or where attention does not cover exactly
+// all real tokens. Operands and strides are passed by value.
 bool run_packed(ProgramCall call, const std::vector<View>& inputs, const int64_t* header, std::vector<void*> operands,
                 std::vector<int64_t> strides) {
   const View& real = inputs[header[PADDING]];

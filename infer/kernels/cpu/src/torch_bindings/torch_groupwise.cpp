@@ -10,7 +10,7 @@ struct Operands {
   GroupwiseWeight weight;
   int64_t blocks;
 
-  // `features`: of one expert where there are several, of which the first is described.
+  // `features`: output features of one expert; with several experts the weight describes the first.
   Operands(const View& codes, const View& scale, const View& table, int64_t layout, int64_t features) {
     STD_TORCH_CHECK(codes.dim == 3 && scale.dim == 2 && table.dim == 2, "expected codes of 3 and scale and table of 2 dimensions");
     const int64_t columns = codes.sizes[1] * GROUP;
@@ -50,14 +50,14 @@ AtenTensorHandle experts(const View& given, const View& chosen, const View& code
   STD_TORCH_CHECK(x.dtype == aoti_torch_dtype_float32() && x.dim == 2 && x.sizes[1] == operands.weight.columns,
                   "expected x float32 [rows, ", operands.weight.columns, "]");
   STD_TORCH_CHECK(expert.dtype == aoti_torch_dtype_int64() && expert.dim == 1 && expert.numel == x.sizes[0] * top_k,
-                  "expected int64 experts of ", x.sizes[0] * top_k, " places, got ", expert.numel);
-  const Asked asked{expert.as<const int64_t>(), x.sizes[0], top_k, operands.blocks / packed_blocks(features)};
-  for (int64_t i = 0; i < asked.places(); ++i)
-    STD_TORCH_CHECK(asked.expert[i] >= 0 && asked.expert[i] < asked.experts, "expert ", asked.expert[i], " is not in 0..",
-                    asked.experts - 1);
-  const int64_t sizes[2] = {asked.places(), features};
+                  "expected int64 experts of ", x.sizes[0] * top_k, " assignments, got ", expert.numel);
+  const ExpertRouting routing{expert.as<const int64_t>(), x.sizes[0], top_k, operands.blocks / packed_blocks(features)};
+  for (int64_t i = 0; i < routing.assignments(); ++i)
+    STD_TORCH_CHECK(routing.expert[i] >= 0 && routing.expert[i] < routing.experts, "expert ", routing.expert[i], " is not in 0..",
+                    routing.experts - 1);
+  const int64_t sizes[2] = {routing.assignments(), features};
   AtenTensorHandle made = new_floats(sizes, 2);
-  experts_groupwise(x.as<const float>(), asked, operands.weight, View(made).as<float>());
+  experts_groupwise(x.as<const float>(), routing, operands.weight, View(made).as<float>());
   return made;
 }
 

@@ -14,7 +14,7 @@ void expect_input(const View& x, int64_t columns) {
                   x.dim ? x.sizes[x.dim - 1] : 0);
 }
 
-// [..., columns] and N output features → a new tensor [..., N] and its number of rows.
+// Allocates the result [..., N] of an input [..., columns]; returns it and its number of rows.
 struct Output {
   AtenTensorHandle handle;
   float* data;

@@ -8,7 +8,7 @@ using namespace infer_native;
 
 namespace {
 
-// An operand as dense float32 of the given sizes; keeps a copy alive where one had to be made.
+// Operand as dense float32 of the given sizes; owns a copy where one was needed.
 struct Operand {
   std::optional<Tensor> holder;
   View view;
@@ -24,7 +24,7 @@ struct Operand {
   int64_t size(int i) const { return view.sizes[i]; }
 };
 
-// The rows of a call; every row and token of its segments exists.
+// Checked rows and segments of a call.
 StateRows rows_of(AtenTensorHandle cache, const View& segments, int64_t offset, int64_t floats, int64_t tokens) {
   const View given(cache);
   STD_TORCH_CHECK(given.dtype == aoti_torch_dtype_float32() && given.dim == 2 && given.contiguous(),
@@ -45,7 +45,7 @@ StateRows rows_of(AtenTensorHandle cache, const View& segments, int64_t offset, 
   return state;
 }
 
-// A new tensor; zeros where some token belongs to no segment.
+// Allocates the result, with zeros where some token belongs to no segment.
 float* new_out(const View& like, const StateRows& state, int64_t tokens, AtenTensorHandle* out) {
   *out = new_floats(like.sizes, like.dim);
   float* const data = View(*out).as<float>();

@@ -1,4 +1,4 @@
-// A borrowed torch tensor, for operators and for the C functions that compiled graphs call.
+// View of a borrowed torch tensor, for operators and for the C functions that compiled graphs call.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -44,7 +44,7 @@ struct View {
     return answer;
   }
 
-  // Returns the data in row-major order; `holder` owns a copy where one had to be made.
+  // Returns the tensor in row-major order; `holder` owns a copy where one was needed.
   View dense(std::optional<Tensor>& holder) const {
     if (contiguous()) return *this;
     AtenTensorHandle shared;
@@ -54,7 +54,7 @@ struct View {
   }
 };
 
-// A new float32 CPU tensor, row-major.
+// Allocates a float32 CPU tensor, row-major.
 inline AtenTensorHandle new_floats(const int64_t* sizes, int64_t dim) {
   STD_TORCH_CHECK(dim <= 16, "expected at most 16 dimensions, got ", dim);
   int64_t strides[16], stride = 1;
@@ -77,7 +77,7 @@ inline std::optional<View> optional_view(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional<View>(View(tensor->get())) : std::nullopt;
 }
 
-// The numbers of an optional float32 operand, or null.
+// Returns the data of an optional float32 operand, or null.
 inline const float* floats(const std::optional<View>& view, int64_t count, const char* name) {
   if (!view) return nullptr;
   STD_TORCH_CHECK(view->dtype == aoti_torch_dtype_float32() && view->numel == count && view->contiguous(),
@@ -85,7 +85,7 @@ inline const float* floats(const std::optional<View>& view, int64_t count, const
   return view->as<const float>();
 }
 
-// Runs the body of a C function: an exception becomes an error code, its sentence goes to stderr.
+// Runs the body of a C function; on an exception prints its message to stderr and returns an error code.
 template <typename Body>
 AOTITorchError guarded(const char* name, Body body) {
   try {
