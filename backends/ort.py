@@ -5,9 +5,6 @@ The step of a language model runs on CPUs, its cache bound where it lies: see `o
 
 from __future__ import annotations
 
-import math
-import shutil
-import tempfile
 import time
 from collections import Counter
 from importlib.util import find_spec
@@ -17,7 +14,6 @@ import msgspec
 import torch
 
 from infer import device as hardware
-from infer import latency
 from infer.backend_options import BackendOption
 from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
@@ -26,10 +22,10 @@ from infer.graph.program import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
-from infer.onnx.layers import paged_attention_node, table_layers
+from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
-from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner
+from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner, table_layer_form
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import Lowered
@@ -48,7 +44,6 @@ OPTIONS = {
     ),
 }
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
-LARGEST_LOSS = 0.03  # relative difference of the outputs that 8-bit blocks may cost against decoded weights
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
 
 
@@ -113,7 +108,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     target = _int8_target(plan.device)
     chosen, quantized = list[Finding](), ""
     if graph.onnx is None:
-        done, chosen = _exported(graph, plan, path, target)
+        decodes = is_step(graph.inputs)
+        done, chosen = table_layer_form.write_program(graph, plan, path, target, is_decode_step=decodes)
     elif plan.quant_name == "int8":
         rows = graph.calibration if plan.quant_option == "static" else None
         done, coverage = onnx_source.quantize(graph.onnx, path, target, rows=rows)
@@ -176,61 +172,6 @@ def _uses_dtype(graph: Graph, dtype: torch.dtype) -> bool:
         return False
     state = (*graph.program.state_dict.values(), *graph.program.constants.values())
     return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in state)
-
-
-def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[RewriteResult, list[Finding]]:
-    """Write the program, with each table layer in the faster of its two forms that is close enough."""
-    model = exporter.to_ir(graph, target)
-    if not table_layers.has_choice(model):
-        return exporter.write(model, target, path).rewritten, []
-    if is_step(graph.inputs):
-        why = "a decode step reads each weight once: a quarter of the bytes of float32"
-        return exporter.write(model, target, path).rewritten, [
-            _finding("table layers", "8-bit blocks", why=why)
-        ]
-    if plan.device != "cpu":
-        return exporter.write(model, target, path, weights="float").rewritten, []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        blocks, floats = Path(work) / "blocks" / path.name, Path(work) / "float" / path.name
-        done = {
-            blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
-            floats: exporter.write(model, target, floats, weights="float").rewritten,
-        }
-        takes_blocks, finding = _compare_8bit_blocks(graph, plan, blocks, floats)
-        chosen = blocks if takes_blocks else floats
-        for file in chosen.parent.iterdir():
-            shutil.move(file, path.parent)
-    return done[chosen], [finding]
-
-
-def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
-    """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
-    a, b = (
-        ort_session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats)
-    )
-    seconds, loss, words = [0.0, 0.0], 0.0, []
-    for batch in plan.batches:
-        inputs = {spec.name: spec.with_rows(graph.samples[spec.name], batch) for spec in graph.inputs}
-        loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
-        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0)  # noqa: B023
-        seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]
-        words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
-    a.close()
-    b.close()
-    takes = seconds[0] <= seconds[1] and loss <= LARGEST_LOSS
-    form = "8-bit blocks" if takes else "float32, decoded when the session is created"
-    why = f"8-bit blocks take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
-    return takes, _finding("table layers", form, why=why)
-
-
-def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
-    """Return the largest relative difference over outputs; infinite where only one side is finite."""
-    errors = [
-        float((got[n].double() - w.double()).norm() / w.double().norm().clamp_min(1e-30))
-        for n, w in want.items()
-    ]
-    return max(float("inf") if math.isnan(error) else error for error in errors)
 
 
 def _layer_findings(done: RewriteResult, nodes: Counter[str], target: Target) -> list[Finding]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 from infer import cli
-from infer.budget_search.expectations import Knowledge
+from infer.budget_search import skip_bounds
+from infer.budget_search.known_trials import KnownTrials
 from infer.budget_search.trial_process.messages import ToBeat
 from infer.report.search_record import Candidate
 
@@ -18,16 +19,16 @@ BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow")
 def main(words: list[str]) -> int:
     """Run the command line without bounds."""
     for name in BOUNDS:
-        setattr(Knowledge, name, _no_bound)
-    Knowledge.to_beat = _nothing_to_beat  # type: ignore[method-assign]
+        setattr(skip_bounds, name, _no_bound)
+    KnownTrials.to_beat = _nothing_to_beat  # type: ignore[method-assign]
     return cli.main(words)
 
 
-def _no_bound(self: Knowledge, candidate: Candidate) -> str:
+def _no_bound(known: KnownTrials, candidate: Candidate) -> str:
     return ""
 
 
-def _nothing_to_beat(self: Knowledge, candidate: Candidate) -> ToBeat | None:
+def _nothing_to_beat(self: KnownTrials, candidate: Candidate) -> ToBeat | None:
     return None
 
 

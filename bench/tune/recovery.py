@@ -18,8 +18,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -32,13 +30,12 @@ from infer import compress, fidelity
 from infer.compress import assign
 from infer.fidelity.thresholds import LIMITS
 from infer.graph.program import flatten
-from infer.options.values import recovery_budget
 from infer.pipeline import stages
+from infer.pipeline.recover_quality import recover_quality
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
 from infer.spec import Finding
-from infer.tune.recovery.recover import RecoveryBudget, recover
 
 NAME = "recovery"
 TEXTS = ROOT / "bench/tune/recovery_texts.py"
@@ -120,19 +117,7 @@ def measure(work: Work, budget: str) -> dict[str, Any]:
     compress.quantize_model(module, run.plan, stats=assignment.stats)
     quantized = time.process_time() - cpu
     before, perplexity = compared(module, known), _perplexity(work, module)
-    seconds, terms = recovery_budget(budget)
-    with TemporaryDirectory(prefix="bench-recovery-") as folder:
-        found = recover(
-            module,
-            known.model,
-            known.training or known.calibration,
-            known.outputs,
-            known.task,
-            RecoveryBudget(seconds, terms),
-            Path(folder),
-            seed=run.plan.seed,
-            reporter=_Shown(),
-        )
+    found = recover_quality(run.plan, module, known, _Progress())
     after = compared(module, known)
     return {
         "before": number_of(before, work.metric),
@@ -147,8 +132,8 @@ def measure(work: Work, budget: str) -> dict[str, Any]:
     }
 
 
-class _Shown(Reporter):
-    """Prints progress now and then."""
+class _Progress(Reporter):
+    """Prints findings, and progress every 20 seconds, to stderr."""
 
     last = 0.0
 

@@ -14,9 +14,10 @@ from ..errors import GateError
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import expectations, feasibility, journal, space
+from . import feasibility, journal, skip_bounds, space
 from .feasibility import said, trial_finding
 from .final_artifact import mark, search_command
+from .known_trials import KnownTrials
 from .parallel_trials import Node, ParallelTrials
 from .progress import SearchReporter, State
 from .trial_process.messages import Done, LowerBounds, Request, Setup, Survey
@@ -54,7 +55,7 @@ class Search:
             journal.forget(self.plan.source)
         first = space.backends(self.plan, self.budgets)[0]
         bounds = feasibility.limits_of(self.budgets, self.plan)
-        self.known = expectations.Knowledge(self.plan, self.budgets, first, bounds)
+        self.known = KnownTrials(self.plan, self.budgets, first, bounds)
 
     def spread(self, nodes: Sequence[Node]) -> None:
         """Run the trials on these nodes too."""
@@ -95,7 +96,7 @@ class Search:
         if known is not None and (known.outcome != "skipped" or self.known.still_lost(known)):
             return known
         self.survey(candidate)
-        if why := self.known.why_skip(candidate) or self.out_of_time(candidate):
+        if why := skip_bounds.why_skip(self.known, candidate) or self.out_of_time(candidate):
             return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
         return None
 
@@ -230,7 +231,7 @@ class Search:
 
     def nothing_fits(self, skipped: int) -> GateError:
         records = sorted(
-            self.known.records.values(), key=lambda record: self.known.least_bytes(record.candidate)
+            self.known.records.values(), key=lambda one: skip_bounds.least_bytes(self.known, one.candidate)
         )
         return feasibility.nothing_fits(records, self.known.limits, self.budgets, skipped=skipped)
 

@@ -84,7 +84,7 @@ def compress_model(
     layers = assignment.choices(module, done)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     if plan.recover:
-        recover_quality(plan, module, assignment.calibration_set, reporter)
+        reporter.found(recover_quality(plan, module, assignment.calibration_set, reporter))
     small = _form(plan, original, copy, reporter)
     return replace(small, layers=layers, quantized=covered.verdict())
 

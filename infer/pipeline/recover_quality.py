@@ -1,4 +1,4 @@
-"""The stage behind `--recover`: between quantization and capture, the float original teaches the quantized module."""
+"""The stage behind `--recover`, between quantization and capture: training against the outputs of the float model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ..errors import NotUsableError
 from ..options.values import recovery_budget
 from ..plan import Plan
 from ..reporter import Reporter
+from ..spec import Finding
 from ..tune.recovery.recover import RecoveryBudget, recover
 
 STAGE = "recover"
 
 
-def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter) -> None:
-    """Train scales, norms and biases of the quantized `module` in place, on rows outside the evaluation set.
+def recover_quality(
+    plan: Plan, module: nn.Module, known: assign.CalibrationSet, reporter: Reporter
+) -> list[Finding]:
+    """Train the quantized `module` in place on rows outside the evaluation set; return the findings of the training.
 
     Raises `NotUsableError` for weights that are streamed from disk, and what `recover` raises.
     """
@@ -27,10 +30,10 @@ def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet,
             "recovery runs the float model, and its weights are not in memory",
             hint="Leave out --recover, or use --load meta",
         )
-    reporter.step(STAGE, f"the float model teaches the quantized one, {plan.recover}")
+    reporter.step(STAGE, f"training against the float model, {plan.recover}")
     seconds, terms = recovery_budget(plan.recover)
     with TemporaryDirectory(prefix="infer-recover-") as folder:
-        found = recover(
+        return recover(
             module,
             known.model,
             known.training or known.calibration,
@@ -41,4 +44,3 @@ def recover_quality(plan: Plan, module: nn.Module, known: assign.CalibrationSet,
             seed=plan.seed,
             reporter=reporter,
         )
-    reporter.found(found)

@@ -13,6 +13,7 @@ from torch import nn
 from backends import ort
 from infer import device, latency
 from infer.errors import NotUsableError
+from infer.onnx.ort import table_layer_form
 from infer.plan import Plan
 from infer.spec import Finding
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -108,7 +109,7 @@ def test_table_layers_stay_packed_on_disk_and_the_choice_is_reported(tmp_path: P
     assert "of decoded weights, and change the outputs by" in choice.why
     if choice.value == "8-bit blocks":
         assert said(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
-        assert 1e-4 < error < ort.LARGEST_LOSS
+        assert 1e-4 < error < table_layer_form.MAX_DIFFERENCE
     else:
         assert said(findings, "ort layers in float").value == 4
         assert error < 1e-4
@@ -124,8 +125,8 @@ def test_table_layers_take_blocks_when_faster_and_close(
         sides = [latency.summarize([1.0 if faster else 2.0]), latency.summarize([2.0 if faster else 1.0])]
         return latency.Paired(sides[0].p50 / sides[1].p50, 0, 9, "", 1, *sides)
 
-    monkeypatch.setattr(ort.latency, "paired", paired)
-    monkeypatch.setattr(ort, "_difference", lambda got, want: loss)
+    monkeypatch.setattr(table_layer_form.latency, "paired", paired)
+    monkeypatch.setattr(table_layer_form, "_difference", lambda got, want: loss)
     _, findings = through(
         nn.Sequential(Lut(128, 64)), "input=float32[batch,128]", torch.randn(3, 128), tmp_path, quant="nf4"
     )

@@ -17,7 +17,8 @@ from infer.budget_search import run_search
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import session
 from infer.budget_search.trial_process.messages import Failed, Request, Result, Setup, Survey
-from infer.budget_search.trial_process.session import Session, SourceFailure
+from infer.budget_search.trial_process.session import Session
+from infer.budget_search.trial_process.source_cache import SourceFailure
 from infer.budget_search.trial_process.worker_process import TrialLimits
 from infer.plan import Plan
 from infer.report.measurements.memory import Memory

@@ -14,9 +14,10 @@ from torch import nn
 
 from infer import Budgets, Plan, device
 from infer.budget_search import space
-from infer.budget_search.expectations import GAIN, LOST, MOST_GAIN, Knowledge
 from infer.budget_search.feasibility import limits_of
 from infer.budget_search.journal import Journal
+from infer.budget_search.known_trials import LOST, KnownTrials
+from infer.budget_search.skip_bounds import GAIN, MOST_GAIN, why_skip
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import lower_bounds
 from infer.budget_search.trial_process.messages import Done, LowerBounds, Request, Setup, Survey, ToBeat
@@ -127,9 +128,9 @@ def searched(machine: Machine, plan: Plan, budgets: Budgets, folder: Path) -> Se
     return search
 
 
-def exhaustive(machine: Machine, plan: Plan, budgets: Budgets) -> Knowledge:
+def exhaustive(machine: Machine, plan: Plan, budgets: Budgets) -> KnownTrials:
     """Try every candidate: the slow twin."""
-    known = Knowledge(plan, budgets, "eager", limits_of(budgets, plan))
+    known = KnownTrials(plan, budgets, "eager", limits_of(budgets, plan))
     for candidate, measured in machine.true.items():
         known.add(TrialRecord(candidate=candidate, outcome="published", measured=measured))
     return known
@@ -178,22 +179,22 @@ def test_a_trial_is_skipped_with_the_bound_that_needs_no_trial(
     quant: str, budgets: dict[str, Any], why: str
 ) -> None:
     plan, own = Plan(source="model.pt"), Budgets(**budgets)
-    known = Knowledge(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
-    said = known.why_skip(Candidate(backend="ort", quant=quant))
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
+    said = why_skip(known, Candidate(backend="ort", quant=quant))
     assert said.endswith(why) if why else said == ""
 
 
 def test_mixed_precision_is_bound_by_its_mean_bits() -> None:
     plan, own = Plan(source="model.pt"), Budgets(max_size=6_000_000)
-    known = Knowledge(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
-    assert "weights alone" in known.why_skip(Candidate(backend="ort", bits=6.0))
-    assert known.why_skip(Candidate(backend="ort", bits=4.0)) == ""
-    assert known.why_skip(Candidate(backend="ort", drop=True)) == ""
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan), bounds=BOUNDS)
+    assert "weights alone" in why_skip(known, Candidate(backend="ort", bits=6.0))
+    assert why_skip(known, Candidate(backend="ort", bits=4.0)) == ""
+    assert why_skip(known, Candidate(backend="ort", drop=True)) == ""
 
 
 def test_float_forms_that_no_budget_allows_are_not_lowered_to_time_against() -> None:
     plan, own = Plan(source="model.pt"), Budgets()
-    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan))
     assert known.rivals() is None
     known.add(TrialRecord(candidate=Candidate(backend="eager"), outcome="skipped", reason="bound"))
     assert known.rivals() == ()
@@ -202,7 +203,7 @@ def test_float_forms_that_no_budget_allows_are_not_lowered_to_time_against() -> 
 @pytest.mark.parametrize(("roofline", "skipped"), [(2e-5, False), (4e-4, True)])
 def test_a_roofline_is_compared_with_seconds_that_were_measured(roofline: float, skipped: bool) -> None:
     plan, own = Plan(source="model.pt"), Budgets()
-    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan))
     measured = Measured(  # torch eager waited 450 times as long as usual while they took turns
         seconds={1: 2.8e-4},
         ratios={1: 0.0022},
@@ -211,13 +212,13 @@ def test_a_roofline_is_compared_with_seconds_that_were_measured(roofline: float,
     )
     known.add(TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=measured))
     known.bounds = LowerBounds(seconds={"int8": {1: roofline}})
-    why = known.why_skip(Candidate(backend="eager", quant="int8"))
+    why = why_skip(known, Candidate(backend="eager", quant="int8"))
     assert why.endswith("slower than ort float") is skipped
 
 
 def test_times_with_other_threads_are_not_compared_by_their_float_forms() -> None:
     plan, own = Plan(source="model.pt"), Budgets()
-    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan))
     for threads, seconds in ((None, 0.010), (1, 0.020)):
         known.add(
             TrialRecord(
@@ -250,11 +251,11 @@ def test_a_trial_known_as_lost_runs_again_where_nothing_beats_it_now(tmp_path: P
     journal.add(lost)
     found = journal.find(lost.candidate)
     assert found is not None
-    known = Knowledge(plan, own, "eager", limits_of(own, plan))
+    known = KnownTrials(plan, own, "eager", limits_of(own, plan))
     assert not known.still_lost(found)
     known.add(timed(Candidate(backend="eager"), 0.01))
     assert known.still_lost(found)
-    by_size = Knowledge(plan, Budgets(objective="size"), "eager", (), known.records, known.reference)
+    by_size = KnownTrials(plan, Budgets(objective="size"), "eager", (), known.records, known.reference)
     assert not by_size.still_lost(found)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from infer import device
-from infer.budget_search.expectations import Knowledge
 from infer.budget_search.feasibility import limits_of
+from infer.budget_search.known_trials import KnownTrials
+from infer.budget_search.skip_bounds import why_skip
 from infer.budget_search.trial_process import trial_result
 from infer.budgets import Budgets
 from infer.latency import Paired, summarize
@@ -18,9 +19,9 @@ from infer.report.search_record import Candidate, Measured, TrialRecord
 PLAN = Plan(source="model.pt")
 
 
-def knowledge(*records: TrialRecord, plan: Plan = PLAN, **budgets: Any) -> Knowledge:
+def knowledge(*records: TrialRecord, plan: Plan = PLAN, **budgets: Any) -> KnownTrials:
     own = Budgets(**budgets)
-    found = Knowledge(plan, own, "eager", limits_of(own, plan))
+    found = KnownTrials(plan, own, "eager", limits_of(own, plan))
     for record in records:
         found.add(record)
     return found
@@ -40,73 +41,73 @@ def trial(
 
 
 def test_nothing_is_skipped_while_nothing_is_known() -> None:
-    assert knowledge().why_skip(Candidate(backend="ort", quant="int8")) == ""
+    assert why_skip(knowledge(), Candidate(backend="ort", quant="int8")) == ""
 
 
 def test_a_format_that_lost_too_much_in_plain_torch_is_not_lowered() -> None:
     known = knowledge(trial("eager"), trial("eager", "nf4", outcome="refused", faithful=False))
-    assert known.why_skip(Candidate(backend="ort", quant="nf4")) == "eager nf4: why"
-    assert known.why_skip(Candidate(backend="ort", quant="int8")) == ""
+    assert why_skip(known, Candidate(backend="ort", quant="nf4")) == "eager nf4: why"
+    assert why_skip(known, Candidate(backend="ort", quant="int8")) == ""
 
 
 def test_a_format_over_the_users_loss_is_not_lowered() -> None:
     known = knowledge(trial("eager", "nf4", drop=0.02), plan=PLAN.with_(max_drop=0.01))
-    assert known.why_skip(Candidate(backend="ort", quant="nf4")) == "eager nf4 would need --max-drop 2%"
+    assert why_skip(known, Candidate(backend="ort", quant="nf4")) == "eager nf4 would need --max-drop 2%"
 
 
 def test_a_refusal_for_speed_in_plain_torch_says_nothing_of_others() -> None:
     refused = TrialRecord(
         candidate=Candidate(backend="eager", quant="int8"), outcome="refused", reason="slow layers"
     )
-    assert knowledge(refused).why_skip(Candidate(backend="ort", quant="int8")) == ""
+    assert why_skip(knowledge(refused), Candidate(backend="ort", quant="int8")) == ""
 
 
 def test_a_backend_that_failed_in_float_gets_no_formats() -> None:
     crashed = TrialRecord(candidate=Candidate(backend="openvino"), outcome="crashed", reason="SIGSEGV")
     known = knowledge(trial("eager"), crashed)
-    assert known.why_skip(Candidate(backend="openvino", quant="int8")) == "openvino float: crashed, SIGSEGV"
+    assert why_skip(known, Candidate(backend="openvino", quant="int8")) == "openvino float: crashed, SIGSEGV"
 
 
 def test_a_format_that_can_not_make_up_for_its_backend_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "isa", lambda: ("avx2",))
     known = knowledge(trial("eager", seconds=0.1), trial("inductor", seconds=0.1), trial("ort", seconds=0.01))
-    why = known.why_skip(Candidate(backend="inductor", quant="int8"))
+    why = why_skip(known, Candidate(backend="inductor", quant="int8"))
     assert why == "inductor float takes 100 ms, a format gains at most 8x: slower than ort float"
-    assert known.why_skip(Candidate(backend="ort", quant="int8")) == ""
+    assert why_skip(known, Candidate(backend="ort", quant="int8")) == ""
     monkeypatch.setattr(device, "isa", lambda: ("avx2", "amx_int8"))
-    assert known.why_skip(Candidate(backend="inductor", quant="int8")) == ""
+    assert why_skip(known, Candidate(backend="inductor", quant="int8")) == ""
 
 
 def test_plain_torch_in_float_says_nothing_of_fused_formats() -> None:
     """A decode step in int8 was measured 14 times as fast as the float model called by transformers."""
     known = knowledge(trial("eager", seconds=0.1), trial("ort", seconds=0.008))
-    assert known.why_skip(Candidate(backend="eager", quant="int8")) == ""
+    assert why_skip(known, Candidate(backend="eager", quant="int8")) == ""
 
 
 def test_variants_of_a_measured_format_are_bound_by_it() -> None:
     known = knowledge(trial("eager", seconds=0.1), trial("eager", "int8", 0.007), trial("ort", seconds=0.001))
-    why = known.why_skip(Candidate(backend="eager", quant="int8", kv_dtype="float16"))
+    why = why_skip(known, Candidate(backend="eager", quant="int8", kv_dtype="float16"))
     assert why == "eager int8 takes 7.00 ms, a variant of it gains at most 4x: slower than ort float"
     winner = knowledge(trial("eager", seconds=0.1), trial("eager", "int8", 0.007))
-    assert winner.why_skip(Candidate(backend="eager", quant="int8", kv_dtype="float16")) == ""
+    assert why_skip(winner, Candidate(backend="eager", quant="int8", kv_dtype="float16")) == ""
 
 
 def test_a_backend_too_slow_for_the_latency_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     known = knowledge(trial("ort", seconds=0.1), max_latency=0.01, objective="size")
     monkeypatch.setattr(device, "isa", lambda: ("avx2",))
-    assert known.why_skip(Candidate(backend="ort", quant="int8")).endswith("above --max-latency")
-    assert known.why_skip(Candidate(backend="ort", quant="nf4")) == ""
+    assert why_skip(known, Candidate(backend="ort", quant="int8")).endswith("above --max-latency")
+    assert why_skip(known, Candidate(backend="ort", quant="nf4")) == ""
 
 
 def test_when_size_counts_a_slow_backend_may_still_win() -> None:
     known = knowledge(trial("eager", seconds=0.1), trial("ort", seconds=0.001), objective="size")
-    assert known.why_skip(Candidate(backend="eager", quant="int8")) == ""
+    assert why_skip(known, Candidate(backend="eager", quant="int8")) == ""
 
 
 def test_a_language_model_that_generates_leaves_backends_out_that_can_not() -> None:
     known = knowledge(trial("eager", kv_bytes_per_token=128.0))
-    assert "can't generate" in known.why_skip(Candidate(backend="openvino"))
-    assert known.why_skip(Candidate(backend="ort")) == ""
+    assert "can't generate" in why_skip(known, Candidate(backend="openvino"))
+    assert why_skip(known, Candidate(backend="ort")) == ""
 
 
 def test_of_two_within_the_noise_the_more_faithful_one_wins() -> None:

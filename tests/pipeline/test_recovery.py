@@ -52,11 +52,11 @@ def test_recovery_trains_on_calibration_rows_and_helps_on_others() -> None:
         original = Scores().eval()
     small, known = copy.deepcopy(original), calibration_set(original)
     compress.quantize_model(small, PLAN)
-    before, reporter = error(small, original, known.samples["x"]), Reporter()
-    recover_quality(PLAN, small, known, reporter)
-    said = {finding.what: finding.value for finding in reporter.findings if finding.stage == "recover"}
-    assert float(said["after"]) < float(said["before"])  # type: ignore[arg-type]
-    assert said["learning curve"]
+    before = error(small, original, known.samples["x"])
+    findings = recover_quality(PLAN, small, known, Reporter())
+    values = {finding.what: finding.value for finding in findings}
+    assert float(values["after"]) < float(values["before"])
+    assert values["learning curve"]
     assert error(small, original, known.samples["x"]) < before
 
 

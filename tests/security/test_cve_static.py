@@ -22,7 +22,7 @@ ALLOWED = {
         ("except pickle.UnpicklingError", "torch's weights-only reader refuses with it"),
     ],
     "infer/load/hf_preprocessor.py": [("trust_remote_code=False", "said, so that no default can change it")],
-    "infer/load/sources/huggingface.py": [
+    "infer/load/sources/huggingface_class.py": [
         ("trust_remote_code=False", "said, so that no default can change it")
     ],
     "infer/load/diffusers_models/text_encoder.py": [

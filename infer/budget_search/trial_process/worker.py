@@ -53,7 +53,7 @@ def _session(setup: Setup, answers: IO[bytes]) -> Session:
 
 def _trial(session: Session, question: Request | Survey) -> Answer:
     """Run a trial or a survey; an exception that nobody expected is its outcome, with the traceback in the log."""
-    from .session import SourceFailure
+    from .source_cache import SourceFailure
 
     try:
         return session.survey(question) if isinstance(question, Survey) else session.run(question)

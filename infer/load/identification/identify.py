@@ -17,7 +17,6 @@ from ..weights.safetensors_reader import read_header
 from ..weights.torch_zip import TorchZip, zip_names
 from .foreign_archives import foreign_archive
 from .foreign_formats import (
-    ForeignKind,
     foreign_binary,
     foreign_by_name,
     foreign_folder,
@@ -26,6 +25,7 @@ from .foreign_formats import (
     foreign_weights,
     foreign_zip,
 )
+from .foreign_signatures import ForeignKind
 from .identify_protobuf import looks_like_onnx
 from .source_names import folder_hint, is_library_name, is_user_module, missing_hint
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from ...errors import NotUsableError, SourceError, UnsafeSourceError
+from ...errors import NotUsableError, UnsafeSourceError
 from ...plan import Plan
 from ...spec import Finding, TensorSpec
 from .. import heads
@@ -22,11 +23,11 @@ from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
 from ..model_patches.longformer_attention import use_masked_attention
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
-from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
 from ..quantized_weights import open_quantized
-from ..sentence_transformers.sentence_transformers import SentenceFolder, read_sentence_folder
+from ..sentence_transformers.sentence_transformers import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weights import FiniteReader, WeightReader, num_bytes
+from .huggingface_class import ModelPart, choose_class, choose_part, possible_heads
 
 CARRIED = (
     "tokenizer.json",
@@ -54,16 +55,12 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
     _require_transformers()
-    possible, refusal = _possible(config, folder, sentence)
-    reader, pickled = (weights, "") if weights is not None else open_weights(folder)
-    quantized = config.get("quantization_config") or config.get("quantization")
-    stored_bytes = num_bytes(reader)
-    if quantized:
-        reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
-    part = _choose_part(plan, config, folder, sentence, possible, reader)
-    name, settings, config, tower = part.name, part.settings, part.config, part.tower
-    reader = reader if tower is None else tower
-    head, model_class, given = _choose_class(plan, part, folder, refusal)
+    possible, refusal = possible_heads(config, folder, sentence)
+    stored = _open_stored(config, folder, weights)
+    part = choose_part(plan, config, folder, sentence, possible, stored.reader)
+    name, settings, config = part.name, part.settings, part.config
+    reader = stored.reader if part.tower is None else part.tower
+    head, model_class, given = choose_class(plan, part, folder, refusal)
     preprocessor, steps = _preprocessing(folder, head, settings)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
@@ -84,11 +81,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     joined = sentence.reader(convert_names(reader, model, str(folder)))
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit)]
-    findings += [decoded] if quantized else _stored_as(reader) if weights is None else []
-    findings += [Finding("load", "checkpoint", pickled)] if pickled else []
-    findings += [tower.finding(name)] if tower is not None else []
-    findings += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
-    findings += [heads.tensors_finding(name, given)] if given else heads.other_class(name, model_class)
+    findings += [*stored.findings(reader), *_class_findings(part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
@@ -107,113 +100,52 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
         meta=meta,
         preprocessor=preprocessor,
-        stored_as=str(quantized.get("quant_method", "codes")) if quantized else "",
-        weight_bytes=stored_bytes if quantized else num_bytes(reader),
+        stored_as=stored.method,
+        weight_bytes=stored.num_bytes if stored.method else num_bytes(reader),
         findings=findings,
         limitations=unused_generation_settings(config, folder) if head.task == "text-generation" else [],
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
 
 
-def _possible(
-    config: dict[str, Any], folder: Path, sentence: SentenceFolder
-) -> tuple[tuple[heads.Head, ...], SourceError | None]:
-    """Return the heads for an architecture, or that of a function of tensors and the reason why there is no other."""
-    try:
-        found = heads.candidates(config, folder, sentence)
-    except SourceError as refusal:
-        return (heads.TENSORS,), refusal
-    if found:
-        return found, None
-    return (heads.ANY_TENSORS,), heads.no_task(heads.architecture(config), folder)
+@dataclass(frozen=True)
+class _Stored:
+    """Weights as a folder stores them. `method`: of quantized ones, else ""; `num_bytes`: on disk."""
+
+    reader: WeightReader
+    num_bytes: int
+    method: str = ""
+    decoded: Finding | None = None
+    pickled: str = ""
+    in_folder: bool = True
+
+    def findings(self, read: WeightReader) -> list[Finding]:
+        """Return how the weights are stored; `read`: reader of the part of them that the model takes."""
+        found = [self.decoded] if self.decoded else _stored_as(read) if self.in_folder else []
+        return found + ([Finding("load", "checkpoint", self.pickled)] if self.pickled else [])
 
 
-def _choose_class(
-    plan: Plan, part: _Part, folder: Path, refusal: SourceError | None
-) -> tuple[heads.Head, type, tuple[TensorSpec, ...]]:
-    """Return the head, the class of the model and, of one without a task, its inputs; raises `SourceError`."""
-    if refusal is None:
-        try:
-            return *heads.choose(part.heads, part.name, part.settings, folder), ()
-        except SourceError as error:
-            refusal = error
-    found = heads.class_named(part.name, part.settings)
-    if found is None:
-        raise refusal
-    automatic = part.heads == (heads.ANY_TENSORS,)
-    given = heads.tensor_inputs(plan, found, part.settings, refusal, automatic=automatic)
-    return heads.TENSORS, found, given
+def _open_stored(config: Mapping[str, Any], folder: Path, weights: WeightReader | None) -> _Stored:
+    """Open the weights of the folder, or those given; quantized ones are decoded when they are read."""
+    reader, pickled = (weights, "") if weights is not None else open_weights(folder)
+    stored = _Stored(reader, num_bytes(reader), pickled=pickled, in_folder=weights is None)
+    quantized = config.get("quantization_config") or config.get("quantization")
+    if not quantized:
+        return stored
+    reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
+    method = str(quantized.get("quant_method", "codes"))
+    return replace(stored, reader=reader, method=method, decoded=decoded)
 
 
-class _Part(NamedTuple):
-    """Model that is made of a folder: the whole one, one of two towers, or the language model of a larger one.
-
-    `tower`: reader of the language model's weights, None for others.
-    """
-
-    name: str
-    settings: Any
-    config: dict[str, Any]
-    heads: tuple[heads.Head, ...]
-    tower: TowerReader | None = None
-
-
-def _choose_part(
-    plan: Plan,
-    config: dict[str, Any],
-    folder: Path,
-    sentence: SentenceFolder,
-    possible: tuple[heads.Head, ...],
-    reader: WeightReader,
-) -> _Part:
-    """Choose by `plan.key` and the architecture; raise `UsageError` for a key that names no tower."""
-    name, settings = heads.choose_tower(plan.key, heads.architecture(config), _settings(folder))
-    if plan.key is not None:
-        config = {**settings.to_dict(), "architectures": [name]}
-        return _Part(name, settings, config, heads.candidates(config, folder, sentence))
-    if (whole := heads.whole_config(config, name, settings)) is not None:
-        return _Part(name, settings, whole, (heads.DUAL_TOWERS,))
-    if possible[0].task == "text-generation" and has_tower(config, name):
-        tower = TowerReader(reader)
-        settings = tower_settings(settings, tower, str(folder))
-        return _Part(name, settings, tower_config(config), possible, tower)
-    return _Part(name, settings, config, possible)
-
-
-def _require_transformers() -> None:
-    if find_spec("transformers") is None:
-        raise NotUsableError(
-            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
-        )
-
-
-def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
-    remote = config.get("auto_map")
-    if remote:
-        named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
-        raise UnsafeSourceError(
-            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
-            where=str(folder / "config.json"),
-            hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
-        )
-
-
-def _settings(folder: Path) -> Any:
-    """Load the configuration object of transformers."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (
-        *(ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError),
-        StrictDataclassError,
-    ) as error:
-        raise SourceError(
-            f"transformers can't read the configuration: {' '.join(str(error).split())[:200]}",
-            where=str(folder / "config.json"),
-            hint="Check `model_type` and its sizes, or install the transformers that wrote it",
-        ) from error
+def _class_findings(
+    part: ModelPart, head: heads.Head, model_class: type, given: tuple[TensorSpec, ...]
+) -> list[Finding]:
+    """Return why this part of the folder and this class were chosen, where that is not the usual one."""
+    found = [] if part.tower is None else [part.tower.finding(part.name)]
+    found += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
+    if given:
+        return [*found, heads.tensors_finding(part.name, given)]
+    return [*found, *heads.other_class(part.name, model_class)]
 
 
 def _match(
@@ -273,3 +205,21 @@ def _preprocessing(
         return None, [preprocessing_finding(None, why)]
     found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
     return found, [preprocessing_finding(found, why)]
+
+
+def _require_transformers() -> None:
+    if find_spec("transformers") is None:
+        raise NotUsableError(
+            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
+        )
+
+
+def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
+    remote = config.get("auto_map")
+    if remote:
+        named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
+        raise UnsafeSourceError(
+            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
+            where=str(folder / "config.json"),
+            hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
+        )

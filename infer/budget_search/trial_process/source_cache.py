@@ -1,0 +1,126 @@
+"""The source of one search, loaded and captured once: calibration, packed weights and float forms for its trials."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ... import compress, plugins
+from ... import device as hardware
+from ...compress import assign
+from ...errors import InferError, NotUsableError, UsageError
+from ...pipeline import stages
+from ...pipeline.float_graph import Original
+from ...pipeline.float_reference import FloatReferences
+from ...pipeline.resolve_plan import Resolved, resolve_cache
+from ...pipeline.trial import Trial
+from ...plan import Plan
+from ...reporter import Reporter
+from ...spec import Finding
+
+PACKED_SHARE = 0.1  # of the free memory, that packed weights may hold for trials to come
+
+
+class SourceFailure(Exception):
+    """Error of the source, its data or an option, which every trial would meet; `error` is that error."""
+
+    def __init__(self, error: InferError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class TrialReporter(Reporter):
+    """Reporter of one trial: passes steps and progress on to the search, and keeps the findings."""
+
+    def __init__(self, parent: Reporter) -> None:
+        super().__init__()
+        self.step, self.progress = parent.step, parent.progress  # type: ignore[method-assign]
+
+
+@dataclass
+class PreparedSource:
+    """A source loaded and captured in one way (`key`), and what its trials share."""
+
+    key: tuple[object, ...]
+    original: Original
+    floats: FloatReferences
+    findings: list[Finding]
+    stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
+    packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
+
+    def assignment(self, plan: Plan, reporter: Reporter) -> assign.Assignment:
+        """Make the assignment of a trial, with calibration statistics and packed weights of earlier trials of its kind.
+
+        Recovery trains packed weights in place, so a trial with `--recover` packs its own.
+        """
+        made = stages.make_assignment(plan, self.original, reporter)
+        kind = (plan.calibrate, "none" if plan.quant == "none" else "any")
+        if kind in self.stats:
+            made.__dict__["stats"] = self.stats[kind]
+        elif plan.quant != "none" and made.stats is not None:
+            self.stats[kind] = made.stats
+        if not plan.recover:
+            room = int(PACKED_SHARE * hardware.memory_available())
+            made.packing_cache = self.packings.setdefault(plan.calibrate, compress.PackingCache(room))
+        return made
+
+
+class SourceCache:
+    """Keeps the last prepared source, and in the folder `work` the float forms that trials lowered."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._prepared: PreparedSource | None = None
+
+    def prepare(self, run: Resolved, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
+        """Load and capture the source, unless the last trial needed it in the same way.
+
+        Raises `SourceFailure` for a source that can't be loaded or captured.
+        """
+        if self._prepared is not None:
+            chosen = resolve_cache(run, self._prepared.original.loaded.task)
+            if self._prepared.key == _key(chosen.plan):
+                return self._prepared, chosen
+            self._prepared = None
+        fresh = TrialReporter(reporter)
+        try:
+            loaded, chosen = stages.load(run, fresh)
+            original = stages.capture_original(chosen.plan, loaded, fresh)
+        except (UsageError, NotUsableError) as error:
+            raise SourceFailure(error) from error
+        key = _key(chosen.plan)
+        name = "-".join(map(str, key))
+        shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
+        floats = stages.float_forms(original, self._work / f"float-{name}")
+        self._prepared = PreparedSource(key, original, floats, fresh.findings)
+        return self._prepared, chosen
+
+    def keep_float_form(self, trial: Trial, plan: Plan) -> None:
+        """Keep what a trial of the unchanged model lowered, as the form that others are timed against."""
+        place = self._float_form(trial.backend, plan)
+        if not place.exists():
+            shutil.copytree(
+                trial.folder, place, copy_function=lambda old, new: os.link(os.path.realpath(old), new)
+            )
+
+    def open_float_forms(self, prepared: PreparedSource, plan: Plan) -> None:
+        """Open the float forms worth timing against that earlier trials lowered, in this process or one that died."""
+        shape, program = prepared.original.mode.shape, prepared.original.graph.program
+        if plan.quant == "none" and plan.dtype == "float32":
+            return
+        for backend in prepared.floats.rivals or ():
+            place = self._float_form(backend, plan)
+            own = shape if plugins.get("backends", backend).STEPS else None
+            if program is not None and place.exists():
+                prepared.floats.adopt(backend, place, own, plan.device)
+
+    def _float_form(self, backend: str, plan: Plan) -> Path:
+        return self._work / "float-forms" / f"{backend}-{plan.kv_dtype}"
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    """Return what decides how a source is loaded and captured: batch norms are folded for formats only."""
+    return plan.kv_dtype, "packed" if plan.quant != "none" else "float"

@@ -1,0 +1,84 @@
+"""Form of layers of table formats in ONNX Runtime: 8-bit blocks (MatMulNBits) or decoded weights, by measurement."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from ... import latency
+from ...graph.program import Graph
+from ...plan import Plan
+from ...spec import Finding
+from .. import export as exporter
+from ..layers import table_layers
+from ..layers.int8_operands import Target
+from ..layers.quantized_layers import RewriteResult
+from . import ort_session
+
+MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
+
+
+def write_program(
+    graph: Graph, plan: Plan, path: Path, target: Target, *, is_decode_step: bool
+) -> tuple[RewriteResult, list[Finding]]:
+    """Write the program as ONNX, its table layers in the form chosen; return the rewritten layers and findings.
+
+    A decode step always has 8-bit blocks, and a device other than the CPU decoded weights: these are not measured.
+    """
+    model = exporter.to_ir(graph, target)
+    if not table_layers.has_choice(model):
+        return exporter.write(model, target, path).rewritten, []
+    if is_decode_step:
+        why = "a decode step reads each weight once: a quarter of the bytes of float32"
+        return exporter.write(model, target, path).rewritten, [_finding("8-bit blocks", why)]
+    if plan.device != "cpu":
+        return exporter.write(model, target, path, weights="float").rewritten, []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        blocks, floats = Path(work) / "blocks" / path.name, Path(work) / "float" / path.name
+        done = {
+            blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
+            floats: exporter.write(model, target, floats, weights="float").rewritten,
+        }
+        use_blocks, finding = _compare_8bit_blocks(graph, plan, blocks, floats)
+        chosen = blocks if use_blocks else floats
+        for file in chosen.parent.iterdir():
+            shutil.move(file, path.parent)
+    return done[chosen], [finding]
+
+
+def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
+    """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
+    a, b = (
+        ort_session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats)
+    )
+    seconds, loss, words = [0.0, 0.0], 0.0, []
+    for batch in plan.batches:
+        inputs = {spec.name: spec.with_rows(graph.samples[spec.name], batch) for spec in graph.inputs}
+        loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
+        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0)  # noqa: B023
+        seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]
+        words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
+    a.close()
+    b.close()
+    use_blocks = seconds[0] <= seconds[1] and loss <= MAX_DIFFERENCE
+    form = "8-bit blocks" if use_blocks else "float32, decoded when the session is created"
+    why = f"8-bit blocks take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
+    return use_blocks, _finding(form, why)
+
+
+def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    """Return the largest relative difference over outputs; infinite where only one side is finite."""
+    errors = [
+        float((got[n].double() - w.double()).norm() / w.double().norm().clamp_min(1e-30))
+        for n, w in want.items()
+    ]
+    return max(float("inf") if math.isnan(error) else error for error in errors)
+
+
+def _finding(form: str, why: str) -> Finding:
+    return Finding("lower", "ort table layers", form, why=why)
