@@ -136,7 +136,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
     @property
-    def asked(self) -> bool:
+    def is_given(self) -> bool:
         """True when an option that only a search has is given."""
         return any(getattr(self, name) != getattr(Budgets(), name) for name in self.__struct_fields__)
 

@@ -100,7 +100,7 @@ def test_a_file_imports_only_from_packages_above_its_own(path: Path) -> None:
             assert ORDER.index(other) < ORDER.index(own), f"{own} may not import {name}"
 
 
-def test_every_package_stands_in_the_order() -> None:
+def test_every_package_is_in_the_import_order() -> None:
     assert {name.split(".")[1] for name in MODULES if name != "infer"} <= set(ORDER)
 
 
@@ -119,7 +119,7 @@ def test_the_longest_import_chain_is_bounded() -> None:
     assert len(longest) <= LONGEST_CHAIN, " > ".join(longest)
 
 
-def test_only_the_start_of_the_server_knows_the_fast_path() -> None:
+def test_only_the_start_of_the_server_imports_the_fast_path() -> None:
     fast = "infer.serve.fast_path"
     known = {name for name, others in file_edges().items() if any(other.startswith(fast) for other in others)}
     assert {name for name in known if not name.startswith(fast)} == {"infer.serve.server"}

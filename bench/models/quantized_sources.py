@@ -23,7 +23,7 @@ from infer.export.gguf_codes import carry
 from infer.export.gguf_writer import encode
 from infer.export.packed_linears import carried as carry_packed
 from infer.export.packed_linears import quantized
-from infer.export.stored_rows import said
+from infer.export.stored_rows import error_text
 from infer.load.gguf.block_codes import split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
 from infer.load.weights import DictReader, StoredCodes
@@ -118,7 +118,7 @@ def method(case: str, folder: Path) -> Cells:
     def written() -> str:
         found = carry(codes)
         if not isinstance(found, str):
-            return f"GGUF {found.type}, {said(found.error)}; {packed_form(codes, weight)}"
+            return f"GGUF {found.type}, {error_text(found.error)}; {packed_form(codes, weight)}"
         q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
         assert q8_0.decode is not None
         again = q8_0.decode(encode(weight.float(), "Q8_0").reshape(-1, q8_0.num_bytes))
@@ -159,7 +159,7 @@ def packed_form(codes: StoredCodes, weight: Tensor) -> str:
         return f"converted to compressed-tensors int8, relative error {error:.2g}"
     one, error = found
     zeros = " with zero points" if one.zeros else ""
-    return f"compressed-tensors int{one.bits}{zeros}, {said(error)}"
+    return f"compressed-tensors int{one.bits}{zeros}, {error_text(error)}"
 
 
 def refused(settings: dict[str, object], folder: Path) -> Cells:

@@ -73,7 +73,7 @@ def run(
         golden = read_inputs(path, ours.inputs)
         other, label = _other(vs, ours, trust_code) if vs else (None, "")
         if other is not None:
-            same_answers(ours, other, golden, label)
+            check_equal_outputs(ours, other, golden, label)
         manifest = ours.manifest
         weight_bytes = sum(memory.stored_weights(path).values()) or store.size(path)
         bandwidth = hardware.bandwidth_for(weight_bytes, manifest.device)
@@ -109,7 +109,7 @@ def _row(
 
 
 def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[str, Tensor]], Any], str]:
-    """Another artifact, or a source opened as its float original in plain torch."""
+    """Open another artifact, or a source as its float original in plain torch."""
     if (vs / store.MANIFEST).exists():
         predictor = Predictor.load(vs, trust_code=trust_code)
         if [s.format() for s in predictor.inputs] != [s.format() for s in ours.inputs]:
@@ -121,7 +121,9 @@ def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[
     return float_graph.float_graph(loaded).run, f"{vs.name}, float in torch"
 
 
-def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:
+def check_equal_outputs(
+    ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str
+) -> None:
     plan: Plan = ours.manifest.plan
     metrics = fidelity.compare(other(inputs), ours.predict(inputs), task="tensors")
     classes = [precision_class(plan.quant, plan.dtype), "4bit"]

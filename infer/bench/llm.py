@@ -23,7 +23,7 @@ from ..predict import Predictor
 from ..report.measurements import memory
 from ..report.measurements.step_breakdown import StepBreakdown
 from ..spec import Finding
-from . import same_answers
+from . import check_equal_outputs
 from .decode_rounds import RoundTimes, engine_for, run_round, watch_steps
 
 CONTEXTS = (128, 512, 2048)
@@ -135,7 +135,7 @@ def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predi
     with Predictor.load(vs, trust_code=trust_code) as other:
         if other.language_model.vocab_size != ours.language_model.vocab_size:
             raise UsageError(f"{other.name} has another vocabulary than {ours.name}")
-        same_answers(ours, other.predict, read_inputs(ours.path, ours.inputs), other.name)
+        check_equal_outputs(ours, other.predict, read_inputs(ours.path, ours.inputs), other.name)
         yield other
 
 

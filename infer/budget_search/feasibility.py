@@ -198,7 +198,7 @@ def _down(value: float) -> str:
     return f"{_rounded(value, 6, up=False):g}"
 
 
-def said(record: TrialRecord, budgets: Budgets) -> str:
+def objective_text(record: TrialRecord, budgets: Budgets) -> str:
     """Write what the objective measures of a trial, for display: `1.21 ms`."""
     found, aim = record.measured or Measured(), budgets.aim
     if aim == "throughput":

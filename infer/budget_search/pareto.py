@@ -1,4 +1,4 @@
-"""Pareto front: the trials that no other one beats in everything."""
+"""Pareto front: the trials that no other trial dominates."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def connect(address: str) -> None:
     """Join the cluster as a driver on one of its nodes."""
     if address.startswith("ray://"):
         raise UsageError(
-            "a search runs on a node of the cluster, whose machine its times are for",
+            "a search with --ray must run on a node of the cluster: its times are those of this machine",
             where="--ray-address",
             hint="Start it on that node, with --ray-address auto",
         )

@@ -166,6 +166,6 @@ def eager_twin(candidate: Candidate, first: str) -> Candidate:
     return _with(candidate, backend=first, options=())
 
 
-def worth(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that are not known yet."""
+def untried(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates without a trial so far."""
     return [one for one in candidates if one not in set(known)]

@@ -15,7 +15,7 @@ from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
 from . import feasibility, journal, skip_bounds, space
-from .feasibility import said, trial_finding
+from .feasibility import objective_text, trial_finding
 from .final_artifact import mark, search_command
 from .known_trials import KnownTrials
 from .parallel_trials import Node, ParallelTrials
@@ -48,7 +48,7 @@ class Search:
         work = str(self.work.absolute())
         setup = Setup(plan=self.plan, name=self.output.name, work=work, metric=self.budgets.metric)
         self.runner = TrialRunner(setup, self.limits, self.start)
-        self.asked = 0  # trials
+        self.num_requests = 0
         self.began = self.clock()
         self.journal = journal.Journal(self.plan, self.budgets)
         if self.budgets.fresh:
@@ -62,7 +62,7 @@ class Search:
         self.cluster = ParallelTrials(self, [self.runner, *nodes])
 
     def all_trials(self) -> str:
-        """Run the stages; return what interrupted them, "" for nothing. The workers are gone afterwards."""
+        """Run the stages and end the workers; return what interrupted the search, "" for nothing."""
         try:
             for number, stage in enumerate(space.first_candidates(self.plan, self.budgets)):
                 self.stage(stage)
@@ -73,7 +73,7 @@ class Search:
                     more = space.refinements(
                         best.candidate, self.plan, self.budgets, generates=self.known.generates
                     )
-                    self.stage(space.worth(more, list(self.known.records)))
+                    self.stage(space.untried(more, list(self.known.records)))
         except KeyboardInterrupt:
             if not self.budgets.keep_best:
                 raise
@@ -91,7 +91,7 @@ class Search:
             self.add(self.without_running(candidate) or self.run(candidate))
 
     def without_running(self, candidate: Candidate) -> TrialRecord | None:
-        """Return the record of a candidate that the journal knows, or that its bound skips."""
+        """Return the record of a candidate known from the journal or skipped by a bound; None for one to run."""
         known = self.journal.find(candidate)
         if known is not None and (known.outcome != "skipped" or self.known.still_lost(known)):
             return known
@@ -101,7 +101,7 @@ class Search:
         return None
 
     def survey(self, candidate: Candidate) -> None:
-        """Ask for the bounds that need no trial, once; a worker that fails has none, as its trials will say."""
+        """Request the bounds that need no trial, once; none from a worker that fails, as its trials will report."""
         if self.known.bounds is not None or self.out_of_time(candidate):
             return
         self.reporter.step("bounds", "sizes of the packed weights, roofline of this machine")
@@ -126,7 +126,7 @@ class Search:
     def run(self, candidate: Candidate) -> TrialRecord:
         """Run a trial on this machine."""
         began = self.clock()
-        self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + self.said_so_far())
+        self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + self.progress_text())
         answer = self.question(candidate, self.request(candidate))
         if isinstance(answer, LowerBounds):
             raise TypeError("a trial was answered with bounds")
@@ -147,10 +147,10 @@ class Search:
         )
 
     def request(self, candidate: Candidate, *, judge_only: bool = False) -> Request:
-        """Make the question of a trial, with what is known now."""
-        self.asked += 1
+        """Build the request of a trial from the trials known now."""
+        self.num_requests += 1
         return Request(
-            number=self.asked - 1,
+            number=self.num_requests - 1,
             candidate=candidate,
             rivals=self.known.rivals(),
             to_beat=self.known.to_beat(candidate),
@@ -158,13 +158,13 @@ class Search:
         )
 
     def question(self, candidate: Candidate, asked: Request | Survey) -> Done | LowerBounds:
-        """Send a question to the worker of this machine."""
+        """Send a request to the worker of this machine and wait for its result."""
         return self.runner.run(
             asked, self.seconds_left(), lambda name, detail: self.step(candidate, name, detail)
         )
 
     def step(self, candidate: Candidate, name: str, detail: str) -> None:
-        """Pass on a step of the running trial."""
+        """Report a step of the running trial."""
         detail = candidate.label if name == "publish" else detail  # not a path that is gone at the end
         self.show(candidate, f"{name} {detail}")
         if not isinstance(self.reporter, SearchReporter):
@@ -178,7 +178,7 @@ class Search:
         self.show(None)
 
     def show(self, running: Candidate | None, step: str = "") -> None:
-        """Tell other processes, and a reporter that draws searches, how this one stands."""
+        """Publish the state of the search to other processes and to the reporter."""
         records = mark(list(self.known.records.values()), self.budgets, self.known.limits)
         front = sorted((r for r in records if r.on_front), key=self.known.cost)
         now = State(
@@ -206,7 +206,7 @@ class Search:
             shutil.rmtree(self.artifacts.pop(candidate).parent, ignore_errors=True)
 
     def use_float_score(self) -> None:
-        """With a metric of the user, limit its loss against the first float trial."""
+        """Set the limits again with the score of the first float trial, for a metric of the user."""
         scores = [
             r.measured.score for r in self.known.records.values() if r.candidate.is_float and r.measured
         ]
@@ -235,9 +235,9 @@ class Search:
         )
         return feasibility.nothing_fits(records, self.known.limits, self.budgets, skipped=skipped)
 
-    def said_so_far(self) -> str:
+    def progress_text(self) -> str:
         best, left = self.known.best, self.seconds_left()
-        parts = [] if best is None else [f"best {best.candidate.label} {said(best, self.budgets)}"]
+        parts = [] if best is None else [f"best {best.candidate.label} {objective_text(best, self.budgets)}"]
         parts += [] if left is None else [f"{left:.0f} s left"]
         return f" · {' · '.join(parts)}" if parts else ""
 
@@ -249,7 +249,7 @@ class Search:
             max_error=self.plan.max_error,
             trials=tuple(records),
             took=self.clock() - self.began,
-            why=f"{best.candidate.label}: {said(best, self.budgets)}, the best of the trials within the budgets",
+            why=f"{best.candidate.label}: {objective_text(best, self.budgets)}, best of the trials within budgets",
             interrupted=interrupted,
             command=search_command(self.plan, self.budgets, self.output.name),
         )

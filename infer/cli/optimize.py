@@ -80,7 +80,7 @@ def optimize(
         with writing(save_plan):
             save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
-    with printed.progress_reporter(quiet=as_json, verbose=verbose, search=budgets.asked) as reporter:
+    with printed.progress_reporter(quiet=as_json, verbose=verbose, search=budgets.is_given) as reporter:
         path, report = _run(plan, budgets, target, reporter, replace=force)
     printed.print_verdict(report, as_json=as_json, path=path, verbose=verbose)
     if profile:
@@ -94,7 +94,7 @@ def _run(
     plan: Plan, budgets: Budgets, target: Path, reporter: Reporter, *, replace: bool
 ) -> tuple[Path, Report]:
     """Search if budgets or an objective are given, else run the plan unchanged."""
-    if budgets.asked:
+    if budgets.is_given:
         from ..budget_search.run_search import search
 
         result = search(plan, budgets, target, reporter=reporter, replace=replace)

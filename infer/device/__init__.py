@@ -137,7 +137,7 @@ def has_bfloat16() -> bool:
 
 
 @functools.cache
-def no_amx() -> str | None:
+def why_no_amx() -> str | None:
     """Return why the tile registers of AMX can't be used, or None; asks Linux for them, once in a process."""
     if "amx_int8" not in isa() or platform.system() != "Linux":
         return "this CPU has no AMX"
@@ -234,7 +234,7 @@ __all__ = [
     "isa",
     "last_level_cache",
     "memory_available",
-    "no_amx",
+    "why_no_amx",
     "peak_flops",
     "peak_rss",
     "cpu_quota",

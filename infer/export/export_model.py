@@ -203,7 +203,7 @@ def _onnx(artifact: Path, folder: Path) -> list[Finding]:
     """Copy the ONNX graph of an artifact that ONNX Runtime runs."""
     if not artifact.is_dir() or not (artifact / store.MANIFEST).is_file():
         raise UsageError(
-            "--to onnx takes an artifact",
+            "expected an artifact for --to onnx, got another source",
             where=str(artifact),
             hint="Make one: infer optimize SOURCE --backend ort",
         )

@@ -91,7 +91,7 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
             return tried | _template(folder, settings)
     known = "with or without a space before the text" if pieces else f"known: {', '.join(PRE_TOKENIZERS)}"
     raise NotUsableError(
-        f"no way to split texts that a GGUF file can name is that of this tokenizer; {known}",
+        f"expected a pre-tokenizer that GGUF has a name for, got another one; {known}",
         where=str(path),
         hint=HINT,
     )
@@ -144,7 +144,7 @@ def _scores(content: Mapping[str, Any], found: Mapping[str, Any], path: Path) ->
     in_order = all(ranks["".join(a)] <= ranks["".join(b)] for a, b in zip(merges, merges[1:], strict=False))
     if set(made) != set(merges) or not in_order:
         raise NotUsableError(
-            f"the {len(merges)} merges are not the {len(made)} that SentencePiece makes of scores",
+            f"expected the {len(made)} merges that the scores of SentencePiece imply, got {len(merges)} others",
             where=str(path),
             hint=HINT,
         )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ..spec import Finding
-from .stored_rows import said
+from .stored_rows import error_text
 
 
 @dataclass
@@ -29,7 +29,9 @@ class SourceReport:
     def findings(self) -> list[Finding]:
         """List each form of the source and of the file, with the largest error of its weights."""
         found = [
-            Finding("export", f"{kind} carried over to {type_}", len(errors), "weights", said(max(errors)))
+            Finding(
+                "export", f"{kind} carried over to {type_}", len(errors), "weights", error_text(max(errors))
+            )
             for (kind, type_), errors in self._carried.items()
         ]
         for (kind, type_), members in self._converted.items():

@@ -120,6 +120,6 @@ class Difference:
         return (self.of_difference / self.squares) ** 0.5 if self.squares else 0.0
 
 
-def said(error: float) -> str:
+def error_text(error: float) -> str:
     """Describe how codes came over, for a report."""
     return "exactly" if error == 0 else f"codes as they are, scales rounded: relative difference {error:.2g}"

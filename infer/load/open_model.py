@@ -90,7 +90,7 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
         return load_exported(plan), user_module
     if found.kind in ("module", "legacy-module"):
         return load_pickled(plan, user_module), user_module
-    raise UsageError(f"no way to open a source of kind {found.kind!r}", where=plan.source)
+    raise UsageError(f"can't open a source of kind {found.kind!r}", where=plan.source)
 
 
 def _load_gguf(plan: Plan) -> LoadedModel:

@@ -78,7 +78,7 @@ def compress_model(
         formats=pins | assignment.formats,
         packing_cache=assignment.packing_cache,
     )
-    covered = compress.cover(module, assignment.reasons(done), assignment.asked_float(pins))
+    covered = compress.cover(module, assignment.reasons(done), assignment.requested_float(pins))
     reporter.found([*done.findings(), *covered.findings()])
     compress.enforce(covered, plan)
     layers = assignment.choices(module, done)

@@ -73,7 +73,7 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
 
 def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
     if plan.task == "score":
-        raise NotUsableError("asked for by --task score")
+        raise NotUsableError("requested by --task score")
     if isinstance(loaded.module, EncoderDecoder):
         return _probed_source(plan, loaded, loaded.module.model)
     if not isinstance(loaded.module, Decoder):

@@ -55,13 +55,18 @@ def check_plan(plan: Plan) -> Plan:
         and plan.bits is None
         and plan.max_drop is None
     ):
-        raise UsageError("--recover brings back what quantization lost", hint="Give --quant as well")
+        raise UsageError(
+            "--recover trains a quantized model, and no format was given", hint="Give --quant as well"
+        )
     if plan.recover and (reason := missing()):
         raise NotUsableError(reason, hint="Install the extra tune, or leave out --recover")
     if plan.task not in TASKS:
         raise unknown("--task", plan.task, TASKS)
     if plan.layers and plan.quant == "none" and plan.bits is None and plan.max_drop is None:
-        raise UsageError("--layer says what differs from --quant", hint="Give --quant as well")
+        raise UsageError(
+            "--layer changes single layers, and no format was given",
+            hint="Give --quant as well",
+        )
     if (largest := max(plan.batches, default=1)) > plan.max_batch:
         raise UsageError(f"--batch {largest} is larger than --max-batch {plan.max_batch}")
     compress.check_pins(plan.layers, plan)

@@ -85,9 +85,13 @@ def _wait_for_child(pid: int) -> int | None:
 def _raise_for_status(status: int | None, folder: Path) -> None:
     hint = "It was not made here, and is damaged or hostile: make it again from its source"
     if status is None:
-        raise ArtifactError(f"opening it takes more than {PATIENCE:.0f} s", where=str(folder), hint=hint)
+        raise ArtifactError(
+            f"opening the artifact takes more than {PATIENCE:.0f} s", where=str(folder), hint=hint
+        )
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        raise ArtifactError(f"opening it ends the process with {name}", where=str(folder), hint=hint)
+        raise ArtifactError(
+            f"opening the artifact ends the process with {name}", where=str(folder), hint=hint
+        )
     if os.WEXITSTATUS(status) == NO_MEMORY:
-        raise ResourceError("opening it takes more memory than is free", where=str(folder))
+        raise ResourceError("opening the artifact takes more memory than is free", where=str(folder))

@@ -67,7 +67,7 @@ class TextInputs(TensorInputs):
         """
         if self.task != "classification" or self.outputs[0].shape[-1] != 1:
             raise UsageError(
-                f"{self.name} gives no score of a pair",
+                f"{self.name} does not score pairs of texts",
                 hint="A cross-encoder does: a sequence classifier of one label",
             )
         logits = self._run_texts(with_prompt(list(pairs), self.manifest.meta))

@@ -82,7 +82,7 @@ def doctor() -> list[Finding]:
     rows.append(
         Finding("machine", "CUDA device", _cuda(), why="" if torch.cuda.is_available() else "CPU only")
     )
-    reason = hardware.no_amx()
+    reason = hardware.why_no_amx()
     rows.append(Finding("machine", "AMX", "no" if reason else "yes", why=reason or ""))
     reason = cpu.why_not()
     rows.append(Finding("machine", "native kernels", "no" if reason else cpu.isa(), why=reason or ""))

@@ -13,7 +13,7 @@ BRIEF = 12
 
 
 def cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
-    """Texts under `HEADS`. The effect is that of the format taken, on the output, alone; with those of the others."""
+    """Return the texts under `HEADS`; the effects of the chosen format and of the others are those of one layer."""
     error = "" if layer.weight_error is None else f"{layer.weight_error:.4f}"
     own = layer.effect.get(layer.format)
     others = ", ".join(
@@ -23,7 +23,7 @@ def cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
     return layer.name, layer.format, f"{layer.bits:.2f}", error, "" if own is None else f"{own:.3g}", why
 
 
-def decided(report: Report) -> bool:
+def has_chosen_formats(report: Report) -> bool:
     """Return True when measurements or a budget chose the formats of layers."""
     return any(
         layer.effect or (layer.by and layer.format not in ("float", report.plan.quant))
@@ -31,10 +31,8 @@ def decided(report: Report) -> bool:
     )
 
 
-def brief(layers: Sequence[LayerChoice], asked: str = "", keep: int = BRIEF) -> list[LayerChoice]:
-    """Those that cost most, then those that are not in the format asked for, in their own order: a terminal has no
-    room for two hundred.
-    """
+def most_costly(layers: Sequence[LayerChoice], asked: str = "", keep: int = BRIEF) -> list[LayerChoice]:
+    """Return at most `keep` layers in order: those with the largest effect, then those not in format `asked`."""
 
     def weight(layer: LayerChoice) -> tuple[float, bool]:
         return layer.effect.get(layer.format, 0.0), layer.weight_error is not None and layer.format != asked

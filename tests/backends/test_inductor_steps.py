@@ -75,7 +75,7 @@ def plain(home: Path, adapters: dict[str, str]) -> Iterator[Predictor]:
         yield predictor
 
 
-def test_a_compiled_step_serves_all_batches_and_adapters_without_recompiling(
+def test_a_compiled_step_serves_any_batch_and_adapter_as_it_is(
     home: Path, plain: Predictor, adapters: dict[str, str], run_python: Callable[[str], str]
 ) -> None:
     (home / "inductor").mkdir()

@@ -55,14 +55,14 @@ def record(
         ({"max_first_token": 0.1}, ("--max-first-token (unknown)",)),
     ],
 )
-def test_a_missed_budget_says_what_it_would_have_to_be(
+def test_a_missed_budget_reports_the_value_that_would_fit(
     budgets: dict[str, object], missed: tuple[str, ...]
 ) -> None:
     found = limits_of(Budgets(**budgets), PLAN)  # type: ignore[arg-type]
     assert misses(measured(), found) == missed
 
 
-def test_what_a_refusal_offers_is_met_when_it_is_typed() -> None:
+def test_budgets_that_a_refusal_suggests_are_met() -> None:
     odd = measured(seconds={1: 0.0041234567, 8: 0.01777}, memory=301_234_567, size=20_000_001, drop=0.0123456)
     limits = limits_of(
         Budgets(max_latency=1e-3, min_throughput=1e6, max_memory=1, max_size=1), PLAN.with_(max_drop=0.001)
@@ -104,7 +104,7 @@ def test_a_slower_trial_wins_only_where_memory_or_size_counts() -> None:
 @pytest.mark.parametrize(
     ("aim", "expected"), [("latency", 0.004), ("throughput", 0.00125), ("memory", 3e8), ("size", 2e7)]
 )
-def test_the_objective_is_what_is_minimized(aim: str, expected: float) -> None:
+def test_the_objective_is_minimized(aim: str, expected: float) -> None:
     assert cost(measured(), Budgets(objective=aim), {}) == expected
 
 
@@ -141,10 +141,10 @@ def test_a_search_without_any_measurement_says_why() -> None:
     assert "ort float crashed: SIGSEGV" in str(nothing_fits([crashed], [], Budgets()))
 
 
-def test_budgets_are_asked_for_by_any_of_their_options() -> None:
-    assert not Budgets().asked
-    assert Budgets(objective="size").asked
-    assert Budgets(time=60.0).asked
+def test_any_budget_option_starts_a_search() -> None:
+    assert not Budgets().is_given
+    assert Budgets(objective="size").is_given
+    assert Budgets(time=60.0).is_given
     assert optimize.__name__ == "optimize"
     assert from_values(Budgets, {"max_latency": "5ms", "space": ["backend=ort"]}).max_latency == 0.005
 

@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "trials.sqlite"
 
 
-def test_a_known_trial_comes_back_as_it_was(plan: Plan, file: Path) -> None:
+def test_a_recorded_trial_is_read_back_unchanged(plan: Plan, file: Path) -> None:
     Journal(plan, Budgets(), file).add(record())
     found = Journal(plan, Budgets(max_latency=0.001), file).find(EAGER)
     assert found is not None
@@ -76,7 +76,7 @@ def test_another_machine_times_again_but_does_not_judge_again(
 
 
 @pytest.mark.parametrize("outcome", ["skipped", "timed out", "disk full"])
-def test_what_may_end_otherwise_next_time_is_not_kept(plan: Plan, file: Path, outcome: str) -> None:
+def test_outcomes_that_may_change_are_not_recorded(plan: Plan, file: Path, outcome: str) -> None:
     ended = msgspec.structs.replace(record(outcome), measured=None)
     Journal(plan, Budgets(), file).add(ended)
     assert Journal(plan, Budgets(), file).find(EAGER) is None

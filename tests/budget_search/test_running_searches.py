@@ -18,7 +18,7 @@ from infer.budget_search.progress import RunningSearch, StateFile, running_searc
 from tests.budget_search.test_search import scripted
 
 
-def test_a_search_tells_its_state_at_every_step(plan: Plan, tmp_path: Path) -> None:
+def test_a_search_writes_its_state_at_every_step(plan: Plan, tmp_path: Path) -> None:
     search = scripted(plan, tmp_path, {"eager float": 0.02, "eager int8": 0.005})
     folder = tmp_path / "running"
     seen = []
@@ -54,7 +54,7 @@ def test_the_file_of_a_killed_search_is_deleted(plan: Plan, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("*.json")] == ["1.json"]
 
 
-def test_trials_watch_shows_what_runs(
+def test_trials_watch_shows_running_searches(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "running_folder", lambda: tmp_path / "running")

@@ -252,7 +252,7 @@ def scripted(plan: Plan, folder: Path, answers: dict[str, Any], **budgets: Any) 
     )
 
 
-def test_cheap_trials_come_first_and_a_crash_goes_on(plan: Plan, tmp_path: Path) -> None:
+def test_cheap_trials_run_first_and_a_crash_does_not_end_a_search(plan: Plan, tmp_path: Path) -> None:
     search = scripted(plan, tmp_path, {"ort float": "crashed", "eager int8": 0.005})
     assert search.all_trials() == ""
     assert Scripted.asked == ["eager float", "ort float", "ort float", "eager int8"]
@@ -261,7 +261,7 @@ def test_cheap_trials_come_first_and_a_crash_goes_on(plan: Plan, tmp_path: Path)
     assert best.candidate == Candidate(backend="eager", quant="int8")
 
 
-def test_a_crash_in_a_used_process_is_tried_once_more_alone(plan: Plan, tmp_path: Path) -> None:
+def test_a_crash_in_a_used_process_is_retried_in_a_fresh_one(plan: Plan, tmp_path: Path) -> None:
     search = scripted(plan, tmp_path, {"eager float": "crashed"})
     search.all_trials()
     assert Scripted.asked.count("eager float") == 1
@@ -274,7 +274,7 @@ def test_artifacts_that_can_not_win_are_deleted_at_once(plan: Plan, tmp_path: Pa
     assert [path.name for path in (tmp_path / "work").glob("trial-*")] == ["trial-3"]
 
 
-def test_without_time_left_trials_are_skipped_and_said(plan: Plan, tmp_path: Path) -> None:
+def test_trials_are_skipped_and_reported_without_time_left(plan: Plan, tmp_path: Path) -> None:
     search = scripted(plan, tmp_path, {}, time=60.0)
     now = iter(range(0, 10_000, 20))
     search.clock = lambda: float(next(now))
@@ -296,7 +296,7 @@ def test_an_interruption_ends_the_trials(plan: Plan, tmp_path: Path, keep: bool)
     assert search.best_with_artifact(interrupted=True).candidate.backend == "eager"
 
 
-def test_two_searches_never_time_at_once(tmp_path: Path) -> None:
+def test_two_searches_never_time_trials_at_once(tmp_path: Path) -> None:
     said: list[str] = []
     timing, over = threading.Event(), threading.Event()
 

@@ -55,7 +55,7 @@ def test_a_format_over_the_users_loss_is_not_lowered() -> None:
     assert why_skip(known, Candidate(backend="ort", quant="nf4")) == "eager nf4 would need --max-drop 2%"
 
 
-def test_a_refusal_for_speed_in_plain_torch_says_nothing_of_others() -> None:
+def test_a_refusal_for_speed_in_plain_torch_does_not_skip_others() -> None:
     refused = TrialRecord(
         candidate=Candidate(backend="eager", quant="int8"), outcome="refused", reason="slow layers"
     )
@@ -78,7 +78,7 @@ def test_a_format_that_can_not_make_up_for_its_backend_is_skipped(monkeypatch: p
     assert why_skip(known, Candidate(backend="inductor", quant="int8")) == ""
 
 
-def test_plain_torch_in_float_says_nothing_of_fused_formats() -> None:
+def test_plain_torch_in_float_does_not_bound_fused_formats() -> None:
     """A decode step in int8 was measured 14 times as fast as the float model called by transformers."""
     known = knowledge(trial("eager", seconds=0.1), trial("ort", seconds=0.008))
     assert why_skip(known, Candidate(backend="eager", quant="int8")) == ""
@@ -137,7 +137,7 @@ def test_a_machine_that_slowed_down_does_not_choose_the_winner() -> None:
     assert known.best.candidate.backend == "inductor"
 
 
-def test_a_form_timed_on_a_slower_machine_is_put_in_relation_to_one_known_before() -> None:
+def test_times_of_a_slowed_machine_are_scaled_by_a_known_form() -> None:
     first = Measured(
         seconds={1: 0.002}, ratios={1: 0.5}, rivals={1: "e"}, rival_seconds={"e": {1: 0.004}}, error=1e-6
     )
@@ -157,7 +157,7 @@ def test_a_form_timed_on_a_slower_machine_is_put_in_relation_to_one_known_before
     assert known.best.candidate.quant == "int8"
 
 
-def test_a_float_trial_and_the_form_of_it_that_others_are_timed_against_take_the_same_time() -> None:
+def test_a_float_trial_and_its_form_as_a_rival_take_the_same_time() -> None:
     """Measured on digits: in pairs int4 took 0.877 of ort float, which yet won by a first brief look at its form."""
     quick = Measured(
         seconds={1: 124e-6},

@@ -23,7 +23,7 @@ def fits(lines: list[str], width: int = optimize_summary.WIDTH) -> bool:
     return len(lines) <= optimize_summary.HEIGHT and max(map(len, lines)) <= width
 
 
-def test_the_verdict_of_digits_fits_a_screen_and_a_pipe_gets_a_line_a_stage(
+def test_the_verdict_fits_a_screen_and_a_pipe_gets_a_line_per_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

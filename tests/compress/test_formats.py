@@ -249,7 +249,7 @@ def test_static_step_clips_outliers_only_when_that_is_better() -> None:
         assert relative(data, grids[1]) <= relative(data, grids[0]) * 1.02
 
 
-def test_calibration_names_the_layer_that_sees_nan_and_wants_data() -> None:
+def test_calibration_names_the_layer_with_nan_and_requires_data() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(SourceError, match="NaN or infinity at the input of '0'"):
         calibrate(model, [{"input": torch.full((2, 4), torch.nan)}])

@@ -21,12 +21,12 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         path = tmp_path / "cpuinfo"
         path.write_text(text)
         monkeypatch.setattr(device, "_CPUINFO", path)
-        for asked in (device.isa, device.cpu_name, device.no_amx):
+        for asked in (device.isa, device.cpu_name, device.why_no_amx):
             asked.cache_clear()
 
     yield write
     monkeypatch.undo()
-    for asked in (device.isa, device.cpu_name, device.no_amx):
+    for asked in (device.isa, device.cpu_name, device.why_no_amx):
         asked.cache_clear()
 
 
@@ -89,14 +89,14 @@ def test_x86_instruction_sets_are_ordered_by_capability(cpuinfo) -> None:
 
 def test_amx_needs_the_cpu_and_permission_from_linux(cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo("flags : avx2 avx512f avx512_vnni\n")
-    assert device.no_amx() == "this CPU has no AMX"
+    assert device.why_no_amx() == "this CPU has no AMX"
     for answer, reason in ((0, None), (-1, "Linux does not grant the tile registers: Success")):
         cpuinfo("flags : avx2 avx512f avx512_vnni amx_int8 amx_bf16 amx_tile\n")
         monkeypatch.setattr(device.platform, "system", lambda: "Linux")
         libc = types.SimpleNamespace(syscall=lambda *numbers, answer=answer: answer)
         monkeypatch.setattr(device.ctypes, "CDLL", lambda *_args, libc=libc, **_kwargs: libc)
         monkeypatch.setattr(device.ctypes, "get_errno", lambda: 0)
-        assert device.no_amx() == reason
+        assert device.why_no_amx() == reason
 
 
 def test_avx_vnni_without_avx512_is_reported_as_vnni(cpuinfo) -> None:
@@ -112,7 +112,9 @@ def test_arm_instruction_sets_are_named(cpuinfo) -> None:
     assert all(device.why_slow(dtype) is None for dtype in ("int8", "float16", "bfloat16"))
 
 
-def test_without_cpuinfo_torch_is_asked(tmp_path: Path, cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cpuinfo_the_flags_come_from_torch(
+    tmp_path: Path, cpuinfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpuinfo("")
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: {"avx2": True, "fma3": True, "f16c": False}, raising=False

@@ -25,6 +25,7 @@ from infer.predict import open_artifact
 from infer.results import Lowered
 from infer.silence_logs import quiet
 from infer.spec import TensorSpec
+from tests.support.program_devices import devices_in
 from tests.support.tiny_decoders import build
 
 
@@ -65,11 +66,11 @@ def test_a_program_moved_to_a_gpu_references_no_cpu_tensor(name: str, request: p
     kept = {name: value.data_ptr() for name, value in program.state_dict.items()}
     names = [node.name for node in program.graph.nodes]
     moved = devices.moved(program, "meta")
-    assert list(devices.devices_in(moved)) == ["meta"]
+    assert list(devices_in(moved)) == ["meta"]
     assert [node.name for node in moved.graph.nodes] == names
     with quiet():
-        assert list(devices.devices_in(moved.run_decompositions({}))) == ["meta"]
-    assert list(devices.devices_in(program)) == ["cpu"], "the original was changed"
+        assert list(devices_in(moved.run_decompositions({}))) == ["meta"]
+    assert list(devices_in(program)) == ["cpu"], "the original was changed"
     assert kept == {name: value.data_ptr() for name, value in program.state_dict.items()}
 
 
@@ -102,7 +103,7 @@ def test_eager_runs_a_graph_on_the_device_it_is_opened_on(
     monkeypatch.setattr(eager, "Runner", lambda graph, device: opened.append(graph))
     for device in ("meta", "cpu"):
         eager.open(tmp_path, device)
-        assert list(devices.devices_in(opened.pop().exported)) == [device]
+        assert list(devices_in(opened.pop().exported)) == [device]
 
 
 def test_inductor_is_given_a_program_of_the_plans_device(
@@ -116,7 +117,7 @@ def test_inductor_is_given_a_program_of_the_plans_device(
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compiles)
     inductor.lower(places, Plan(source="x", backend="inductor", device="meta"), tmp_path)
-    assert list(devices.devices_in(given[0])) == ["meta"]
+    assert list(devices_in(given[0])) == ["meta"]
     assert not (tmp_path / inductor.PACKINGS).exists()
 
 

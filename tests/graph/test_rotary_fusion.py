@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backends import eager
 from infer import llm
 from infer.attention import KV_DTYPES, PageLayout
-from infer.graph import devices, storage
+from infer.graph import storage
 from infer.graph.program import Graph, plain_call
 from infer.kernels import gpu
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from infer.kernels.passes.rotary.fusion import fuse_rotary
 from infer.silence_logs import quiet
+from tests.support.program_devices import devices_in
 from tests.support.tiny_decoders import SIZES, build
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 16, 4
@@ -168,7 +169,7 @@ def test_forms_are_found_in_any_operators(turn: Callable[..., Tensor], form: Rot
         (plain, lambda x, cos, sin: x, "only one of queries and keys"),
     ],
 )
-def test_what_is_almost_a_rotation_is_left_as_it_is(
+def test_code_that_is_almost_a_rotation_is_not_fused(
     query: Callable[..., Tensor], key: Callable[..., Tensor], said: str
 ) -> None:
     program, [found] = fuse_rotary(exported(query, key))
@@ -215,6 +216,6 @@ def test_eager_steps_launch_fewer_operators_for_each_layer(
     eager.open(tmp_path, "meta")
     fused = opened[0].exported
     assert len(rotary_forms(fused)) == 2
-    assert list(devices.devices_in(fused)) == ["meta"]
+    assert list(devices_in(fused)) == ["meta"]
     before, after = launches(graph), launches(replace(graph, program=fuse_rotary(graph.exported)[0]))
     assert before - after == 20  # ten a layer: half-turns, products and sums of queries and of keys

@@ -207,7 +207,7 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
         engine(step_tokens=66, batch_invariant=True)
 
 
-def test_a_request_the_model_fails_on_fails_alone() -> None:
+def test_a_request_that_the_model_fails_on_fails_alone() -> None:
     step = FakeStep(PAGE)
     step.poison = {60}
     running = engine(step=step)
@@ -221,7 +221,7 @@ def test_a_request_the_model_fails_on_fails_alone() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("where", ["append_tokens", "append_token", "build"])
-def test_a_request_any_part_of_a_step_fails_on_fails_alone(
+def test_a_request_that_fails_in_any_part_of_a_step_fails_alone(
     monkeypatch: pytest.MonkeyPatch, where: str, n: int
 ) -> None:
     running = engine()

@@ -60,7 +60,7 @@ def test_generation_with_a_hybrid_is_refused_before_capture(hybrid: str, tmp_pat
 def test_a_refusal_of_a_scoring_artifact_says_how_to_enable_generation(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path / "llama")
     artifact = optimize(plan(str(tmp_path / "llama"), task="score"), tmp_path / "a.infer")
-    assert artifact.manifest.verdict[0] == "scores text only: asked for by --task score"
+    assert artifact.manifest.verdict[0] == "scores text only: requested by --task score"
     assert artifact.manifest.plan.task == "score"
     with Predictor.load(artifact.path) as predictor, pytest.raises(UsageError, match="make it again without"):
         predictor.generate("x")

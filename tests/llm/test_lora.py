@@ -333,7 +333,7 @@ def test_adapter_weights_that_do_not_fit_are_refused_without_effect(llama: Graph
     path = good / "adapter_model.safetensors"
     key = f"base_model.model.{name}.lora_"
     for tensors, said in (
-        ({f"{key}A.weight": torch.ones(2, size[0])}, "lora_A alone"),
+        ({f"{key}A.weight": torch.ones(2, size[0])}, "got lora_A only"),
         ({f"{key}embedding_A": torch.ones(2, size[0])}, "not a LoRA weight"),
         (
             {f"{key}A.weight": torch.full((3, size[0]), torch.inf), f"{key}B.weight": torch.ones(size[1], 3)},

@@ -234,7 +234,7 @@ def test_logits_that_are_not_finite_end_their_own_sequence() -> None:
 @pytest.mark.parametrize(
     "raised", [RuntimeError, LookupError]
 )  # Triton's own errors are no RuntimeError either
-def test_a_failed_recording_of_a_sampler_is_reported_and_steps_are_sampled_plainly(
+def test_a_failed_sampler_recording_is_reported_and_sampling_goes_on(
     raised: type[Exception],
 ) -> None:
     step, graphs = recorded(FakeStep())

@@ -236,7 +236,7 @@ def test_a_named_choice_calls_that_tool_once(grammars: Any) -> None:
     assert not takes(grammars, constraint, f"{NOW}\n{NOW}")
 
 
-def test_one_call_where_parallel_ones_are_not_wanted(grammars: Any) -> None:
+def test_parallel_tool_calls_false_allows_one_call(grammars: Any) -> None:
     constraint = constrain(TOOLS, "required", parallel=False)
     assert takes(grammars, constraint, HERMES)
     assert not takes(grammars, constraint, f"{HERMES}\n{NOW}")

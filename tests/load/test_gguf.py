@@ -210,7 +210,7 @@ def test_a_file_without_a_vocabulary_takes_token_ids(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(tmp_path / "m.gguf", ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_damaged_weights_name_the_file_and_not_the_folder_that_stands_for_it(tmp_path: Path) -> None:
+def test_damaged_weights_name_the_file_not_its_temporary_folder(tmp_path: Path) -> None:
     model: Any = tiny_decoders.build("llama")
     model.model.layers[0].mlp.up_proj.weight.data[3] = torch.nan
     write_gguf(tmp_path / "m.gguf", model, "llama")

@@ -200,7 +200,7 @@ def test_nan_weights_stop_the_load(tmp_path: Path, net: Path, original: nn.Modul
         fill(loaded)
 
 
-def test_a_python_recipe_alone_provides_its_weights(net: Path, original: nn.Module) -> None:
+def test_a_user_module_provides_its_own_weights(net: Path, original: nn.Module) -> None:
     loaded = load(Plan(source=f"{net}:build"))
     assert loaded.kind == "module"
     assert loaded.reader is None
@@ -440,7 +440,7 @@ def test_errors_of_the_users_file_name_the_file(tmp_path: Path, code: str, text:
     assert caught.value.__cause__ is not None
 
 
-def test_a_recipe_may_import_from_beside_itself(tmp_path: Path, net: Path) -> None:
+def test_a_user_module_may_import_files_beside_it(tmp_path: Path, net: Path) -> None:
     (tmp_path / "outer_net.py").write_text("from net import build, example_inputs, INPUTS\n")
     loaded = load(Plan(source=f"{tmp_path}/outer_net.py:build"))
     assert loaded.samples["image"].shape == (5, 1, 8, 8)

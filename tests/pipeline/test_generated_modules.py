@@ -67,7 +67,7 @@ def test_random_buffers_in_no_checkpoint_are_repeated_or_refused(seeded: bool) -
             self.register_buffer("matrix", torch.randn(8, 8), persistent=False)
 
     if not seeded:
-        with pytest.raises(SourceError, match=r"other random numbers to buffer 'matrix' at each call"):
+        with pytest.raises(SourceError, match=r"buffer 'matrix' with other random numbers at each call"):
             build_on_meta(Features, "a factory")
         return
     module, findings = build_on_meta(Features, "a factory")

@@ -94,7 +94,7 @@ def test_a_float32_error_is_not_excused_by_the_limits_of_bfloat16() -> None:
     assert choose(trials(wrong, trial("eager", 1.0))).trial.backend == "eager"
 
 
-def test_who_asked_for_a_dtype_a_backend_or_a_format_gets_no_other_dtype(units: None) -> None:
+def test_a_requested_dtype_backend_or_format_keeps_its_dtype(units: None) -> None:
     assert asked() is None
     assert why_not(Resolved(PLAN, ()), SimpleNamespace()) == ""  # type: ignore[arg-type]
     assert asked(PLAN.with_(backend="ort")) == "bfloat16 is tried with --backend auto only"
@@ -104,7 +104,7 @@ def test_who_asked_for_a_dtype_a_backend_or_a_format_gets_no_other_dtype(units: 
     assert asked(PLAN.with_(batches=())) is not None
 
 
-def test_a_cpu_without_bfloat16_units_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_not_tried_on_cpus_without_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_bfloat16", lambda: False)
     assert asked() == ""
 

@@ -92,7 +92,7 @@ def test_calibration_rows_are_recorded_and_not_used_for_fidelity(mixed: stages.O
     assert "none of them is among the 64 that judge" in rows.why
 
 
-def test_calibration_says_which_layers_it_reached_and_what_a_static_step_clips(tmp_path: Path) -> None:
+def test_calibration_reports_layers_reached_and_values_clipped(tmp_path: Path) -> None:
     reporter = Reporter()
     loaded, run = stages.load(stages.resolve(DIGITS.with_(quant="int8:static")))
     stages.compress_model(run.plan, stages.capture_original(run.plan, loaded, reporter), reporter=reporter)
@@ -178,7 +178,7 @@ def test_fidelity_limits_follow_the_budget() -> None:
 
 def test_a_terminal_shows_the_layers_that_cost_most_in_their_order() -> None:
     rows = [LayerChoice(f"l{i}", "nf4", 4.2, 0.1, {"nf4": float(i % 5)}) for i in range(40)]
-    shown = layers.brief(rows, keep=8)
+    shown = layers.most_costly(rows, keep=8)
     assert [row.name for row in shown] == [row.name for row in rows if row.effect["nf4"] == 4.0]
     assert layers.counts(rows) == "40 nf4"
     assert layers.cells(rows[3])[:5] == ("l3", "nf4", "4.20", "0.1000", "3")

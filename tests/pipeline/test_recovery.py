@@ -81,7 +81,7 @@ def test_recovery_needs_weights_in_memory() -> None:
 
 
 def test_recovery_needs_a_format() -> None:
-    with pytest.raises(UsageError, match="what quantization lost"):
+    with pytest.raises(UsageError, match="no format was given"):
         check_plan(PLAN.with_(quant="none"))
 
 

@@ -145,7 +145,7 @@ def test_a_later_trial_is_timed_against_earlier_float_forms(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("given")
-def test_a_backend_that_was_asked_for_is_compared_with_itself_and_plain_torch() -> None:
+def test_a_named_backend_is_compared_with_itself_and_plain_torch() -> None:
     ours, forms = trial("ort", 0.9, 0.9), Forms(graph(), plain=(0.5, 1.0), ort=(1.0, 1.1))
     timed(PLAN.with_(backend="ort"), [ours], forms)
     assert forms.lowered == ["ort"], "compiling with inductor takes long and was not asked for"

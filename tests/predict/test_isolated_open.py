@@ -42,8 +42,8 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("act", "error", "sentence"),
     [
-        (crash, ArtifactError, "opening it ends the process with SIGSEGV"),
-        (hang, ArtifactError, "opening it takes more than"),
+        (crash, ArtifactError, "opening the artifact ends the process with SIGSEGV"),
+        (hang, ArtifactError, "opening the artifact takes more than"),
         (eat, ResourceError, "more memory than is free"),
     ],
 )

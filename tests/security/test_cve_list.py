@@ -22,7 +22,7 @@ def test_every_test_that_security_md_names_exists() -> None:
         assert name in (functions(ROOT / file) if file else ours), name
 
 
-def test_every_cve_test_stands_in_security_md() -> None:
+def test_every_cve_test_is_listed_in_security_md() -> None:
     numbers = set(re.findall(r"CVE-\d{4}-\d+", TEXT))
     for path in (ROOT / "tests/security").glob("test_*.py"):
         for name in functions(path):

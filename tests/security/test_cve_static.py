@@ -62,7 +62,7 @@ def test_cve_2025_32444_nothing_unpickles_or_opens_to_all() -> None:
     assert not {str(path.relative_to(ROOT)): lines for path in FILES if (lines := found_in(path))}
 
 
-def test_cve_2025_32444_the_look_finds_what_it_looks_for(tmp_path: Path) -> None:
+def test_cve_2025_32444_the_scan_finds_planted_constructs(tmp_path: Path) -> None:
     bad = ["import pickle", "from dill import loads", "torch.load(x, weights_only=False)", 'host = "0.0.0.0"']
     for line in [*bad, "AutoModel.from_pretrained(x, trust_remote_code=True)"]:
         assert WORDS.search(line), line

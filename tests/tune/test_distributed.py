@@ -79,7 +79,7 @@ def test_deepspeed_is_refused_by_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     ("version", "optimizer", "words"),
     [(1, "adamw", "fsdp_version: 2"), (2, "muon", "muon needs whole parameters")],
 )
-def test_what_can_not_be_sharded_is_refused(version: int, optimizer: str, words: str) -> None:
+def test_models_that_can_not_be_sharded_are_refused(version: int, optimizer: str, words: str) -> None:
     accelerator = SimpleNamespace(is_fsdp2=version == 2)
     with pytest.raises(NotUsableError, match=words):
         _check_sharding(accelerator, TrainSettings(optimizer=optimizer))

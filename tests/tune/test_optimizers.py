@@ -34,14 +34,14 @@ def test_muon_gets_matrices_and_adamw_the_rest() -> None:
     assert findings == []
 
 
-def test_paged_states_without_a_gpu_become_8_bit_ones_and_it_is_said() -> None:
+def test_paged_states_without_a_gpu_are_8_bit_and_reported() -> None:
     pytest.importorskip("bitsandbytes")
     (made,), (finding,) = build_optimizers(network(), TrainSettings(optimizer="paged-adamw8bit"))
     assert type(made).__name__ == "AdamW8bit"
     assert "this runs on cpu" in finding.why
 
 
-def test_without_bitsandbytes_states_are_float32_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bitsandbytes_states_are_float32_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
     (made,), (finding,) = build_optimizers(network(), TrainSettings(optimizer="adamw8bit"))
     assert type(made) is torch.optim.AdamW

@@ -69,7 +69,7 @@ def test_only_answers_and_their_ends_are_trained(tmp_path: Path, tokenizer: LLMT
     assert [part for part in said(tokenizer, sequence).split("|") if part] == ["yes</s>", "no</s>"]
 
 
-def test_an_answer_that_is_shown_otherwise_later_is_a_sequence_of_its_own(
+def test_an_answer_rendered_differently_later_is_its_own_sequence(
     tmp_path: Path, tokenizer: LLMTokenizer
 ) -> None:
     data = read(tmp_path, tokenizer, [chat("hi", "[why]yes", "ok", "[so]no")], FORGETS)
@@ -140,7 +140,7 @@ def test_a_split_is_by_documents_and_repeats_itself(count: int) -> None:
     assert split_documents(data, 0.0, seed=3)[1] == []
 
 
-def test_bins_hold_every_sequence_once_within_the_room() -> None:
+def test_bins_hold_every_sequence_once_within_capacity() -> None:
     lengths = torch.randint(1, 65, (200,), generator=torch.Generator().manual_seed(0)).tolist()
     bins = pack(lengths, 64)
     assert sorted(index for group in bins for index in group) == list(range(200))

@@ -28,13 +28,13 @@ def main(arguments: list[str]) -> int:
     """Fork, and serve trials in the child; torch is imported by it alone."""
     reader, writer, life = (int(text) for text in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the search's terminal: the search decides
-    fork_below(life)
+    fork_child(life)
     from . import worker
 
     return worker.main(reader, writer)
 
 
-def fork_below(life: int) -> None:
+def fork_child(life: int) -> None:
     """Return in a forked child; the process that called stays above it and never returns.
 
     It ends with its child, in the same way, or when nobody holds the other end of the pipe `life` any more: then the
@@ -53,7 +53,7 @@ def fork_below(life: int) -> None:
         return
     status = _wait(child, life)
     _kill_descendants()
-    _end_like(status)
+    _exit_with(status)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -91,7 +91,7 @@ def _kill_descendants() -> None:
         time.sleep(0.005)
 
 
-def _end_like(status: int) -> None:
+def _exit_with(status: int) -> None:
     """End with the exit code or the signal of a wait status, without a core file of our own."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

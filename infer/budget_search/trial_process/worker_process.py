@@ -49,7 +49,7 @@ def default_limits() -> TrialLimits:
 
 
 class StopWatch:
-    """Seconds since it was made, apart those between `pause(True)` and `pause(False)`."""
+    """Stop watch that does not count the time between `pause(True)` and `pause(False)`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
@@ -131,7 +131,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Kill the worker and everything that it started."""
-        family = _family(self._process.pid)
+        family = _process_tree(self._process.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for one in family:
@@ -151,7 +151,7 @@ class WorkerProcess:
             )
         if watch.running + watch.paused > limits.search_seconds:
             return Done(outcome="timed out", reason="the time of the search was over and it was ended")
-        used = sum(map(_own_memory, _family(self._process.pid)))
+        used = sum(map(_own_memory, _process_tree(self._process.pid)))
         if used > limits.memory:
             reason = f"it held {used / 1e6:.0f} MB, {limits.memory / 1e6:.0f} MB are allowed, and was ended"
             return Done(outcome="out of memory", reason=reason)
@@ -165,7 +165,7 @@ class WorkerProcess:
     def _ended(self) -> Done:
         """Explain a process that ended by itself, from its signal and the last line of its log."""
         code = self._process.returncode
-        last = _last_words(self._log)
+        last = _fault_in_log(self._log)
         if code == -signal.SIGKILL:
             return Done(
                 outcome="out of memory",
@@ -199,7 +199,7 @@ class WorkerProcess:
         return msgspec.json.decode(line, type=Answer)  # type: ignore[no-any-return]
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -216,7 +216,7 @@ def _own_memory(process: psutil.Process) -> int:
     return int(held.rss - getattr(held, "shared", 0))
 
 
-def _last_words(log: Path) -> str:
+def _fault_in_log(log: Path) -> str:
     """Return the fault that a log ends with, and the innermost Python frame of it, for display."""
     try:
         with log.open("rb") as file:

@@ -221,7 +221,7 @@ class Assignment:
         kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
         return {**done.refused, **kept}
 
-    def asked_float(self, pins: Mapping[str, str]) -> frozenset[str]:
+    def requested_float(self, pins: Mapping[str, str]) -> frozenset[str]:
         """Return the layers that are float because of a pin or of the user's budget."""
         pinned = {name for name, format in pins.items() if format == FLOAT}
         chosen = {name for name, d in self.decisions.items() if d.by == "budget" and d.format == FLOAT}

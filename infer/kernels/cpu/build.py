@@ -52,7 +52,7 @@ def library(progress: Progress | None = None) -> Path:
             "no C++ compiler, and infer was installed without its compiled kernels",
             hint="Install g++, name a compiler with CXX, or install infer from a wheel of this platform",
         )
-    with _alone(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as work:
+    with _build_lock(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as work:
         if not path.exists():  # else another process has built it meanwhile
             # A copy: sources that change while they are compiled would be kept under the hash of others.
             copied = Path(shutil.copytree(compile_library.SOURCES, Path(work) / "src"))
@@ -65,7 +65,7 @@ def library(progress: Progress | None = None) -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _build_lock(folder: Path) -> Iterator[None]:
     """Hold the build lock: one of several starting processes compiles, the others wait for its result.
 
     After `LOCK_SECONDS` this process compiles too: the lock only saves work, as results are put in place by a rename.

@@ -142,7 +142,9 @@ def _pair(
     site: Site, pair: Mapping[str, Tensor], config: LoraConfig, most: int, path: Path
 ) -> tuple[Tensor, Tensor]:
     if set(pair) != {"A", "B"}:
-        raise SourceError(f"{site.name} has lora_{next(iter(pair))} alone", where=str(path))
+        raise SourceError(
+            f"expected A and B of {site.name}, got lora_{next(iter(pair))} only", where=str(path)
+        )
     a, b = pair["A"], pair["B"]
     rank = a.shape[0] if a.dim() else 0
     if (

@@ -71,4 +71,4 @@ def _tojson(
 
 def _public(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise TemplateError(f"a namespace holds no name like {name!r}")
+        raise TemplateError(f"expected a name in a namespace without a leading underscore, got {name!r}")

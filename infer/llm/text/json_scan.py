@@ -30,7 +30,7 @@ class Scan:
         return -1
 
 
-def held(text: str, marker: str) -> int:
+def num_held_back(text: str, marker: str) -> int:
     """Return how many of the last characters may belong to a marker, or to the blanks before one."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-size:]):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .json_scan import Scan, held, load
+from .json_scan import Scan, load, num_held_back
 
 ToolStyle = Literal["hermes", "llama", "mistral"]
 _MARKERS = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
@@ -100,7 +100,7 @@ class ToolParser:
             self._consume(len(self._marker))
             self._sure = True
             return self._enter(self._after_marker if self.style == "mistral" else self._call)
-        hold = 0 if self._last else held(self._text, self._marker)
+        hold = 0 if self._last else num_held_back(self._text, self._marker)
         text = self._text[: len(self._text) - hold]
         self._emit_content(text.rstrip() if self._last and self.calls else text)
         self._text = self._text[len(text) :]

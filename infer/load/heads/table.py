@@ -204,8 +204,7 @@ def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:
     if not found:
         known = ", ".join([head.ending for head in ENCODER_DECODERS[:2]] + list(RUN_ONCE))
         raise SourceError(
-            f"{name} is an encoder-decoder model; of such those are opened from a folder whose architecture ends in "
-            f"{known}",
+            f"{name} is an encoder-decoder model; infer opens those whose architecture ends in {known}",
             where=str(folder / "config.json"),
             hint="Give the state dict of the half you need and --model file.py:factory",
         )

@@ -74,7 +74,7 @@ def _refuse(architecture: str, module: str, text: str) -> None:
         )
     if architecture in TRANSFORMS_INPUT:
         raise UsageError(
-            f"{text} normalizes its input once more with transform_input=True, which a checkpoint does not tell",
+            f"{text} has transform_input=True, a second normalization that a checkpoint does not record",
             hint="Give --model file.py:factory that builds it as it was trained, with the checkpoint as the source",
         )
 

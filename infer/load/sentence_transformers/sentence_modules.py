@@ -73,7 +73,7 @@ def read_modules(listing: Path) -> list[Module]:
         kind = str(entry.get("type", "")).rpartition(".")[2]
         if not str(entry.get("type", "")).startswith("sentence_transformers."):
             raise UnsafeSourceError(
-                f"the folder wants the module {entry.get('type')!r}, which is code of its own",
+                f"the folder needs the module {entry.get('type')!r}, which is code in the folder",
                 where=str(listing),
             )
         if kind not in KNOWN:

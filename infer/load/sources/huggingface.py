@@ -219,7 +219,7 @@ def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
     if remote:
         named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
         raise UnsafeSourceError(
-            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
+            f"the folder needs code of its own (auto_map: {named[:200]})",
             where=str(folder / "config.json"),
             hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
         )

@@ -36,7 +36,7 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
             f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
         )
         raise UsageError(
-            f"TorchScript does not tell its inputs' sizes; its forward takes {', '.join(names)}",
+            f"TorchScript does not record the sizes of its inputs; its forward takes {', '.join(names)}",
             where="--input",
             hint=f"First weights: {sizes}. Give --data with an array of each input, or name it: "
             f"--input {(*names, 'x')[0]}=float32[batch,3,224,224]",

@@ -92,7 +92,7 @@ def _check_repeatable(module: nn.Module, again: nn.Module, what: str) -> None:
     for name, buffer in _unsaved(module).items():
         if not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(others[name])):
             raise SourceError(
-                f"{what} gives other random numbers to buffer {name!r} at each call, and no checkpoint holds it",
+                f"{what} fills buffer {name!r} with other random numbers at each call, and the checkpoint lacks it",
                 hint="Register it as a persistent buffer, or seed torch in the factory",
             )
 

@@ -122,7 +122,7 @@ def multiply_peak(plan: Plan) -> tuple[float, str]:
         return peak, f"measured {dtype} matmul"
     # An instruction multiplies 64 int8 pairs against 16 float32 ones; without VNNI it takes three.
     factor = 4.0 if hardware.has_vnni() or "dotprod" in hardware.isa() else 4 / 3
-    if hardware.no_amx() is None:
+    if hardware.why_no_amx() is None:
         factor = 32.0  # a product of tiles is 1,024 pairs a cycle, against 32 float32 ones
     return peak * factor, f"{factor:.2g} x the measured {dtype} matmul, for int8 products"
 

@@ -24,7 +24,7 @@ def render_html(report: Report) -> str:
         _memory(report),
         _graph(report),
         _found(report),
-        _again(report),
+        _repeat(report),
     ]
     body = "\n".join(filter(None, sections))
     style = CSS if report.search is None else CSS + search_plot.CSS + search_trials.CSS
@@ -136,7 +136,9 @@ def _decisions(report: Report) -> str:
 
 
 def _found(report: Report) -> str:
-    rows = [(f.stage, f.what, formatting.number(f.value, f.unit), f.why) for f in terminal.others(report)]
+    rows = [
+        (f.stage, f.what, formatting.number(f.value, f.unit), f.why) for f in terminal.other_findings(report)
+    ]
     table = _table("In the order in which it was found", ("stage", "what", "value", "why"), rows)
     return _section("Found on the way", table) if rows else ""
 
@@ -153,7 +155,7 @@ def _shape(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _again(report: Report) -> str:
+def _repeat(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     made = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
     return _section("Make it again", f"<pre>{escape(report.command)}</pre><br>{_pairs(made)}")

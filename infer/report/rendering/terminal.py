@@ -78,8 +78,8 @@ def _measurement_tables(report: Report, *, narrow: bool) -> Iterator[Table]:
         yield _latency(report, narrow=narrow)
     if report.fidelity:
         yield _fidelity(report.fidelity)
-    if layers.decided(report):
-        shown = layers.brief(report.layers, report.plan.quant)
+    if layers.has_chosen_formats(report):
+        shown = layers.most_costly(report.layers, report.plan.quant)
         rest = "" if len(shown) == len(report.layers) else "; those that cost most, all in report.html"
         rows = [layers.cells(layer, effects=False) for layer in shown]
         title = f"Layers: {layers.counts(report.layers)}{rest}"
@@ -87,12 +87,14 @@ def _measurement_tables(report: Report, *, narrow: bool) -> Iterator[Table]:
     if report.memory is not None:
         rows = [(f.what, formatting.number(f.value, f.unit), f.why) for f in report.memory.findings()]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
-    found = [(f"{f.stage}: {f.what}", formatting.number(f.value, f.unit), f.why) for f in others(report)]
-    if rows := [*found, *([] if layers.decided(report) else worst_weights(report))]:
+    found = [
+        (f"{f.stage}: {f.what}", formatting.number(f.value, f.unit), f.why) for f in other_findings(report)
+    ]
+    if rows := [*found, *([] if layers.has_chosen_formats(report) else worst_weights(report))]:
         yield _table("Found on the way", ("what", "value", "why"), rows)
 
 
-def others(report: Report) -> list[Finding]:
+def other_findings(report: Report) -> list[Finding]:
     """Select the findings that no other table shows."""
     shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)
     return [finding for finding in report.findings if finding.stage not in shown]

@@ -109,7 +109,7 @@ class TextJob:
             return TokenIds([self._text.token_id(token) for token in asked.tokens])
         if isinstance(asked, DecodeRows) and isinstance(self._text, Tokenizer):
             return DecodedRows([self._text.decode(*row) for row in asked.rows])
-        raise InferError("a tokenizer of another kind was asked")
+        raise InferError("expected a request for this kind of tokenizer")
 
     def _render(self, chat: dict[str, Any]) -> str:
         if self._template is None:

@@ -117,7 +117,7 @@ def _engine(context: RequestContext, name: str | None) -> TensorEngine:
     engine = text_request.find_text_model(context, name, TASKS, "compare texts")
     if engine.predictor.task == "classification" and text_request.labels_of(engine) != 1:
         raise InputError(
-            f"{engine.predictor.name} has {text_request.labels_of(engine)} labels and gives no score of a pair",
+            f"{engine.predictor.name} has {text_request.labels_of(engine)} labels and does not score pairs of texts",
             where="model",
             hint="A cross-encoder has one label; classifiers are served at /classify",
         )

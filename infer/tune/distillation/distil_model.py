@@ -90,7 +90,7 @@ def _task(
         reporter.found(objective.findings)
         return objective, rows, held_out
     if isinstance(loaded.module, EncoderDecoder):
-        raise NotUsableError("distillation of an encoder with a decoder is not done; it takes one tower")
+        raise NotUsableError("distillation of encoder-decoder models is not supported")
     if settings.hard:
         raise UsageError("--hard is for language models: other data has no next token", where="--hard")
     samples, source, digest = read_data(settings.data, loaded, most=MOST_ROWS)

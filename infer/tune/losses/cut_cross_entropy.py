@@ -52,13 +52,6 @@ def _valid(hidden: Tensor, labels: Tensor, ignore_index: int, vocab: int) -> tup
     return hidden, labels
 
 
-def next_token_loss(
-    hidden: Tensor, head: OutputHead, labels: Tensor, *, ignore_index: int = IGNORED
-) -> tuple[Tensor, Tensor]:
-    """Compute `cut_cross_entropy` of each position's hidden state [B, T, H] with the next label of [B, T]."""
-    return cut_cross_entropy(hidden[:, :-1], head, labels[:, 1:], ignore_index=ignore_index)
-
-
 def cross_entropy_twin(
     hidden: Tensor, head: OutputHead, labels: Tensor, *, ignore_index: int = IGNORED
 ) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ class HeadGradients:
         self.of_hidden = torch.zeros_like(hidden, dtype=kind) if of_hidden else None
         weight = head.trainable_weight
         if of_weight and weight is None:
-            raise NotUsableError("a packed output head has no gradient of its own")
+            raise NotUsableError("a packed output head can't be trained")
         self.of_weight = torch.zeros_like(weight) if of_weight and weight is not None else None
         self.of_bias = torch.zeros_like(head.bias, dtype=kind) if of_bias and head.bias is not None else None
 

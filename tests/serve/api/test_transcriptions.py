@@ -72,7 +72,7 @@ def test_words_and_segments_have_their_times(client: openai.OpenAI) -> None:
     assert -0.1 < segment.avg_logprob < 0
 
 
-def test_a_segment_is_all_that_verbose_json_gives_by_itself(raw: httpx.Client) -> None:
+def test_verbose_json_gives_segments_by_default(raw: httpx.Client) -> None:
     answer = post(raw, {"response_format": "verbose_json"}).json()
     assert "words" not in answer
     assert len(answer["segments"]) == 1
@@ -164,7 +164,7 @@ REFUSED: list[tuple[str, dict[str, Any], bytes, int, str]] = [
     ("another task", {"model": "loudness"}, b"", 400, "can't transcribe"),
     ("text model", {"model": "moods"}, b"", 400, "can't transcribe"),
     ("format", {"response_format": "xml"}, b"", 400, "response_format"),
-    ("temperature", {"temperature": "0.5"}, b"", 400, "draws none"),
+    ("temperature", {"temperature": "0.5"}, b"", 400, "does not sample"),
     ("temperature range", {"temperature": "2"}, b"", 400, "temperature"),
     ("no number", {"temperature": "hot"}, b"", 400, "temperature"),
     ("prompt", {"prompt": "a name"}, b"", 400, "reads no prompt"),

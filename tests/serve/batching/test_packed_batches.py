@@ -243,7 +243,7 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter has many to give
-def test_served_rows_have_the_bits_that_they_have_alone(encoder: Any) -> None:
+def test_served_rows_are_bit_equal_to_single_runs(encoder: Any) -> None:
     assert encoder.attention_length > 0
     requests = [tokens([length]) for length in LENGTHS]
     alone = [encoder.predict(one)["embedding"] for one in requests]
@@ -264,7 +264,7 @@ def test_texts_of_one_request_run_in_one_batch_and_in_order(encoder: Any) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_cancelled_long_request_leaves_the_others_their_bits(encoder: Any) -> None:
+def test_a_cancelled_long_request_does_not_change_other_results(encoder: Any) -> None:
     requests = [tokens([length]) for length in LENGTHS]
     results = run_together(encoder, requests, cancel=6)
     assert isinstance(results[6], asyncio.CancelledError)

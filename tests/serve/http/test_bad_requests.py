@@ -478,7 +478,7 @@ def test_a_trickling_request_is_408_at_an_absolute_deadline(server: Any, begin: 
         assert closed(connection, 3)
 
 
-def test_an_unread_body_may_not_trickle_either(server: Any) -> None:
+def test_an_unread_body_that_arrives_too_slowly_ends_the_connection(server: Any) -> None:
     with connect(server) as connection:
         connection.sendall(get(b"/health", b"Content-Length: 1000"))
         assert read(connection, bytearray()).status == 200

@@ -125,7 +125,7 @@ def test_wait_for_another_process_that_compiles_is_bounded(
 ) -> None:
     monkeypatch.setattr(build, "LOCK_SECONDS", 0.2)
     with (
-        build._alone(tmp_path),
-        build._alone(tmp_path),
+        build._build_lock(tmp_path),
+        build._build_lock(tmp_path),
     ):  # two descriptors exclude each other as two processes do
         pass

@@ -12,7 +12,7 @@ from infer import compress
 from infer.compress.packed_weight import Packed
 from infer.plan import Plan
 from infer.tune.losses import output_head
-from infer.tune.losses.cut_cross_entropy import cross_entropy_twin, cut_cross_entropy, next_token_loss
+from infer.tune.losses.cut_cross_entropy import cross_entropy_twin, cut_cross_entropy
 from infer.tune.losses.output_head import OutputHead
 from infer.tune.memory.packed_rows import PackedRows, quantizer_of
 
@@ -86,15 +86,6 @@ def test_a_packed_head_can_compute_with_the_kernels_of_inference() -> None:
     torch.testing.assert_close(total, twin, rtol=0.02, atol=0)
     (got,), (expected,) = gradients(head, hidden, total), gradients(head, hidden, twin)
     assert (got - expected).norm() < 0.05 * expected.norm()
-
-
-def test_next_token_loss_shifts_labels_by_one() -> None:
-    head, hidden, labels = float_head(), torch.randn(2, 6, 16), torch.randint(0, 100, (2, 6))
-    labels[1, 3:] = -100
-    total, count = next_token_loss(hidden, head, labels)
-    twin, _ = cross_entropy_twin(hidden[:, :-1], head, labels[:, 1:])
-    torch.testing.assert_close(total, twin)
-    assert int(count) == 7
 
 
 def test_ignored_tokens_change_nothing_even_where_they_are_nan() -> None:

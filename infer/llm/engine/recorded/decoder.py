@@ -141,7 +141,9 @@ class RecordedDecoder:
         tensors, logits = self._tensors, self._shared.logits[:batch]
         if kind == CONSTRAINED:
             logits = tensors.constrained(logits)
-        tokens = greedy(logits) if kind == GREEDY else sample(logits, tensors.asked(batch), cut=kind != WHOLE)
+        tokens = (
+            greedy(logits) if kind == GREEDY else sample(logits, tensors.parameters(batch), cut=kind != WHOLE)
+        )
         if kind == CONSTRAINED:
             tensors.count(tokens)
         tensors.last_tokens.scatter_(0, tensors.place(batch)[0], tokens.clamp_min(0))

@@ -98,7 +98,7 @@ class SamplingTensors:
         if sequence in self._held:
             self._held[sequence].counted = -1
 
-    def asked(self, batch: int) -> Tensor:
+    def parameters(self, batch: int) -> Tensor:
         """Return the sampling parameters of the first rows, as `sampler_device.sample` takes them."""
         return self.numbers[:batch, :COLUMNS]
 

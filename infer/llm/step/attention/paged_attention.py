@@ -92,9 +92,9 @@ def attend(
         query = latent.absorb(query)
     refusal = _refusal(query, key, value, others)
     if query.shape[2] != key.shape[2]:
-        raise NotUsableError("attention of this model has other keys than those of its tokens")
+        raise NotUsableError("attention of this model reads keys other than those of its tokens")
     if not call.records_attention and (refusal or attention_mask is not None):
-        raise NotUsableError(refusal or "attention of this model wants attention_mask")
+        raise NotUsableError(refusal or "attention of this model needs attention_mask")
     # Not by the module: the exporter passes short-lived stand-ins, whose ids come again.
     layer, call.layers = call.layers, call.layers + 1
     chunk = _chunk(module)
@@ -146,7 +146,7 @@ def _chunk(module: Any) -> int:
 def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any]) -> str | None:
     unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
     if unknown or others.get("dropout"):
-        return f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}"
+        return f"attention of this model needs {', '.join(sorted(unknown)) or 'dropout'}"
     if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
         return "queries, keys and values of this model do not fit together"
     return None

@@ -151,7 +151,7 @@ def _doge(
 def _xglm(attend: Attend, module: Any, hidden_states: Tensor, *_: Any, **given: Any) -> Any:
     """Replace the forward of XGLMAttention."""
     if given.get("key_value_states") is not None:
-        raise NotUsableError("attention of this model has other keys than those of its tokens")
+        raise NotUsableError("attention of this model reads keys other than those of its tokens")
     projections = (module.q_proj, module.k_proj, module.v_proj)
     heads = [p(hidden_states).unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for p in projections]
     return module.out_proj(attend(module, *heads, scaling=module.scaling).flatten(2)), None

@@ -120,12 +120,14 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     """
     specs = engine.predictor.inputs
     if len(specs) != 1:
-        raise InputError(f"raw bytes alone need a model of one input, this one has {len(specs)}")
+        raise InputError(f"a body of raw bytes needs a model with one input, this one has {len(specs)}")
     spec, shape = specs[0], shape_of(specs[0])
     if shape.count(-1) > 1 and spec.shape[0] == BATCH:
         shape[0] = 1
     if shape.count(-1) > 1:
-        raise InputError("raw bytes alone leave more than one size open; send shapes", where=spec.name)
+        raise InputError(
+            "raw bytes leave more than one size undetermined; send the shape in JSON", where=spec.name
+        )
     fixed = math.prod(n for n in shape if n >= 0) * DATATYPES[spec.dtype][2].itemsize
     if -1 in shape:
         shape[shape.index(-1)] = size // fixed

@@ -36,7 +36,7 @@ def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed
     """Raise `InputError` for what a CTC model can't do, `UsageError` if the artifact has no vocabulary."""
     if request.temperature:
         raise InputError(
-            "this model takes the best token of each frame and draws none",
+            "this model takes the best token of each frame and does not sample",
             where="temperature",
             hint="Leave temperature out, or give 0",
         )
