@@ -37,6 +37,10 @@ class Backend(Protocol):
     A backend that builds for GPUs of other machines also has `AHEAD_OF_TIME`, the sentence that says how such a result
     was compared ("" for any other). One that opens what it can't make here, or can't open what it makes, has
     `unopenable()`, the reason why an artifact of it can't be opened here; for any other that is `missing()`.
+
+    Layers are timed alone before they are quantized. A backend whose quantized layers call the operators of another,
+    so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in
+    the same way has `layer_form(tensors)`, which returns the `LayerForm` of a packed weight, or None.
     """
 
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted

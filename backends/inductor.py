@@ -37,6 +37,7 @@ from infer.spec import Finding
 EXECUTES_CODE = True
 PORTABLE = False
 STEPS = True
+LAYERS_AS = "eager"
 PACKAGE = "compiled/model.pt2"
 PACKINGS = "compiled/packed.json"
 FRAGMENTS = "compiled/fragments.json"

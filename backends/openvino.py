@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+import torch
 
 from infer import device as hardware
 from infer.errors import ArtifactError, NotUsableError
@@ -18,6 +20,7 @@ from infer.graph import storage
 from infer.graph.program import Graph
 from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
+from infer.onnx.layers import table_layers
 from infer.onnx.source import onnx_source
 from infer.openvino.openvino_layers import LayerConverter
 from infer.openvino.openvino_model import (
@@ -28,7 +31,7 @@ from infer.openvino.openvino_model import (
     read_converted_model,
 )
 from infer.plan import Plan
-from infer.results import Lowered
+from infer.results import LayerForm, Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = False
@@ -76,6 +79,12 @@ def searched_dtypes() -> tuple[str, ...]:
 def target(device: str) -> dict[str, str]:
     """Return no constraints: the model runs on any CPU, and is compiled when it is opened."""
     return {}
+
+
+def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
+    """Return the one form of all tables that are not evenly spaced; None for any other packed weight."""
+    group = table_layers.group_of_any_table(tensors)
+    return None if group is None else LayerForm(f"codes, int8 blocks of {group}")
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,13 +23,13 @@ from infer.graph.program import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
-from infer.onnx.layers import paged_attention_node
+from infer.onnx.layers import paged_attention_node, table_layers
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
 from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner, table_layer_form
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
-from infer.results import Lowered
+from infer.results import LayerForm, Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = False
@@ -100,6 +101,13 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
 def target(device: str) -> dict[str, str]:
     """Return no constraints: the ONNX file runs anywhere, and int8 weights change signedness when it is opened."""
     return {}
+
+
+def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
+    """Return the one form of all tables that are not evenly spaced; None for any other packed weight."""
+    if (group := table_layers.group_of_any_table(tensors)) is None:
+        return None
+    return LayerForm(f"8-bit blocks of {group}", decoded_if_slower=True)
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:

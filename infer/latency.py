@@ -97,9 +97,9 @@ def measure(
     """Time single calls until both minima are reached, or `max_runs`; waits for the device at each end."""
     warmup = warm_up(call, device, clock)
     times: list[float] = []
-    with _no_collection():
+    with no_collection():
         while len(times) < max_runs and (len(times) < min_runs or math.fsum(times) < min_seconds):
-            times.append(_time(call, device, clock))
+            times.append(timed(call, device, clock))
     return summarize(times, warmup)
 
 
@@ -119,11 +119,11 @@ def in_turns(
     warmups = [warm_up(call, device, clock) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     spent, count = 0.0, 0
-    with _no_collection():
+    with no_collection():
         while count < max_runs and (count < min_runs or spent < min_seconds * len(calls)):
             for offset in range(len(calls)):
                 index = (count + offset) % len(calls)
-                times[index].append(_time(calls[index], device, clock))
+                times[index].append(timed(calls[index], device, clock))
                 spent += times[index][-1]
             count += 1
     return [summarize(taken, warmup) for taken, warmup in zip(times, warmups, strict=True)]
@@ -146,15 +146,15 @@ def paired(
     undecided pairs go on until `max_seconds` or `max_pairs`.
     """
     warmups = warm_up(a, device, clock), warm_up(b, device, clock)
-    repeats = [min(32, max(1, math.ceil(TURN / max(_time(call, device, clock), 1e-7)))) for call in (a, b)]
+    repeats = [min(32, max(1, math.ceil(TURN / max(timed(call, device, clock), 1e-7)))) for call in (a, b)]
     times: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
     start, look = clock(), min_pairs
-    with _no_collection():
+    with no_collection():
         while True:
             medians = [0.0, 0.0]
             for side in (0, 1) if len(ratios) % 2 == 0 else (1, 0):
-                turn = [_time((a, b)[side], device, clock) for _ in range(repeats[side])]
+                turn = [timed((a, b)[side], device, clock) for _ in range(repeats[side])]
                 times[side].extend(turn)
                 medians[side] = float(np.median(turn))
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
@@ -179,7 +179,7 @@ def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -
     """Call until two calls in a row are within 20 % of the best before, at most ten times; returns how often."""
     best, steady = math.inf, 0
     for count in range(1, 11):
-        took = _time(call, device, clock)
+        took = timed(call, device, clock)
         steady = steady + 1 if best / 1.2 <= took <= 1.2 * best else 0
         best = min(best, took)
         if steady >= 2:
@@ -187,7 +187,8 @@ def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -
     return 10
 
 
-def _time(call: Call, device: str, clock: Clock) -> float:
+def timed(call: Call, device: str, clock: Clock) -> float:
+    """Return the seconds of one call, the device's work included."""
     hardware.sync(device)
     start = clock()
     call()
@@ -196,7 +197,7 @@ def _time(call: Call, device: str, clock: Clock) -> float:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Run the garbage collector before the timed calls and disable it during them.
 
     A collection of all objects takes a quarter of a second with torch and transformers imported, longer than the timed

@@ -90,3 +90,14 @@ class Lowered(msgspec.Struct, frozen=True):
 
     findings: list[Finding]
     quantized: str = ""
+
+
+class LayerForm(msgspec.Struct, frozen=True):
+    """Way in which a backend runs a packed layer; layers of one form and size take the same time, whatever format.
+
+    `decoded_if_slower`: lowering takes the decoded weight instead where that is faster, except in steps of language
+    models, so that no such layer is slower than float.
+    """
+
+    name: str
+    decoded_if_slower: bool = False

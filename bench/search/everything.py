@@ -13,7 +13,7 @@ from infer.budget_search.known_trials import KnownTrials
 from infer.budget_search.trial_process.messages import ToBeat
 from infer.report.search_record import Candidate
 
-BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow")
+BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow", "_slower_layers")
 
 
 def main(words: list[str]) -> int:

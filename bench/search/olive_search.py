@@ -1,10 +1,13 @@
 """Olive's search of one ONNX model on this CPU: what `bench.search.rivals` runs in Olive's environment.
 
-python bench/search/olive_search.py MODEL.onnx FOLDER
+python bench/search/olive_search.py MODEL.onnx FOLDER [crash|wrong]
+
+With a fault the one pass of the workflow is replaced: it crashes, or gives a model with twice the outputs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -16,9 +19,13 @@ def main(words: list[str]) -> int:
     """Search, and print the path of the best model with the number of models that were tried, as JSON."""
     from olive import run
 
-    source, folder = (Path(word).absolute() for word in words)
+    source, folder = (Path(word).absolute() for word in words[:2])
+    asked = config(source, folder)
+    if words[2:]:
+        plant(words[2])
+        asked["passes"].pop("tune")
     began = time.monotonic()
-    found = run(config(source, folder))
+    found = run(asked)
     best = found.get_best_candidate()
     tried = [str(one.model_path) for one in found.get_output_models()]
     result = {"model": str(best.model_path), "tried": len(tried), "seconds": time.monotonic() - began}
@@ -45,6 +52,32 @@ def config(source: Path, folder: Path) -> dict[str, Any]:
         "cache_dir": str(folder / "cache"),
         "output_dir": str(folder / "out"),
     }
+
+
+def plant(fault: str) -> None:
+    """Replace the quantization pass by one that crashes its process or doubles the outputs."""
+    from olive.passes.onnx.quantization import OnnxDynamicQuantization
+
+    def crash(self: Any, model: Any, config: Any, output_model_path: str) -> Any:
+        ctypes.string_at(0)
+
+    def double(self: Any, model: Any, config: Any, output_model_path: str) -> Any:
+        import onnx
+        from olive.model import ONNXModelHandler
+
+        made = onnx.load(model.model_path)
+        for output in made.graph.output:
+            for node in made.graph.node:
+                node.output[:] = [f"{n}_half" if n == output.name else n for n in node.output]
+                node.input[:] = [f"{n}_half" if n == output.name else n for n in node.input]
+            half = f"{output.name}_half"
+            made.graph.node.append(onnx.helper.make_node("Add", [half, half], [output.name]))
+        path = Path(output_model_path).with_suffix(".onnx")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(made, path)
+        return ONNXModelHandler(str(path))
+
+    OnnxDynamicQuantization._run_for_config = {"crash": crash, "wrong": double}[fault]
 
 
 if __name__ == "__main__":

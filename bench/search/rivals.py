@@ -6,6 +6,7 @@ AITune is not measured: it needs TensorRT, torch-tensorrt and a GPU.
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,20 @@ def olive(
 
     `words` are source and data as `infer optimize` takes them, from which the ONNX graph is made first.
     """
-    artifact, graph, folder = (work / f"{name}-{part}" for part in ("float.infer", "onnx", "olive"))
+    source, failed = float_graph(name, words, work, measured)
+    if source is None:
+        return failed
+    ran, found = searched(name, source, python, work, measured)
+    if found is None:
+        return ran
+    return ran | {"tried": found["tried"], **_compared(Path(found["model"]), source, chosen)}
+
+
+def float_graph(
+    name: str, words: list[str], work: Path, measured: Measure
+) -> tuple[Path | None, dict[str, Any]]:
+    """Write the float model as ONNX; return its path, or None with what the command that failed said."""
+    artifact, graph = work / f"{name}-float.infer", work / f"{name}-onnx"
     made = module_command("infer", "optimize", *words, "--backend", "ort", "--quant", "none")
     steps = [
         [*made, "-o", str(artifact), "--force"],
@@ -35,16 +49,29 @@ def olive(
     ]
     for command in steps:
         if (done := measured(f"{name}: {command[3]} for Olive", command))["code"]:
-            return {"code": done["code"], "said": done["said"]}
-    folder.mkdir(exist_ok=True)
-    source = next(graph.rglob("*.onnx"))
+            return None, {"code": done["code"], "said": done["said"]}
+    return next(graph.rglob("*.onnx")), {}
+
+
+def searched(
+    name: str, source: Path, python: str, work: Path, measured: Measure, *fault: str
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Search with Olive; return how the process ended, and its result: None where there is none."""
+    folder = work / "-".join((name, "olive", *fault))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     script = str(ROOT / "bench/search/olive_search.py")
-    ran = measured(f"{name}: Olive", [python, script, str(source), str(folder)])
+    ran = measured(f"{name}: Olive {' '.join(fault)}", [python, script, str(source), str(folder), *fault])
     result = folder / "result.json"
-    if ran["code"] or not result.exists():
-        return ran
-    found = json.loads(result.read_text())
-    return ran | {"tried": found["tried"], **_compared(Path(found["model"]), source, chosen)}
+    return ran, json.loads(result.read_text()) if not ran["code"] and result.exists() else None
+
+
+def error_of(model: Path, source: Path, inputs: dict[str, Any]) -> float:
+    """Return the mean relative error of an ONNX model's outputs against those of another."""
+    import onnxruntime
+
+    got, known = (onnxruntime.InferenceSession(str(path)).run(None, inputs) for path in (model, source))
+    return _error(got, known)
 
 
 def _compared(theirs: Path, source: Path, chosen: Path) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from ..plan import Plan
 from ..report import document
 from ..report.rendering import html
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
-from .feasibility import Limit, misses
+from . import finalists
+from .feasibility import Limit, misses, objective_text
+from .known_trials import KnownTrials
 from .pareto import Costs, front
 
 _REPORT = ("report.json", "report.html")
@@ -37,6 +39,27 @@ def publish_best(artifact: Path, record: SearchRecord, folder: Path, output: Pat
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, store.publish(folder, output, manifest), report)
+
+
+def search_record(
+    known: KnownTrials, best: Candidate, output: str, *, took: float, interrupted: str
+) -> SearchRecord:
+    """Make the record of a search that chose `best`; `took` seconds, `output` names the artifact."""
+    records = mark(list(known.records.values()), known.budgets, known.limits, best)
+    parts = [
+        f"{best.label}: {objective_text(known.records[best], known.budgets)}, best of the trials within budgets"
+    ]
+    parts += [sure] if (sure := finalists.confidence(records, best)) else []
+    return SearchRecord(
+        budgets=known.budgets,
+        max_drop=known.plan.max_drop,
+        max_error=known.plan.max_error,
+        trials=tuple(records),
+        took=took,
+        why="; ".join(parts),
+        interrupted=interrupted,
+        command=search_command(known.plan, known.budgets, output),
+    )
 
 
 def mark(
@@ -61,6 +84,13 @@ def mark(
         )
         for record in records
     ]
+
+
+def may_win(known: KnownTrials) -> set[Candidate]:
+    """Return the trials whose artifacts are kept: the front, the best, and those near enough to be compared with it."""
+    kept = {r.candidate for r in mark(list(known.records.values()), known.budgets) if r.on_front}
+    kept |= {r.candidate for r in finalists.nearest(known)}
+    return kept if known.best is None else kept | {known.best.candidate}
 
 
 def _costs(found: Measured, sequences: int, tokens: int) -> Costs:

@@ -70,7 +70,16 @@ class KnownTrials:
         return min(near, key=lambda r: (_error(r), costs[r.candidate]))
 
     def cost(self, record: TrialRecord) -> float:
-        """Return what the objective minimises, from times in relation to float forms with the same threads."""
+        """Return what the objective minimizes, from times in relation to float forms with the same threads.
+
+        Trials timed in turns keep their ratios, to the least cost among them.
+        """
+        if (turns := record.turns) is None:
+            return self._own_cost(record)
+        same = [r for r in self.records.values() if r.turns is not None and r.turns.against == turns.against]
+        return turns.ratio * min(map(self._own_cost, [*same, record]))
+
+    def _own_cost(self, record: TrialRecord) -> float:
         return feasibility.cost(
             record.measured or Measured(), self.budgets, self._reference(record.candidate)
         )

@@ -15,6 +15,8 @@ from .. import paths
 from ..budgets import Budgets
 from ..report.search_record import TrialRecord
 from ..reporter import Reporter
+from .final_artifact import mark
+from .known_trials import KnownTrials
 
 
 class State(msgspec.Struct, frozen=True):
@@ -30,6 +32,23 @@ class State(msgspec.Struct, frozen=True):
     budgets: Budgets
     source: str = ""
     output: str = ""
+
+
+def current_state(known: KnownTrials, running: str, step: str, output: str) -> State:
+    """Return the state that follows from the trials so far; its seconds are for the caller to fill in."""
+    records = mark(list(known.records.values()), known.budgets, known.limits)
+    return State(
+        number=len(records) + bool(running),
+        running=running,
+        step=step,
+        elapsed=0.0,
+        left=None,
+        best=known.best,
+        front=tuple(sorted((r for r in records if r.on_front), key=known.cost)),
+        budgets=known.budgets,
+        source=os.path.abspath(known.plan.source),
+        output=output,
+    )
 
 
 class RunningSearch(msgspec.Struct, frozen=True):

@@ -19,6 +19,11 @@ MOST_GAIN = 16.0
 TILES_GAIN = 4.0  # more with AMX
 VARIANT_GAIN = 4.0  # of other KV types, dtypes and calibrations of a format that was measured
 HALF = ("bfloat16", "float16")
+CLEARLY = 1.25  # times the best trial: a bound from another format holds but for the noise of its times
+LOST_SHARE, GAINED_SHARE = (
+    0.5,
+    2.0,
+)  # of a difference of layers alone that shows in a model, at least and at most
 QUALITY = ("--max-error", "--max-drop", "--min-score")
 
 
@@ -32,6 +37,7 @@ def why_skip(known: KnownTrials, candidate: Candidate) -> str:
         or _float_failed(known, candidate)
         or _unfaithful(known, candidate)
         or _too_slow(known, candidate)
+        or _slower_layers(known, candidate)
     )
 
 
@@ -142,6 +148,48 @@ def _too_slow(known: KnownTrials, candidate: Candidate) -> str:
     if reachable > known.cost(best) * SLOWER:
         return f"{least}: slower than {best.candidate.label}"
     return ""
+
+
+def _slower_layers(known: KnownTrials, candidate: Candidate) -> str:
+    """Compare a timed trial of another format on the same backend, corrected by what the layers of both take alone.
+
+    Only on a backend whose layers call the operators of another one (`LAYERS_AS`), where both formats were timed: what
+    is between the layers is the same then.
+    """
+    best = known.best
+    place = getattr(plugins.get(BACKENDS, candidate.backend), "LAYERS_AS", None)
+    if best is None or place is None or known.budgets.aim not in TIMED or not candidate.is_quantized:
+        return ""
+    own = _layers_alone(known, candidate, place)
+    for record in known.records.values():
+        other = record.candidate
+        if (other.backend, other.threads) != (candidate.backend, candidate.threads) or not other.is_quantized:
+            continue
+        alone, times = _layers_alone(known, other, place), known.typical(record)
+        if not times or not (own.keys() == alone.keys() == times.keys()):
+            continue
+        least = {batch: times[batch] + _shown(own[batch] - alone[batch]) for batch in times}
+        batch = min(least)
+        per_row = min(seconds / size for size, seconds in least.items())
+        reachable = least[batch] if known.budgets.aim == "latency" else per_row
+        if reachable > known.cost(best) * CLEARLY:
+            return (
+                f"{other.label} takes {formatting.seconds(times[batch])}, its layers alone "
+                f"{formatting.seconds(alone[batch])}, of this format {formatting.seconds(own[batch])}: "
+                f"slower than {best.candidate.label}"
+            )
+    return ""
+
+
+def _layers_alone(known: KnownTrials, candidate: Candidate, place: str) -> Mapping[int, float]:
+    """Return what the layers of a candidate take alone, by batch size, as its trial on the backend `place` found."""
+    twin = known.records.get(eager_twin(candidate, place))
+    return {} if twin is None or twin.measured is None else twin.measured.layer_seconds
+
+
+def _shown(difference: float) -> float:
+    """Return the least difference of two models whose layers alone differ by so many seconds."""
+    return difference * (LOST_SHARE if difference > 0 else GAINED_SHARE)
 
 
 def _variant_of(known: KnownTrials, candidate: Candidate) -> TrialRecord | None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from msgspec import structs
 
 from ..budgets import Budgets
 from ..errors import GateError
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import feasibility, journal, skip_bounds, space
+from . import feasibility, finalists, journal, skip_bounds, space
 from .feasibility import objective_text, trial_finding
-from .final_artifact import mark, search_command
+from .final_artifact import may_win, search_record
 from .known_trials import KnownTrials
 from .parallel_trials import Node, ParallelTrials
-from .progress import SearchReporter, State
+from .progress import SearchReporter, State, current_state
 from .trial_process.messages import Done, LowerBounds, Request, Setup, Survey
 from .trial_process.trial_runner import SHORTEST, Start, TrialRunner
 from .trial_process.worker_process import TrialLimits, WorkerProcess
@@ -74,6 +76,7 @@ class Search:
                         best.candidate, self.plan, self.budgets, generates=self.known.generates
                     )
                     self.stage(space.untried(more, list(self.known.records)))
+            self.last_round()
         except KeyboardInterrupt:
             if not self.budgets.keep_best:
                 raise
@@ -179,31 +182,27 @@ class Search:
 
     def show(self, running: Candidate | None, step: str = "") -> None:
         """Publish the state of the search to other processes and to the reporter."""
-        records = mark(list(self.known.records.values()), self.budgets, self.known.limits)
-        front = sorted((r for r in records if r.on_front), key=self.known.cost)
-        now = State(
-            number=len(records) + (running is not None),
-            running="" if running is None else running.label,
-            step=step,
-            elapsed=self.clock() - self.began,
-            left=self.seconds_left(),
-            best=self.known.best,
-            front=tuple(front),
-            budgets=self.budgets,
-            source=os.path.abspath(self.plan.source),
-            output=str(self.output),
-        )
+        label = "" if running is None else running.label
+        now = current_state(self.known, label, step, str(self.output))
+        now = structs.replace(now, elapsed=self.clock() - self.began, left=self.seconds_left())
         self.announce(now)
         if isinstance(self.reporter, SearchReporter):
             self.reporter.state(now)
 
     def drop_dominated(self) -> None:
         """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""
-        kept = {r.candidate for r in mark(list(self.known.records.values()), self.budgets) if r.on_front}
-        if (best := self.known.best) is not None:
-            kept.add(best.candidate)
+        kept = may_win(self.known)
         for candidate in [one for one in self.artifacts if one not in kept]:
             shutil.rmtree(self.artifacts.pop(candidate).parent, ignore_errors=True)
+
+    def last_round(self) -> None:
+        """Time the trials nearest to the best one in turns with it, while time is left."""
+        if (left := self.seconds_left()) is not None and left < SHORTEST:
+            return
+        ask = partial(self.runner.rounds, seconds_left=left, step=self.reporter.step)
+        for record in finalists.compare(self.known, self.artifacts, ask, self.reporter):
+            self.known.records[record.candidate] = record
+            self.journal.add(record)
 
     def use_float_score(self) -> None:
         """Set the limits again with the score of the first float trial, for a metric of the user."""
@@ -242,17 +241,8 @@ class Search:
         return f" · {' · '.join(parts)}" if parts else ""
 
     def record(self, best: TrialRecord, interrupted: str) -> SearchRecord:
-        records = mark(list(self.known.records.values()), self.budgets, self.known.limits, best.candidate)
-        return SearchRecord(
-            budgets=self.budgets,
-            max_drop=self.plan.max_drop,
-            max_error=self.plan.max_error,
-            trials=tuple(records),
-            took=self.clock() - self.began,
-            why=f"{best.candidate.label}: {objective_text(best, self.budgets)}, best of the trials within budgets",
-            interrupted=interrupted,
-            command=search_command(self.plan, self.budgets, self.output.name),
-        )
+        took = self.clock() - self.began
+        return search_record(self.known, best.candidate, self.output.name, took=took, interrupted=interrupted)
 
     def close(self) -> None:
         """End the worker processes of this machine and of other nodes."""

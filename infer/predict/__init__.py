@@ -98,7 +98,7 @@ class Predictor(TextGeneration):
                 if differs
                 else folder
             )
-            predictor = cls(folder, manifest, _open_runner(backend, opened, manifest, place), notes)
+            predictor = cls(folder, manifest, open_runner(backend, opened, manifest, place), notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
         predictor.phases = phases
@@ -176,7 +176,7 @@ class Predictor(TextGeneration):
         self.close()
 
 
-def _open_runner(backend: Any, folder: Path, manifest: store.Manifest, device: str) -> Any:
+def open_runner(backend: Any, folder: Path, manifest: store.Manifest, device: str) -> Any:
     """Open the compiled graphs of `folder`; those of a language model as a runner of whole sequences."""
     runner = encoder_decoder_graphs.open_runner(backend, folder, device)
     if (shape := generation_shape(manifest)) is None:

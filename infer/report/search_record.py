@@ -87,6 +87,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rivals: dict[int, str] = {}
     rival_seconds: dict[str, dict[int, float]] = {}
     floor: dict[int, float] = {}
+    layer_seconds: dict[int, float] = {}  # of all layers that were timed alone before the trial, together
     first_token: float | None = None
     memory: int | None = None  # peak of a fresh process
     kv_bytes_per_token: float | None = None
@@ -118,6 +119,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory + round((self.kv_bytes_per_token or 0.0) * sequences * tokens)
 
 
+class InTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of a row over that of the trial named `against`, measured in turns: ratio, 95 % interval, rounds.
+
+    `verdict` is that of `infer.latency`: faster, slower, same, or within noise.
+    """
+
+    against: str
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    verdict: str
+
+
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One trial: outcome, its reason, measurements as far as they were made, and the command that makes it."""
 
@@ -132,6 +147,9 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     on_front: bool = False
     chosen: bool = False
     misses: tuple[str, ...] = ()  # budgets that it does not meet
+    turns: InTurns | None = (
+        None  # of those nearest to the best: against the fastest for the objective, or itself
+    )
 
 
 class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):

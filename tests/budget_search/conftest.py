@@ -16,7 +16,7 @@ from infer import plugins
 from infer.budget_search import run_search
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import session
-from infer.budget_search.trial_process.messages import Failed, Request, Result, Setup, Survey
+from infer.budget_search.trial_process.messages import Failed, Inquiry, Result, Rounds, Setup, Survey
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.source_cache import SourceFailure
 from infer.budget_search.trial_process.worker_process import TrialLimits
@@ -81,10 +81,12 @@ class InProcess:
         self.setup, self.trials, self.alive = setup, 0, True
         self.session = Session(setup, Reporter())
 
-    def run(self, asked: Request | Survey, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
+    def run(self, asked: Inquiry, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
         try:
             if isinstance(asked, Survey):
                 return self.session.survey(asked)
+            if isinstance(asked, Rounds):
+                return self.session.rounds(asked)
             self.trials += 1
             return self.session.run(asked)
         except SourceFailure as failure:

@@ -20,7 +20,16 @@ from infer.budget_search.known_trials import LOST, KnownTrials
 from infer.budget_search.skip_bounds import GAIN, MOST_GAIN, why_skip
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import lower_bounds
-from infer.budget_search.trial_process.messages import Done, LowerBounds, Request, Setup, Survey, ToBeat
+from infer.budget_search.trial_process.messages import (
+    Done,
+    Inquiry,
+    LowerBounds,
+    Request,
+    Rounds,
+    Setup,
+    Survey,
+    ToBeat,
+)
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.worker_process import TrialLimits
 from infer.report.search_record import Candidate, Measured, TrialRecord
@@ -76,9 +85,11 @@ class Machine:
         self.setup, self.trials, self.alive = setup, 0, True
         return self
 
-    def run(self, asked: Request | Survey, limits: TrialLimits, step: Any) -> Done | LowerBounds:
+    def run(self, asked: Inquiry, limits: TrialLimits, step: Any) -> Done | LowerBounds:
         if isinstance(asked, Survey):
             return self.bounds
+        if isinstance(asked, Rounds):
+            return Done(outcome="failed", reason="these machines have no artifacts")
         self.asked.append(asked.candidate.label)
         found = self.true[asked.candidate]
         if (other := asked.to_beat) is not None:

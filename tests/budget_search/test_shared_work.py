@@ -1,8 +1,10 @@
-"""Trials of one process pack the weights once for a format, whatever the backend."""
+"""Trials of one process pack weights once for a format, and lower single float layers once for a backend."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from infer import Plan, plugins
 from infer.budget_search.trial_process.messages import Done, Request, Setup
 from infer.budget_search.trial_process.session import Session
+from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
+from infer.compress.assign import layer_timing, lowered_layers
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -59,3 +63,51 @@ def test_another_calibration_packs_anew(plan: Plan, tmp_path: Path, packed: list
     known = list(packed)
     run(session, 1, backend="eager", calibrate="none")
     assert len(packed) == 2 * len(known)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[torch.nn.Module]:
+    """Collect the single layers that are captured to be timed; none is known from before."""
+    layers, capture = list[torch.nn.Module](), lowered_layers.capture.capture
+
+    def counted(module: torch.nn.Module, *given: Any, **options: Any) -> Any:
+        layers.append(module.layer)  # type: ignore[arg-type]
+        return capture(module, *given, **options)
+
+    monkeypatch.setattr(lowered_layers, "capture", SimpleNamespace(capture=counted))
+    timings = tmp_path / "dispatch"
+    timings.mkdir()
+    monkeypatch.setattr(layer_timing, "paths", SimpleNamespace(cache=lambda name: timings))
+    return layers
+
+
+@pytest.mark.parametrize("backend", ["ort", pytest.param("openvino", marks=pytest.mark.openvino)])
+def test_float_layers_are_lowered_once_for_all_formats(
+    plan: Plan, tmp_path: Path, captured: list[torch.nn.Module], backend: str
+) -> None:
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    for number, quant in enumerate(("int8:weight", "int4")):
+        session.run(Request(number=number, candidate=Candidate(backend=backend, quant=quant), rivals=()))
+    floats = [layer for layer in captured if type(layer) is torch.nn.Linear]
+    assert len(floats) == 1, "of the one shape that formats take"
+    assert len(captured) >= 3, "each format is timed"
+
+
+def test_float_layers_of_a_session_are_below_its_folder(
+    plan: Plan, tmp_path: Path, captured: list[torch.nn.Module]
+) -> None:
+    (tmp_path / "work").mkdir()
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path / "work")), Reporter())
+    before = set(Path(tempfile.gettempdir()).iterdir())
+    session.run(Request(number=0, candidate=Candidate(backend="ort", quant="int8"), rivals=()))
+    assert captured
+    assert set(Path(tempfile.gettempdir()).iterdir()) <= before | {tmp_path / "machine" / TIMING_LOCK}
+
+
+def test_onnx_runtime_layers_that_it_decodes_if_slower_are_not_timed(
+    plan: Plan, tmp_path: Path, captured: list[torch.nn.Module]
+) -> None:
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    for number, quant in enumerate(("nf4", "cluster")):
+        session.run(Request(number=number, candidate=Candidate(backend="ort", quant=quant), rivals=()))
+    assert captured == []

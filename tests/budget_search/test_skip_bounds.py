@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -209,3 +210,62 @@ def test_a_pair_that_noise_left_undecided_counts_by_its_shortest_calls(verdict: 
     ours, theirs = (summarize([least, 0.05, 0.08]) for least in (0.0018, 0.0020))
     pair = Paired(0.06, 0.03, 20.0, verdict, 11, ours, theirs)
     assert trial_result.undisturbed_ratio(pair) == pytest.approx(ratio)
+
+
+def compiled(difference: float, *, best: float = 0.0010, timed: float = 0.0020) -> str:
+    """Return why `inductor nf4` is skipped where `inductor int8` took `timed` and its layers alone differ so much."""
+    known = knowledge(
+        trial("eager", seconds=0.003),
+        trial("inductor", seconds=0.003),
+        trial("ort", seconds=best),
+        trial("eager", "int8", 0.004, layer_seconds={1: 0.0010}),
+        trial("eager", "nf4", 0.004, layer_seconds={1: 0.0010 + difference}),
+        trial("inductor", "int8", timed),
+        objective="latency",
+    )
+    return why_skip(known, Candidate(backend="inductor", quant="nf4"))
+
+
+def test_compiled_formats_are_bound_by_one_that_was_timed_and_their_layers_alone() -> None:
+    why = (
+        "inductor int8 takes 2.00 ms, its layers alone 1.00 ms, of this format 1.20 ms: slower than ort float"
+    )
+    assert compiled(+0.0002) == why
+    assert compiled(-0.0001)
+    assert compiled(-0.0005) == "", "layers may gain twice of it within the model"
+    assert compiled(+0.0002, best=0.0019) == "", "too near to the best to be told apart"
+    assert compiled(+0.0020, best=0.0019), "half of it shows at least"
+
+
+def test_only_backends_with_the_same_operators_are_bound_by_layers_alone() -> None:
+    known = knowledge(
+        trial("eager", seconds=0.003),
+        trial("ort", seconds=0.001),
+        trial("openvino", seconds=0.001),
+        trial("eager", "int8", 0.004, layer_seconds={1: 0.001}),
+        trial("eager", "nf4", 0.004, layer_seconds={1: 0.009}),
+        trial("openvino", "int8", 0.002),
+        objective="latency",
+    )
+    assert why_skip(known, Candidate(backend="openvino", quant="nf4")) == ""
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_layers_alone_never_skip_the_fastest_form(seed: int) -> None:
+    """The rest of the model takes the same time in all formats; layers show by half to twice their time alone."""
+    draw = random.Random(seed)  # noqa: S311
+    between, alone = draw.uniform(0.0005, 0.005), {q: draw.uniform(0.0005, 0.01) for q in ("int8", "nf4")}
+    share = draw.uniform(0.5, 2.0)
+    true = {quant: between + share * seconds for quant, seconds in alone.items()}
+    known = knowledge(
+        trial("eager", seconds=0.03),
+        trial("inductor", seconds=0.03),
+        trial("ort", seconds=draw.uniform(0.0005, 0.02)),
+        *(trial("eager", quant, 0.03, layer_seconds={1: seconds}) for quant, seconds in alone.items()),
+        trial("inductor", "int8", true["int8"] * draw.uniform(0.9, 1.1)),
+        objective="latency",
+    )
+    best = known.best
+    assert best is not None
+    if why_skip(known, Candidate(backend="inductor", quant="nf4")):
+        assert true["nf4"] > known.cost(best)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from infer import plugins
 from infer.compress import assign, resolve_pins
 from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
 from infer.compress.assign.budget import for_drop
@@ -20,6 +21,7 @@ from infer.compress.assign.sensitivity import LayerSensitivity
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.fidelity.thresholds import LIMITS, Limits
+from infer.onnx.ort import table_layer_form
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
@@ -469,3 +471,48 @@ def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> Non
 )
 def test_larger_formats_are_in_order_of_bits(quant: str, larger: list[str]) -> None:
     assert larger_formats(Plan(source="x", quant=quant)) == [quant, *larger]
+
+
+@pytest.mark.parametrize("backend", ["ort", pytest.param("openvino", marks=pytest.mark.openvino)])
+def test_formats_of_one_form_share_a_time(backend: str, tmp_path: Path) -> None:
+    made = assignment()
+    clock = layer_timing.LayerTimer(made.plan.with_(backend=backend, device="cpu"), folder=tmp_path)
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    assert clock.timed(made.candidates, weight, "nf4", (3, 64)) is clock.timed(
+        made.candidates, weight, "cluster", (3, 64)
+    )
+    clock.timed(made.candidates, weight, "int8", (3, 64))
+    clock.close()
+    assert clock.num_measured == 2
+
+
+@pytest.mark.parametrize("backend", ["ort", pytest.param("openvino", marks=pytest.mark.openvino)])
+def test_layers_of_one_form_run_the_same_operators(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, module = assignment(), plugins.get("backends", backend)
+    monkeypatch.setattr(table_layer_form, "_compare_8bit_blocks", lambda *_: (True, Finding("", "", 0)))
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    ran: dict[str, list[set[tuple[str, object, str]]]] = {}
+    for format in ("nf4", "nf4:16", "cluster", "cluster:3"):
+        form = module.layer_form(made.candidates.packing(weight, format).tensors)
+        findings: list[Finding] = []
+        monkeypatch.setattr(module, "Lowered", lambda found, *rest, all=findings: all.extend(found))
+        lowered = lowered_layers.LoweredLayers(made.plan.with_(quant=format, device="cpu"), backend)
+        with made.candidates.single(weight, made.model.first, format) as small:
+            lowered.runner(format, small, torch.randn(3, 64))
+        lowered.close()
+        told = {(one.what, one.value, one.why) for one in findings if "layers" in one.what}
+        ran.setdefault(form.name, []).append(told)
+    assert [len(group) for group in ran.values()] == [3, 1]
+    assert all(told == group[0] for group in ran.values() for told in group)
+    assert all(told for group in ran.values() for told in group)
+
+
+@pytest.mark.parametrize("format", ["int8", "int8:weight", "int4"])
+def test_other_formats_have_a_time_of_their_own(format: str) -> None:
+    made = assignment(quant=format)
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    for backend in ("ort", "openvino"):
+        assert (
+            plugins.get("backends", backend).layer_form(made.candidates.packing(weight, format).tensors)
+            is None
+        )

@@ -61,6 +61,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     judge_only: bool = False
 
 
+class Rounds(msgspec.Struct, frozen=True, kw_only=True, tag="rounds"):
+    """Question for the times of published `artifacts` in turns, each at its own batch size; `candidate`: the first."""
+
+    candidate: Candidate
+    artifacts: tuple[str, ...]
+    batches: tuple[int, ...]
+
+
+class RoundTimes(msgspec.Struct, frozen=True, kw_only=True, tag="times"):
+    """Seconds of a row by artifact and round."""
+
+    seconds: tuple[tuple[float, ...], ...]
+
+
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """A step of the trial began, for display."""
 
@@ -107,6 +121,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
         return (kind if known else InferError)(self.message, where=self.where, hint=self.hint)
 
 
-Result = LowerBounds | Done | Failed
+Result = LowerBounds | RoundTimes | Done | Failed
 Answer = Step | Waiting | Result
-Question = Setup | Survey | Request
+Inquiry = Survey | Request | Rounds
+Question = Setup | Inquiry

@@ -27,7 +27,8 @@ from ...report.search_record import Candidate, Measured
 from ...reporter import Reporter
 from . import trial_result
 from .lower_bounds import lower_bounds
-from .messages import Done, LowerBounds, Request, Setup, Survey
+from .messages import Done, LowerBounds, Request, Rounds, RoundTimes, Setup, Survey
+from .round_timing import time_artifacts
 from .source_cache import PreparedSource, SourceCache, SourceFailure, TrialReporter
 from .timing_lock import TimingLock
 from .user_metric import UserMetric
@@ -92,7 +93,7 @@ class Session:
                 timing=self._lock.timing,
             )
             trial = selected.trial
-            measured = trial_result.measured(trial)
+            measured = trial_result.measured(trial, assignment.layer_seconds)
             if (done := self._unpublished(trial, measured, request, run.plan, prepared, stuck)) is not None:
                 trial.close()
                 return done
@@ -170,6 +171,15 @@ class Session:
                     return lower_bounds(prepared.original, run.plan, survey.formats)
             except (InferError, SourceFailure):
                 return LowerBounds()
+
+    def rounds(self, asked: Rounds) -> RoundTimes:
+        """Time published artifacts in turns with each other."""
+        plan = asked.candidate.plan(self._setup.plan)
+        with self._lock.working():
+            prepared = self._sources.last or self._opened(plan, TrialReporter(self._reporter))[0]
+            self._reporter.step("time", "the best trials in turns")
+            folders = [Path(name) for name in asked.artifacts]
+            return time_artifacts(folders, asked.batches, prepared.original.graph, self._lock.timing)
 
     def _opened(self, plan: Plan, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
         """Resolve the plan, and load and capture the source unless an earlier trial did."""

@@ -22,6 +22,7 @@ from ...reporter import Reporter
 from ...spec import Finding
 
 PACKED_SHARE = 0.1  # of the free memory, that packed weights may hold for trials to come
+FLOAT_SHARE = 0.03  # that single float layers of one backend may hold
 
 
 class SourceFailure(Exception):
@@ -47,12 +48,14 @@ class PreparedSource:
     key: tuple[object, ...]
     original: Original
     floats: FloatReferences
+    float_layers: assign.SharedFloatLayers
     findings: list[Finding]
     stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
     packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
 
     def assignment(self, plan: Plan, reporter: Reporter) -> assign.Assignment:
-        """Make the assignment of a trial, with calibration statistics and packed weights of earlier trials of its kind.
+        """Make the assignment of a trial, with calibration statistics, packed weights and open float layers of
+        earlier trials of its kind.
 
         Recovery trains packed weights in place, so a trial with `--recover` packs its own.
         """
@@ -62,6 +65,7 @@ class PreparedSource:
             made.__dict__["stats"] = self.stats[kind]
         elif plan.quant != "none" and made.stats is not None:
             self.stats[kind] = made.stats
+        made.float_layers = self.float_layers
         if not plan.recover:
             room = int(PACKED_SHARE * hardware.memory_available())
             made.packing_cache = self.packings.setdefault(plan.calibrate, compress.PackingCache(room))
@@ -75,6 +79,11 @@ class SourceCache:
         self._work = work
         self._prepared: PreparedSource | None = None
 
+    @property
+    def last(self) -> PreparedSource | None:
+        """The source as the last trial of this process needed it; None before the first one."""
+        return self._prepared
+
     def prepare(self, run: Resolved, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
         """Load and capture the source, unless the last trial needed it in the same way.
 
@@ -84,6 +93,7 @@ class SourceCache:
             chosen = resolve_cache(run, self._prepared.original.loaded.task)
             if self._prepared.key == _key(chosen.plan):
                 return self._prepared, chosen
+            self._prepared.float_layers.close()
             self._prepared = None
         fresh = TrialReporter(reporter)
         try:
@@ -95,7 +105,9 @@ class SourceCache:
         name = "-".join(map(str, key))
         shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
         floats = stages.float_forms(original, self._work / f"float-{name}")
-        self._prepared = PreparedSource(key, original, floats, fresh.findings)
+        room = int(FLOAT_SHARE * hardware.memory_available())
+        layers = assign.SharedFloatLayers(room, self._work)
+        self._prepared = PreparedSource(key, original, floats, layers, fresh.findings)
         return self._prepared, chosen
 
     def keep_float_form(self, trial: Trial, plan: Plan) -> None:

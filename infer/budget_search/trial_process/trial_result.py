@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from ... import fidelity
@@ -36,8 +38,8 @@ def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
     return f"{slower:.2g}x slower than {to_beat.label}, no smaller and no more faithful: not published"
 
 
-def measured(trial: Trial) -> Measured:
-    """Return what a trial measured before it is published."""
+def measured(trial: Trial, layer_seconds: Mapping[int, float]) -> Measured:
+    """Return what a trial measured before it is published; `layer_seconds`: of its layers alone, by batch size."""
     relative = [m.number for m in trial.fidelity if m.name == "relative_error"]
     known = [float(value) for value in relative if value is not None]
     drop = fidelity.drop(trial.fidelity, trial.task)
@@ -47,6 +49,7 @@ def measured(trial: Trial) -> Measured:
         ratios={t.batch: undisturbed_ratio(t.pair) for t in trial.latency},
         rivals={t.batch: t.rival for t in trial.latency},
         rival_seconds=trial.forms,
+        layer_seconds=dict(layer_seconds),
         first_token=_first_token(trial),
         size=trial.size,
         error=max(known, default=None),

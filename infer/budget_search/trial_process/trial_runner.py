@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from .messages import Done, Failed, LowerBounds, Request, Setup, Survey
+from .messages import Done, Failed, Inquiry, LowerBounds, Request, Rounds, RoundTimes, Setup, Survey
 from .worker_process import TrialLimits, WorkerProcess
 
 SHORTEST = 1.0  # seconds: with less time left no trial is begun
@@ -41,6 +41,15 @@ class TrialRunner:
         if used and isinstance(answer, Done) and answer.outcome in ("crashed", "out of memory", "failed"):
             self.close()
             answer = self._ask(question, seconds_left, step)
+        if isinstance(answer, RoundTimes):
+            raise TypeError("a trial was answered with times of rounds")
+        return answer
+
+    def rounds(self, question: Rounds, seconds_left: float | None, step: OnStep) -> RoundTimes | Done:
+        """Time artifacts in turns; where that fails the outcome says why, and the worker is gone."""
+        answer = self._ask(question, seconds_left, step)
+        if isinstance(answer, LowerBounds):
+            raise TypeError("rounds were answered with bounds")
         return answer
 
     def close(self) -> None:
@@ -50,8 +59,8 @@ class TrialRunner:
             self.worker = None
 
     def _ask(
-        self, question: Request | Survey, seconds_left: float | None, step: OnStep
-    ) -> Done | LowerBounds:
+        self, question: Inquiry, seconds_left: float | None, step: OnStep
+    ) -> Done | LowerBounds | RoundTimes:
         threads = question.candidate.threads or self.setup.plan.threads
         if self.worker is not None and (not self.worker.alive or self.worker.setup.plan.threads != threads):
             self.close()

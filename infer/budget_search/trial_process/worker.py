@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import InferError
 from ...reporter import Reporter
-from .messages import Answer, Done, Failed, Question, Request, Setup, Step, Survey, Waiting
+from .messages import Answer, Done, Failed, Inquiry, Question, Rounds, Setup, Step, Survey, Waiting
 
 if TYPE_CHECKING:
     from .session import Session
@@ -51,11 +51,13 @@ def _session(setup: Setup, answers: IO[bytes]) -> Session:
     return Session(setup, pipe, pipe.waiting)
 
 
-def _trial(session: Session, question: Request | Survey) -> Answer:
-    """Run a trial or a survey; an exception that nobody expected is its outcome, with the traceback in the log."""
+def _trial(session: Session, question: Inquiry) -> Answer:
+    """Answer a question; an exception that nobody expected is its outcome, with the traceback in the log."""
     from .source_cache import SourceFailure
 
     try:
+        if isinstance(question, Rounds):
+            return session.rounds(question)
         return session.survey(question) if isinstance(question, Survey) else session.run(question)
     except SourceFailure as failure:
         return Failed.of(failure.error)

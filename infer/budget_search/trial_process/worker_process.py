@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from ... import device as hardware
-from .messages import Answer, Done, Question, Request, Result, Setup, Step, Survey, Waiting
+from .messages import Answer, Done, Inquiry, Question, Result, Setup, Step, Waiting
 
 MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
 LOOK = 0.2  # seconds between two looks at memory, time and disk
@@ -100,10 +100,8 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):
             self._send(setup)
 
-    def run(
-        self, question: Request | Survey, limits: TrialLimits, step: Callable[[str, str], None]
-    ) -> Result:
-        """Run one trial within the limits, or a survey; the worker is dead afterwards unless `alive`."""
+    def run(self, question: Inquiry, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
+        """Answer a question within the limits; the worker is dead afterwards unless `alive`."""
         with contextlib.suppress(BrokenPipeError):
             self._send(question)
         watch = StopWatch()

@@ -21,6 +21,7 @@ from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
 from . import sensitivity
 from .format_order import fallback_formats, larger_formats
 from .layer_timing import TimeFunction
+from .lowered_layers import SharedFloatLayers
 from .partial_forward import Replay
 
 STAGE = "layers"
@@ -81,6 +82,10 @@ class Assignment:
     decisions: dict[str, Decision] = field(default_factory=dict)
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     packing_cache: PackingCache = field(default_factory=PackingCache)
+    float_layers: SharedFloatLayers | None = None  # open for several assignments, which close none of them
+    layer_seconds: dict[int, float] = field(
+        default_factory=dict
+    )  # of all timed layers together, by batch size
     measured: sensitivity.Sensitivity | None = None
     risen: set[str] = field(default_factory=set)
     num_rounds: int = 0

@@ -18,9 +18,10 @@ from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
 from ...kernels import cpu
 from ...plan import Plan
+from ...results import LayerForm
 from .. import Candidates, Weight
 from ..layer_kinds import is_linear
-from .lowered_layers import LoweredLayers
+from .lowered_layers import LoweredLayers, SharedFloatLayers
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS = 0.4  # of timing for one shape, format and number of rows
@@ -62,13 +63,24 @@ TimeFunction = Callable[[nn.Module, nn.Module, Tensor], LayerTime]
 
 
 class LayerTimer:
-    """Cached times by (shape, format, input) for this processor, backend and versions."""
+    """Cached times by (shape, form, input) for this processor, backend and versions.
 
-    def __init__(self, plan: Plan, time: TimeFunction | None = None, folder: Path | None = None) -> None:
+    The form is that of the backend where it names one (`layer_form`), else the format.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        time: TimeFunction | None = None,
+        folder: Path | None = None,
+        floats: SharedFloatLayers | None = None,
+    ) -> None:
         self.plan = plan
         self.backend = _backend(plan)
         self._time = time
         self._lowered = LoweredLayers(plan, self.backend)
+        self._shared = floats is not None
+        self._floats = (floats or SharedFloatLayers()).of(plan, self.backend)
         self.path = (folder or paths.cache("dispatch")) / f"{self._key()}.json"
         self._known: dict[str, LayerTime] = {}
         if self.path.is_file():
@@ -95,12 +107,21 @@ class LayerTimer:
 
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Return the time of one format of one Linear on one input shape, cached or measured now."""
-        key = f"{format} {_layer_name(weight)} on {list(x)}"
+        form = self.form(candidates, weight, format)
+        key = f"{format if form is None else form.name} {_layer_name(weight)} on {list(x)}"
         self.used.add(key)
         if key not in self._known:
             self._known[key] = self.measured(candidates, weight, format, x)
             self.num_measured += 1
         return self._known[key]
+
+    def form(self, candidates: Candidates, weight: Weight, format: str) -> LayerForm | None:
+        """Return the form in which the backend runs a weight in a format; None where it has one for each format."""
+        layer_form = getattr(plugins.get("backends", self.backend), "layer_form", None)
+        if layer_form is None or self._time is not None:
+            return None
+        found: LayerForm | None = layer_form(candidates.packing(weight, format).tensors)
+        return found
 
     def measured(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Measure the time of one format of one Linear on random inputs of shape `x`."""
@@ -118,14 +139,13 @@ class LayerTimer:
             beside.replace(self.path)
 
     def close(self) -> None:
-        """Close the layers that are still open; times already taken stay."""
+        """Close the layers that are still open, shared ones excepted; times already taken stay."""
         self._lowered.close()
+        if not self._shared:
+            self._floats.close()
 
     def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor, name: str, format: str) -> LayerTime:
-        runners = [
-            self._lowered.runner(f"{stored} {name}", module, x)
-            for stored, module in ((format, small), ("float", layer))
-        ]
+        runners = self._lowered.runner(f"{format} {name}", small, x), self._floats.runner(name, layer, x)
         ours, theirs = (lambda runner=runner: runner.run({"x": x}) for runner in runners)
         pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS)
         return LayerTime(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
@@ -143,17 +163,15 @@ def _layer_name(weight: Weight) -> str:
 
 
 def _backend(plan: Plan) -> str:
-    """Choose the backend that times layers: that of the plan, eager for compiled code.
+    """Choose the backend that times layers: that of the plan, or the one whose operators it calls (`LAYERS_AS`).
 
-    Compiled code calls the same operators as plain torch, which needs no compiling; where the native kernels
-    are missing and any backend may run, that is ONNX Runtime.
+    For "auto" it is eager, and ONNX Runtime where the native kernels are missing.
     """
-    if plan.backend not in ("auto", "inductor"):
-        return plan.backend
+    if plan.backend != "auto":
+        own: str = getattr(plugins.get("backends", plan.backend), "LAYERS_AS", plan.backend)
+        return own
     native_missing = plan.device == "cpu" and cpu.why_not() is not None
-    if plan.backend == "auto" and native_missing and plugins.why_not("backends", "ort") is None:
-        return "ort"
-    return "eager"
+    return "ort" if native_missing and plugins.why_not("backends", "ort") is None else "eager"
 
 
 def _operators() -> str:

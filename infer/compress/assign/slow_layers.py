@@ -30,12 +30,15 @@ class WeightTimings:
     uses: LayerCalls
 
     def layer_times(self, weight: Weight, format: str) -> list[LayerTime]:
-        """Return the time of a weight's Linears in a format per batch size; empty when it has none.
+        """Return the time of a weight's Linears in a format per batch size; empty when it has none, and where lowering
+        decodes it if that is faster.
 
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
         hand their int8 results on to the next, so that one alone, which converts at both ends, says little.
         """
         layers = [s.layer for s in weight.sites if is_linear(s.layer) and id(s.layer) in self.uses]
+        if layers and self._decoded_if_slower(weight, format):
+            return []
         return [
             LayerTime.total(
                 [
@@ -46,6 +49,12 @@ class WeightTimings:
             )
             for i in range(len(self.uses[id(layers[0])]) if layers else 0)
         ]
+
+    def _decoded_if_slower(self, weight: Weight, format: str) -> bool:
+        if self.assignment.calibration_set.steps:
+            return False
+        form = self.clock.form(self.assignment.candidates, weight, format)
+        return form is not None and form.decoded_if_slower
 
     def slowness(self, weight: Weight, format: str) -> str | None:
         """Describe how much slower than float a format is at its worst batch size; None when it is not slower."""
@@ -70,13 +79,13 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     """Replace `plan.quant` for layers that are slower with it; raise `GateError` when every layer is."""
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
-    timings = WeightTimings(
-        assignment, layer_timing.LayerTimer(plan, assignment.time), _layer_calls(assignment, free)
-    )
-    clock = timings.clock
+    clock = layer_timing.LayerTimer(plan, assignment.time, floats=assignment.float_layers)
+    timings = WeightTimings(assignment, clock, _layer_calls(assignment, free))
     whole = not assignment.budgeted and is_weight_only(plan)
     try:
         slowness, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
+        if not assignment.budgeted and not assignment.calibration_set.steps:
+            assignment.layer_seconds = _layer_seconds(timings, free)
     finally:
         clock.close()
     clock.save()
@@ -186,6 +195,23 @@ def _slowest_batch(now: Mapping[str, Sequence[LayerTime]]) -> int | None:
 
 def _totals(now: Mapping[str, Sequence[LayerTime]]) -> list[LayerTime]:
     return [LayerTime.total([(1, timed) for timed in column]) for column in zip(*now.values(), strict=True)]
+
+
+def _layer_seconds(timings: WeightTimings, free: Sequence[Weight]) -> dict[int, float]:
+    """Return the seconds of all timed layers in the formats decided for them, by batch size; {} without any."""
+    assignment, now = timings.assignment, {}
+    for weight in free:
+        format = assignment.now()[weight.name]
+        if assignment.plan.quant not in assignment.candidates.accepted(weight):
+            continue
+        times = timings.layer_times(weight, assignment.plan.quant if format == FLOAT else format)
+        if times:
+            now[weight.name] = [_float_time(t) for t in times] if format == FLOAT else times
+    return (
+        dict(zip(assignment.plan.batches, (total.seconds for total in _totals(now)), strict=False))
+        if now
+        else {}
+    )
 
 
 def _float_time(timed: LayerTime) -> LayerTime:

@@ -15,13 +15,14 @@ creates the session.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from ...errors import NotUsableError
-from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of
+from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
 from ...kernels.ops.linear_packed import rounded_table
 from ..graph_builder import GraphBuilder, data
 from .int8_operands import Target, add_bias, as_float, inputs
@@ -91,6 +92,16 @@ def has_choice(model: ir.Model) -> bool:
     """Return true if the model has layers for which `weights` makes a difference."""
     layers = [node for node in model.graph if node.op_type == "linear_lut"]
     return any(uniform_step(data(node.inputs[2], node).astype(np.float32)) is None for node in layers)
+
+
+def group_of_any_table(tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """Return the columns that share a scale in a packed weight whose table is not evenly spaced; None for others."""
+    if not {"codes", "table", "scale", "row_scale"} <= tensors.keys():
+        return None
+    table = tensors["table"].float()
+    if uniform_step(table.numpy()) is not None:
+        return None
+    return group_of(tensors["codes"], table, tensors["scale"])
 
 
 def uniform_step(table: np.ndarray) -> float | None:

@@ -1,0 +1,93 @@
+"""CPU seconds of a search by trial and step, of all processes below it: what is repeated shows as a column.
+
+    python -m bench.search.cpu_profile optimize SOURCE --for latency --fresh ...
+
+The words are those of `infer`. A step lasts until the next one; compilers, forks and threads of libraries count where
+they were waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from infer import cli
+from infer.budget_search.trial_loop import Search
+from infer.budget_search.trial_process.messages import Request
+from infer.report.search_record import Candidate
+
+START = "start"  # of a trial, before its first step
+
+
+def spent() -> float:
+    """Return CPU seconds of all processes below this one, those that ended included."""
+    total = 0.0
+    for one in psutil.Process().children(recursive=True):
+        try:
+            times = one.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+@dataclass
+class Profile:
+    """CPU seconds by trial and step; `switch` ends the running step."""
+
+    seconds: dict[str, dict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    running: tuple[str, str] = ("", "")
+    last: float = 0.0
+
+    def switch(self, trial: str, step: str) -> None:
+        """Give what was spent since the last call to the step that ran, and begin another."""
+        now = spent()
+        if self.running[0] and now > self.last:  # a worker that was ended took its times along
+            self.seconds[self.running[0]][self.running[1]] += now - self.last
+        self.running, self.last = (trial, step), now
+
+    def table(self) -> list[str]:
+        """Write a row for each trial and a column for each step, the dearest first, with their sums."""
+        steps: dict[str, float] = defaultdict(float)
+        for row in self.seconds.values():
+            for name, value in row.items():
+                steps[name] += value
+        names = sorted(steps, key=lambda name: -steps[name])
+        rows = [*self.seconds.items(), ("all", steps)]
+        lines = [f"| trial | all | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
+        for label, row in rows:
+            cells = [f"{row[name]:.1f}" if row.get(name) else "" for name in names]
+            lines.append(f"| {label} | {sum(row.values()):.1f} | {' | '.join(cells)} |")
+        return lines
+
+
+def main(words: list[str]) -> int:
+    """Run the command line, and print the table."""
+    profile = Profile()
+    ask, step = Search.question, Search.step
+
+    def question(search: Search, candidate: Candidate, asked: Any) -> Any:
+        profile.switch(candidate.label if isinstance(asked, Request) else "bounds", START)
+        answer = ask(search, candidate, asked)
+        profile.switch("", "")
+        return answer
+
+    def stepped(search: Search, candidate: Candidate, name: str, detail: str) -> None:
+        kind = f"{name} float" if detail.endswith("to time against") else name
+        profile.switch(profile.running[0], kind)
+        step(search, candidate, name, detail)
+
+    Search.question, Search.step = question, stepped  # type: ignore[method-assign]
+    code = cli.main(words)
+    print("\n".join(profile.table()))  # noqa: T201
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

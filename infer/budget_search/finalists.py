@@ -1,0 +1,106 @@
+"""The last round of a search for speed: the trials nearest to the best one, timed in turns with each other.
+
+Costs of trials are ratios to float forms, taken minutes apart: on a busy machine a float form that stalled makes a
+trial seem fast. The few that may be the best are timed once more, all of them in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..latency import decide
+from ..report import search_tables
+from ..report.search_record import Candidate, InTurns, Measured, TrialRecord
+from ..reporter import Reporter
+from ..spec import Finding
+from .feasibility import eligible
+from .known_trials import TIMED, KnownTrials
+from .trial_process.messages import Done, Rounds, RoundTimes
+
+NEAR = 1.5  # times the least cost: within it the order of costs may be the machine's
+MOST = 4
+Ask = Callable[[Rounds], RoundTimes | Done]
+
+
+def nearest(known: KnownTrials) -> list[TrialRecord]:
+    """Return the trials that may be the best for an objective of speed, the best so far first; of its threads alone."""
+    best = known.best
+    if best is None or known.budgets.aim not in TIMED:
+        return []
+    rivals = [
+        r
+        for r in known.records.values()
+        if r.candidate.threads == best.candidate.threads
+        and eligible(r, known.limits, known.budgets, known.plan)
+        and known.cost(r) <= NEAR * known.cost(best)
+    ]
+    return sorted(rivals, key=lambda r: (r is not best, known.cost(r)))[:MOST]
+
+
+def compare(
+    known: KnownTrials, artifacts: Mapping[Candidate, Path], ask: Ask, reporter: Reporter
+) -> list[TrialRecord]:
+    """Time the nearest trials whose artifacts are here in turns; return their records with what was found.
+
+    There are none where fewer than two are near, and where the question fails: then the order of costs stays.
+    """
+    found = [record for record in nearest(known) if record.candidate in artifacts]
+    if len(found) < 2:
+        return []
+    asked = Rounds(
+        candidate=found[0].candidate,
+        artifacts=tuple(str(artifacts[record.candidate]) for record in found),
+        batches=tuple(_batch(record, known.budgets.aim) for record in found),
+    )
+    reporter.step("time", f"in turns: {', '.join(record.candidate.label for record in found)}")
+    answer = ask(asked)
+    if isinstance(answer, Done):
+        failed = f"{answer.outcome}: {answer.reason}; the order is that of the trials alone"
+        reporter.found([Finding("search", "the best trials in turns", None, why=failed)])
+        return []
+    turns = standings([record.candidate.label for record in found], answer.seconds)
+    return [msgspec.structs.replace(one, turns=own) for one, own in zip(found, turns, strict=True)]
+
+
+def _batch(record: TrialRecord, aim: str) -> int:
+    """Return the batch size that the objective measures: the smallest one, or that of the best throughput."""
+    seconds = (record.measured or Measured()).seconds
+    return min(seconds) if aim == "latency" else min(seconds, key=lambda size: seconds[size] / size)
+
+
+def standings(names: Sequence[str], seconds: Sequence[Sequence[float]]) -> list[InTurns]:
+    """Compare all with the fastest one, from seconds by name and round.
+
+    The ratio is the median over rounds. Where the machine leaves it undecided it is that of the shortest calls, which
+    disturbances only lengthen (Chen and Revels 2016, "Robust benchmarking in noisy environments").
+    """
+    if not seconds or not seconds[0]:
+        raise ValueError("expected at least one round")
+    fastest = 0
+    for index in range(1, len(names)):
+        if _ratio(seconds[index], seconds[fastest]).ratio < 1:
+            fastest = index
+    found = [_ratio(own, seconds[fastest], names[fastest]) for own in seconds]
+    return [
+        msgspec.structs.replace(one, ratio=1.0) if index == fastest else one
+        for index, one in enumerate(found)
+    ]
+
+
+def _ratio(own: Sequence[float], other: Sequence[float], name: str = "") -> InTurns:
+    ratio, low, high, verdict = decide([a / b for a, b in zip(own, other, strict=True)])
+    if verdict == "within noise":
+        ratio = min(own) / min(other)
+    return InTurns(against=name, ratio=ratio, low=low, high=high, rounds=len(own), verdict=verdict)
+
+
+def confidence(records: Sequence[TrialRecord], best: Candidate) -> str:
+    """Say how sure the choice of the best is, from the trials timed in turns with it; "" without any."""
+    turns = next((r.turns for r in records if r.candidate == best), None)
+    if turns is None:
+        return ""
+    group = [r for r in records if r.turns is not None and r.turns.against == turns.against]
+    return "; ".join(f"{r.candidate.label} {text}" for r in group if (text := search_tables.in_turns(r)))

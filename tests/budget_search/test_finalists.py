@@ -1,0 +1,222 @@
+"""The last round of a search for speed: the best trials in turns, on planted clocks that a busy machine disturbs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer import Budgets, Plan
+from infer.budget_search import finalists
+from infer.budget_search.finalists import standings
+from infer.budget_search.trial_loop import Search
+from infer.budget_search.trial_process.messages import (
+    Done,
+    LowerBounds,
+    Request,
+    Rounds,
+    RoundTimes,
+    Setup,
+    Survey,
+)
+from infer.budget_search.trial_process.round_timing import LEAST_ROUNDS, MOST_ROUNDS, in_rounds
+from infer.budget_search.trial_process.worker_process import TrialLimits
+from infer.report.search_record import Candidate, InTurns, Measured, TrialRecord
+from infer.report.search_tables import in_turns
+from infer.reporter import Reporter
+from tests.budget_search.test_bounds import NoJournal
+
+BACKENDS = ("eager", "ort", "inductor")
+TRUE = {"eager": 5.0e-3, "ort": 1.00e-3, "inductor": 1.12e-3}  # seconds of a call on a quiet machine
+
+
+@dataclass
+class BusyClock:
+    """A clock of a machine that is slow for a while, and holds single calls up; drawn by a seed."""
+
+    seed: int
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)  # noqa: S311
+        self._slow, self._until = 1.0, 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def call(self, seconds: float) -> Callable[[], None]:
+        """Return a call that takes so long on a quiet machine."""
+
+        def one() -> None:
+            if self.now >= self._until:  # another job came or went
+                self._slow = self._draw.choice((1.0, 1.0, 1.7, 4.0))
+                self._until = self.now + self._draw.uniform(0.01, 0.5)
+            held_up = self._draw.expovariate(1 / 0.01) if self._draw.random() < 0.1 else 0.0
+            self.now += seconds * self._slow * self._draw.uniform(1.0, 1.1) + held_up
+
+        return one
+
+
+@dataclass
+class BusyMachine:
+    """Trials whose float form stalled: the ratio of one of them is far off; rounds are told by a busy clock."""
+
+    seed: int
+    rounds: list[Rounds] = field(default_factory=list)
+    fails: bool = False
+
+    def start(self, setup: Setup, log: Path) -> BusyMachine:
+        self.setup, self.trials, self.alive = setup, 0, True
+        return self
+
+    def run(self, asked: Any, limits: TrialLimits, step: Any) -> Done | LowerBounds | RoundTimes:
+        if isinstance(asked, Survey):
+            return LowerBounds()
+        if isinstance(asked, Rounds):
+            self.rounds.append(asked)
+            clock = BusyClock(self.seed)
+            calls = [clock.call(TRUE[Path(name).name]) for name in asked.artifacts]
+            if self.fails:
+                return Done(outcome="crashed", reason="its process ended with SIGSEGV")
+            return RoundTimes(seconds=tuple(map(tuple, in_rounds(calls, clock=clock))))
+        assert isinstance(asked, Request)
+        name = asked.candidate.backend
+        stalled = {"inductor": 0.8}.get(name, 1.0)  # its float form was held up: the ratio is too small
+        found = Measured(
+            seconds={1: TRUE[name]},
+            ratios={1: stalled * TRUE[name] / TRUE["eager"]},
+            rivals={1: "torch eager"},
+            rival_seconds={"torch eager": {1: TRUE["eager"]}},
+            size=1000,
+            memory=1000,
+            error=1e-6,
+        )
+        folder = Path(self.setup.work) / f"trial-{asked.number}" / name
+        folder.mkdir(parents=True)
+        return Done(outcome="published", measured=found, artifact=str(folder))
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def searched(machine: BusyMachine, folder: Path, **budgets: Any) -> Search:
+    asked = Budgets(objective="latency", space={"backend": BACKENDS, "quant": ("none",)}, **budgets)
+    search = Search(
+        Plan(source="model.pt", device="cpu", batches=(1,)),
+        asked,
+        folder / "o.infer",
+        folder,
+        Reporter(),
+        TrialLimits(),
+        start=machine.start,  # type: ignore[arg-type]
+    )
+    search.journal = NoJournal()  # type: ignore[assignment]
+    search.all_trials()
+    return search
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_wins_although_a_float_form_stalled(tmp_path: Path, seed: int) -> None:
+    machine = BusyMachine(seed)
+    search = searched(machine, tmp_path)
+    best = search.known.best
+    assert best is not None
+    assert best.candidate.backend == "ort"
+    assert len(machine.rounds) == 1
+    assert "eager" not in {Path(name).name for name in machine.rounds[0].artifacts}, "too far from the best"
+
+
+def test_artifacts_of_the_nearest_trials_are_kept_for_the_last_round(tmp_path: Path) -> None:
+    machine = BusyMachine(0)
+    search = searched(machine, tmp_path)
+    assert {Path(name).name for name in machine.rounds[0].artifacts} == {"ort", "inductor"}
+    assert all(Path(name).exists() for name in machine.rounds[0].artifacts)
+    assert len(search.artifacts) >= 2
+
+
+def test_the_report_says_how_sure_the_choice_is(tmp_path: Path) -> None:
+    search = searched(BusyMachine(0), tmp_path)
+    best = search.known.best
+    assert best is not None
+    why = search.record(best, "").why
+    assert "inductor float takes 1.1" in why
+    assert "the time of ort float (1." in why
+
+
+def test_a_last_round_that_crashes_leaves_the_order_of_costs(tmp_path: Path) -> None:
+    machine = BusyMachine(0, fails=True)
+    search = searched(machine, tmp_path)
+    best = search.known.best
+    assert best is not None
+    assert best.candidate.backend == "inductor"
+    assert "inductor float" in search.record(best, "").why
+
+
+@pytest.mark.parametrize("objective", ["size", "memory"])
+def test_only_a_search_for_speed_has_a_last_round(tmp_path: Path, objective: str) -> None:
+    machine = BusyMachine(0)
+    asked = Budgets(objective=objective, space={"backend": BACKENDS, "quant": ("none",)})
+    search = Search(
+        Plan(source="model.pt", device="cpu", batches=(1,)),
+        asked,
+        tmp_path / "o.infer",
+        tmp_path,
+        Reporter(),
+        TrialLimits(),
+        start=machine.start,  # type: ignore[arg-type]
+    )
+    search.journal = NoJournal()  # type: ignore[assignment]
+    search.all_trials()
+    assert machine.rounds == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_difference_within_noise_is_said_to_be_one(seed: int) -> None:
+    clock = BusyClock(seed)
+    one, other = standings(["a", "b"], in_rounds([clock.call(1e-3), clock.call(1.002e-3)], clock=clock))
+    later = other if other.against == "a" else one
+    assert later.verdict in ("same", "within noise")
+    assert later.low < 1.03
+    assert later.ratio < 1.03
+
+
+def test_an_undecided_ratio_is_that_of_the_shortest_calls() -> None:
+    first, second = [1.0, 9.0, 1.0, 9.0, 1.0] * 4, [8.0, 1.1, 8.0, 1.1, 8.0] * 4
+    found = standings(["a", "b"], [first, second])
+    assert found[1].verdict == "within noise"
+    assert found[1].ratio == pytest.approx(1.1)
+    assert found[0] == InTurns(against="a", ratio=1.0, low=1.0, high=1.0, rounds=20, verdict="same")
+
+
+def test_rounds_end_in_time_and_run_every_call_in_each() -> None:
+    clock = BusyClock(3)
+    slow = in_rounds([clock.call(5.0), clock.call(5.0), clock.call(4.0)], clock=clock)
+    assert [len(taken) for taken in slow] == [LEAST_ROUNDS] * 3
+    quick = in_rounds([lambda: None, lambda: None])
+    assert len(quick[0]) == len(quick[1]) <= MOST_ROUNDS
+
+
+def test_no_rounds_are_no_standing() -> None:
+    with pytest.raises(ValueError, match="at least one round"):
+        standings(["a"], [[]])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        ("slower", "takes 1.12x the time of ort float (1.10 to 1.15)"),
+        ("same", "as fast as ort float (1.10 to 1.15)"),
+        ("within noise", "within noise of ort float (1.10 to 1.15)"),
+    ],
+)
+def test_a_trial_says_how_it_compared_in_turns(verdict: str, text: str) -> None:
+    turns = InTurns(against="ort float", ratio=1.12, low=1.1, high=1.15, rounds=30, verdict=verdict)
+    record = TrialRecord(candidate=Candidate(backend="inductor"), outcome="published", turns=turns)
+    assert in_turns(record) == text
+    own = TrialRecord(candidate=Candidate(backend="ort"), outcome="published", turns=turns)
+    assert in_turns(own) == ""
+    assert finalists.confidence([own, record], own.candidate) == f"inductor float {text}"
