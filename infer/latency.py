@@ -39,7 +39,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Paired(msgspec.Struct, frozen=True):
-    """Time of a over time of b: the median over pairs, its 95 % interval, and what that says of a.
+    """Time of a over time of b: the median over pairs, its 95 % interval, and the verdict on a.
 
     `verdict`: "faster" when the whole interval lies below 0.97, "slower" above 1.03, "same" between them, and
     "within noise" when the interval could not be narrowed enough in the time allowed.

@@ -66,7 +66,7 @@ PLANS = [
 ]
 
 
-def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+def parsed_plan(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Return the plan that `infer optimize` runs for these words."""
     seen: list[Plan] = []
 
@@ -88,7 +88,7 @@ def test_the_round_trip_tests_cover_every_plan_field() -> None:
 def test_the_reproduction_command_gives_an_equal_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(formatting.command(plan, "m.infer"))
     assert words[:2] == ["infer", "optimize"]
-    assert asked(words[1:], monkeypatch) == plan
+    assert parsed_plan(words[1:], monkeypatch) == plan
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: shlex.join(command_line(plan))[:60])
@@ -111,14 +111,14 @@ def test_the_command_line_comes_before_the_plan_file(tmp_path: Path, monkeypatch
     file.write_text('quant = "nf4"\nmax_batch = 8\nthreads = 2\nlayers = ["head=int8"]\nbatches = "1,4"\n')
     words = ["optimize", "m.pt", "--plan", str(file), "--quant", "int8", "--max-batch", "64"]
     plan = Plan(source="m.pt", quant="int8", threads=2, layers={"head": "int8"}, batches=(1, 4))
-    assert asked(words, monkeypatch) == plan
+    assert parsed_plan(words, monkeypatch) == plan
 
 
 def test_a_plan_file_cannot_set_trust_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("trust_code = true\n")
-    assert not asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch).trust_code
-    assert asked(["optimize", "m.pt", "--plan", str(file), "--trust-code"], monkeypatch).trust_code
+    assert not parsed_plan(["optimize", "m.pt", "--plan", str(file)], monkeypatch).trust_code
+    assert parsed_plan(["optimize", "m.pt", "--plan", str(file), "--trust-code"], monkeypatch).trust_code
     assert "--trust-code" in formatting.repeat_command(PLANS[1], "m.infer")
 
 
@@ -168,9 +168,9 @@ def test_checked_makes_values_canonical() -> None:
 def test_save_plan_writes_what_plan_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plan.toml"
     words = ["optimize", "m.pt", "--adapters", "4", "--layer", 'weird "name"=int8']
-    made = asked([*words, "--save-plan", str(file)], monkeypatch)
+    made = parsed_plan([*words, "--save-plan", str(file)], monkeypatch)
     assert tomllib.loads(file.read_text())["adapters"] == "4"
-    assert asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch) == made
+    assert parsed_plan(["optimize", "m.pt", "--plan", str(file)], monkeypatch) == made
 
 
 # --- serve

@@ -190,7 +190,7 @@ def _time(call: Callable[[], object]) -> float:
     return clock() - begin
 
 
-def said(row: Measured | Crashed) -> str:
+def row_text(row: Measured | Crashed) -> str:
     """Return the line of one row."""
     start = f"{row.shape:8} {row.format:12} {row.sequences} sequences"
     if isinstance(row, Crashed):
@@ -220,7 +220,7 @@ def main() -> None:
     asked = itertools.product(names, given.formats.split(","), map(int, given.sequences.split(",")))
     for name, format, sequences in asked:
         rows.append(measure_apart(name, format, sequences, given.seconds))
-        print(said(rows[-1]), flush=True)
+        print(row_text(rows[-1]), flush=True)
         path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     print(path)
 

@@ -31,7 +31,7 @@ def _columns(
 def _other_columns(
     START: tl.constexpr, ROTATED: tl.constexpr, WIDTH: tl.constexpr, OTHERS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the columns [1, OTHERS] that are not rotated, and which of them there are."""
+    """Return the columns [1, OTHERS] that are not rotated, and a mask of those that exist."""
     other = tl.arange(0, OTHERS)[None]
     return tl.where(other < START, other, other + ROTATED), other < WIDTH - ROTATED
 

@@ -1,4 +1,4 @@
-"""`infer bench` of a language model: what a prompt and a token cost, over batch and context, against what they must.
+"""`infer bench` of a language model: time of a prompt and of a token by batch and context, against the roofline.
 
 Prompts are random tokens and share nothing; the engine runs here, without its thread, so that a step can be timed.
 """
@@ -30,7 +30,7 @@ CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
 
 
-class BatchResult(msgspec.Struct, kw_only=True):
+class BatchTimes(msgspec.Struct, kw_only=True):
     """Times in seconds of `batch` prompts of `context` tokens that run together.
 
     `floor` is the memory-bandwidth bound of a decode step: weights and cache read once, as measured. `pair`
@@ -69,7 +69,7 @@ class LanguageBench(msgspec.Struct, kw_only=True):
     kv_tokens: int
     read_bandwidth: float
     threads: int
-    rows: list[BatchResult]
+    rows: list[BatchTimes]
     memory: list[Finding]
     versions: dict[str, str]
     machine: dict[str, str]
@@ -153,7 +153,7 @@ def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[
 
 def _measure(
     ours: Predictor, other: Predictor | None, batch: int, context: int, tokens: int, seconds: float
-) -> BatchResult:
+) -> BatchTimes:
     models = [ours.language_model] if other is None else [ours.language_model, other.language_model]
     engines = [engine_for(model, batch, context + tokens) for model in models]
     for engine in engines:
@@ -172,7 +172,7 @@ def _measure(
     steps = [summarize([s for r in own for s in r.steps]) for own in rounds]
     prefill = summarize([r.prefill for r in rounds[0]])
     waits = batch * context // EngineLimits().mixed_tokens  # tokens of the first while the last is read
-    row = BatchResult(
+    row = BatchTimes(
         batch=batch,
         context=context,
         first_token=first[0],

@@ -1,4 +1,4 @@
-"""Budgets against measurements: what a trial misses, which one wins, and what to say when none fits."""
+"""Budgets against measurements: missed budgets of a trial, the winning trial, and the error when none fits."""
 
 from __future__ import annotations
 

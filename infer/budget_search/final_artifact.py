@@ -1,4 +1,4 @@
-"""The winner's artifact with the record of the search in its report, at the name that was asked for."""
+"""Publication of the winner's artifact at the requested path, with the record of the search in its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal of trials: what was measured before, by source, data, machine, versions and code, in SQLite."""
+"""Journal of trials measured before, by source, data, machine, versions and code, in SQLite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials of a search so far: costs in relation to the float forms, the best one, and what is worth timing."""
+"""The trials of a search so far: their costs relative to the float forms, the best one, and its rivals."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Node(Protocol):
         """End what the node runs for this search."""
 
 
-class Trials(Protocol):
-    """Calls of a stage to its search, by the thread that runs the stage alone."""
+class StageCallbacks(Protocol):
+    """Functions of a search that a stage calls, on the thread that runs the stage only."""
 
     reporter: Reporter
 
@@ -80,7 +80,7 @@ class _End:
 class ParallelTrials:
     """The nodes of a search and what runs on them. The first node is this machine, which is never lost."""
 
-    trials: Trials
+    trials: StageCallbacks
     nodes: list[Node]
     lost: Counter[Candidate] = field(default_factory=Counter)
     judged: set[Candidate] = field(default_factory=set)

@@ -69,7 +69,7 @@ class SearchReporter(Reporter):
     """A reporter that draws a search: it gets its state in place of the steps of the trials."""
 
     def state(self, now: State) -> None:
-        """Show how the search stands."""
+        """Show the state of the search."""
 
 
 class StateFile:

@@ -138,7 +138,7 @@ def _actor(found: dict[str, Any], setup: Setup, limits: TrialLimits | None) -> A
 
 
 def _answer(reference: Any) -> Facts | str:
-    """Return what a node told about itself, or why it did not."""
+    """Return the facts of a node, or the reason why it did not answer."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..plan import Plan
-from .quantizable_layers import Site, Weight, find
+from .quantizable_layers import NamedLayer, Weight, find
 from .quantizer import Quantizer, get
 
 FLOAT = "float"
@@ -88,7 +88,7 @@ def pinned(weight: Weight, chosen: Mapping[str, str]) -> str | None:
     return next(iter(named.values()), None)
 
 
-Refuses = Callable[[Site, Format], str | None]
+Refuses = Callable[[NamedLayer, Format], str | None]
 
 
 def find_with_formats(
@@ -105,7 +105,7 @@ def find_with_formats(
         format = None if name == FLOAT else known.setdefault(name, format_of(name, plan))
         own |= {id(site.layer): format for site in weight.sites}
 
-    def reason(site: Site) -> str | None:
+    def reason(site: NamedLayer) -> str | None:
         format = own[id(site.layer)]
         return "kept float" if format is None else refuses(site, format)
 

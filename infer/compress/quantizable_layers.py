@@ -14,7 +14,7 @@ from .layer_kinds import embedding_scale, is_layer, is_stored_by_columns, kind_o
 
 
 @dataclass
-class Site:
+class NamedLayer:
     """One layer with all its names in the model; the first one is reported."""
 
     layer: nn.Module
@@ -31,7 +31,7 @@ class Weight:
     """One weight tensor, the layers that compute with it, and the reasons why they stay float."""
 
     tensor: Tensor
-    sites: list[Site]
+    sites: list[NamedLayer]
     names: list[str]  # of the parameter, in the model
     reasons: dict[str, str] = field(default_factory=dict)  # layer → why it stays float
 
@@ -40,7 +40,7 @@ class Weight:
         return self.sites[0].name
 
 
-def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight]:
+def find(model: nn.Module, refuses: Callable[[NamedLayer], str | None]) -> list[Weight]:
     """List every weight of a layer with a quantized form, in order; a tied weight is listed once."""
     sites = _sites(model)
     parameters = _parameters(model)
@@ -58,16 +58,16 @@ def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight
     return list(weights.values())
 
 
-def _sites(model: nn.Module) -> list[Site]:
-    found: dict[int, Site] = {}
+def _sites(model: nn.Module) -> list[NamedLayer]:
+    found: dict[int, NamedLayer] = {}
     for path, parent in model.named_modules(remove_duplicate=True):
         for attribute, child in parent._modules.items():
             if is_layer(child):
-                site = found.setdefault(id(child), Site(child))
+                site = found.setdefault(id(child), NamedLayer(child))
                 site.names.append(f"{path}.{attribute}" if path else attribute)
                 site.parents.append((parent, attribute))
     if is_layer(model):
-        found[id(model)] = Site(model, ["the model"])
+        found[id(model)] = NamedLayer(model, ["the model"])
     return list(found.values())
 
 

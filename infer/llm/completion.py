@@ -14,7 +14,7 @@ from .text.tool_parser import ToolCall
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """One generated text, and what it took.
+    """One generated text, with its token counts and times.
 
     `finish_reason`: "stop", "length", ...; `stopped_by`: the stop text or token id. `logprobs` and `prompt_logprobs`
     are there where they were asked for, `tool_calls` of a chat with tools. `cached_tokens` of the prompt came from

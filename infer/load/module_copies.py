@@ -1,4 +1,4 @@
-"""Copies of a module that share the values of its weights, and not its layers."""
+"""Copies of a module that share its weights but not its layers."""
 
 from __future__ import annotations
 

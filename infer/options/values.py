@@ -1,4 +1,4 @@
-"""Values of options: what may be typed, checked and made canonical before anything is opened."""
+"""Values of options: parsed, checked and made canonical before anything is opened."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class FloatReferences:
         self._known: RememberedOutputs | None = None
 
     def reference(self, plan: Plan) -> Any:
-        """Return the form that outputs are compared with; what it gave for an earlier trial it gives at once."""
+        """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
         if self._original.onnx is not None:
             return self.runner(plan)
         self._known = self._known or RememberedOutputs(self._called())
@@ -147,7 +147,7 @@ class FloatReferences:
 
 
 class Eager:
-    """A graph in plain torch: what everything is compared with."""
+    """A graph in plain torch, the reference of every comparison."""
 
     def __init__(self, graph: Graph) -> None:
         self.inputs, self.outputs = graph.inputs, graph.outputs
@@ -187,7 +187,7 @@ class RememberedOutputs:
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run one batch, or return what it gave before."""
+        """Run one batch, or return its cached outputs."""
         key = _content(inputs)
         if key in self._known:
             return dict(self._known[key])

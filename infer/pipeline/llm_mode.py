@@ -1,4 +1,4 @@
-"""Decide once, right after loading, whether a language model will be a step that generates, or scores whole windows."""
+"""Mode of a language model, decided after loading: a step that generates, or scores of whole windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the trial that was chosen to the folder that people open: compiled form, golden inputs, report, manifest."""
+"""Publication of the chosen trial as an artifact: compiled form, golden inputs, report, manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of one run: what excludes each other is refused, every "auto" becomes a value and a reason, once."""
+"""The plan of one run: options that exclude each other are refused, every "auto" becomes a value and a reason."""
 
 from __future__ import annotations
 

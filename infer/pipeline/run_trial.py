@@ -95,7 +95,7 @@ def _judge_schedules(
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
-    """Bytes of the compiled form, plus graph and weights unless the compiled form stands for itself."""
+    """Bytes of the compiled form, plus graph and weights unless it contains them."""
     parts = [ours / "compiled", ours / storage.ENCODER / "compiled"]
     if not backend.PORTABLE:
         graphs = (folder, folder / storage.ENCODER)

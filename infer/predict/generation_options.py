@@ -76,5 +76,5 @@ def build_request(language_model: LanguageModel, prompt: list[int], options: Opt
 def _grammar(options: Options) -> dict[str, Any] | None:
     given = {name: options.get(name) for name in GRAMMARS if options.get(name)}
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are two constraints on one output", hint="Give one of them")
+        raise UsageError(f"expected one constraint on the output, got {' and '.join(given)}")
     return given or None

@@ -1,4 +1,4 @@
-"""The report as a value: all that was asked, tried, chosen, refused and measured. `report.json` is this."""
+"""The report as a value, stored as `report.json`: all that was requested, tried, chosen, refused and measured."""
 
 from __future__ import annotations
 

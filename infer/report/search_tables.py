@@ -1,4 +1,4 @@
-"""A search in words and tables: the front, every trial with its outcome, and the command that makes each."""
+"""Texts and tables of a search: the front, every trial with its outcome, and its command."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
     logprobs: list[float]
 
 
-class Segment(NamedTuple):
+class TranscriptSegment(NamedTuple):
     """Tokens of a part of the transcript, seconds from the begin of the sound, mean log probability of its window."""
 
     tokens: tuple[int, ...]
@@ -59,7 +59,7 @@ class TranscriptOptions(NamedTuple):
 
 def transcript(
     tokens: WhisperTokens, bands: np.ndarray, seconds: float, shape: WindowShape, options: TranscriptOptions
-) -> Generator[FeatureWindow, Decoded, tuple[str, list[Segment]]]:
+) -> Generator[FeatureWindow, Decoded, tuple[str, list[TranscriptSegment]]]:
     """Transcribe the features of a whole sound, float32 [bands, all frames]; returns its language and segments.
 
     `seconds`: of the sound. A sound of more than one window is read with timestamps. Raises `InputError` for an unknown
@@ -75,7 +75,7 @@ def transcript(
         language = tokens.language_name(found.tokens[0])
     prompt = tokens.prompt(language, options.task, timestamps=timestamps)
     sampling = Sampling(max_tokens=shape.context - len(prompt), temperature=options.temperature, logprobs=0)
-    rules, segments, begin = tokens.rules(timestamps=timestamps), list[Segment](), 0
+    rules, segments, begin = tokens.rules(timestamps=timestamps), list[TranscriptSegment](), 0
     while begin < min(bands.shape[1], total):
         part = bands[:, begin : begin + frames]
         part = np.pad(part, ((0, 0), (0, frames - part.shape[1])))
@@ -84,7 +84,9 @@ def transcript(
         mean = float(np.mean(found.logprobs)) if found.logprobs else 0.0
         start = begin / rate
         segments += [
-            Segment(one.tokens, start + one.start, start + one.end, mean) for one in spoken if one.tokens
+            TranscriptSegment(one.tokens, start + one.start, start + one.end, mean)
+            for one in spoken
+            if one.tokens
         ]
         begin += max(round(next_begin * rate), 1) if next_begin > 0 else frames
     return language or "en", segments

@@ -61,7 +61,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class Engine:
+class SerializedEngine:
     """A serialized engine. `layers` counts those that mention each precision; bytes are the builder's own words."""
 
     blob: bytes
@@ -70,7 +70,9 @@ class Engine:
     scratch_bytes: int | None = None  # at the largest shapes of the profile
 
 
-def build(model: Path, profile: Profile, cache: Path, precisions: set[str], options: BuildOptions) -> Engine:
+def build(
+    model: Path, profile: Profile, cache: Path, precisions: set[str], options: BuildOptions
+) -> SerializedEngine:
     """Build the engine of an ONNX file.
 
     `cache` keeps the timings of tactics between builds. Without a device no layers are counted. Raises `BuilderError`
@@ -98,13 +100,13 @@ def build(model: Path, profile: Profile, cache: Path, precisions: set[str], opti
     blob = bytes(memoryview(plan))
     sizes = logger.sizes.get("Total Weights Memory"), logger.sizes.get("Total Activation Memory")
     if options.device is None:
-        return Engine(blob, Counter(), *sizes)
+        return SerializedEngine(blob, Counter(), *sizes)
     runtime = trt.Runtime(logger)
     found = inspect(runtime.deserialize_cuda_engine(blob), trt)
     if found and (absent := sorted(precisions - found.keys())):
         got = ", ".join(f"{count} layers {name}" for name, count in found.items())
         raise NotUsableError(f"{title} built no layer in {' or '.join(absent)}: {got}")
-    return Engine(blob, found, *sizes)
+    return SerializedEngine(blob, found, *sizes)
 
 
 def inspect(engine: Any, trt: Any) -> Counter[str]:

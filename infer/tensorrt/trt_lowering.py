@@ -29,7 +29,7 @@ _PRECISIONS = {
 class Built:
     """One engine, its profile, and the form of each quantized layer."""
 
-    engine: trt_builder.Engine
+    engine: trt_builder.SerializedEngine
     profile: trt_builder.Profile
     rewritten: RewriteResult
     unpacked: str = ""  # the library's reason against packed weights, which then were decoded

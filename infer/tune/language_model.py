@@ -17,7 +17,7 @@ LENGTH = 1024  # tokens of a row
 
 
 @dataclass
-class LanguageModel:
+class TrainableLanguageModel:
     """A language model of transformers and the text files beside it."""
 
     loaded: LoadedModel  # keeps mapped weights and temporary folders alive
@@ -35,7 +35,7 @@ class LanguageModel:
         return asked or min(LENGTH, self.longest or LENGTH)
 
 
-def language_model_of(loaded: LoadedModel, source: str) -> LanguageModel:
+def language_model_of(loaded: LoadedModel, source: str) -> TrainableLanguageModel:
     """Return the language model in a loaded source, with frozen weights.
 
     Raises `NotUsableError` for a model of another task, `UsageError` for one without tokenizer.
@@ -46,7 +46,7 @@ def language_model_of(loaded: LoadedModel, source: str) -> LanguageModel:
         raise UsageError("the model has no tokenizer.json, so it takes no text", where=source)
     tokenizer = LLMTokenizer(loaded.files["tokenizer.json"])
     end = loaded.meta.get("eos_id")
-    return LanguageModel(
+    return TrainableLanguageModel(
         loaded,
         loaded.module.model.requires_grad_(False),
         tokenizer,

@@ -39,7 +39,7 @@ def through(
     return max(relative_error(a, b) for a, b in zip(got.values(), want, strict=True)), findings
 
 
-def said(findings: list[Finding], what: str) -> Finding:
+def finding_of(findings: list[Finding], what: str) -> Finding:
     return next(finding for finding in findings if finding.what == what)
 
 
@@ -51,8 +51,8 @@ def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> 
     for rows, time in ((1, 1), (5, 7), (64, 2)):
         x = torch.randn(rows, time, 8)
         torch.testing.assert_close(runner.run({"input": x})["output"], made.callable()(input=x)[0])
-    assert said(findings, "ort opset").value == 20
-    assert said(findings, "ort model").unit == "B"
+    assert finding_of(findings, "ort opset").value == 20
+    assert finding_of(findings, "ort model").unit == "B"
 
 
 def test_results_of_one_call_survive_the_next(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_findings_name_the_int8_form_and_why(tmp_path: Path) -> None:
         tmp_path,
         quant="int8",
     )
-    form = said(findings, "ort layers as dynamic int8, a scale per token")
+    form = finding_of(findings, "ort layers as dynamic int8, a scale per token")
     assert form.value == 1
     assert "weights signed" in form.why if device.has_vnni() else "saturate" in form.why
     assert error < 1e-5
@@ -93,7 +93,7 @@ def test_float_convolutions_of_an_int8_model_are_named(tmp_path: Path) -> None:
     error, findings = through(
         nn.Sequential(Int8Conv(3, 16)), "input=float32[batch,3,8,8]", torch.randn(2, 3, 8, 8), tmp_path
     )
-    left = said(findings, "ort layers in float")
+    left = finding_of(findings, "ort layers in float")
     assert left.value == 1
     assert left.why.startswith("packed on disk, float32 in memory after load")
     assert error < 0.02
@@ -104,14 +104,14 @@ def test_table_layers_stay_packed_on_disk_and_the_choice_is_reported(tmp_path: P
     layers = nn.Sequential(*(Lut(512, 512, bits, tables) for bits, tables in formats))
     error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")
     packed = sum(tensor.numel() * tensor.element_size() for tensor in layers.buffers())
-    assert said(findings, "ort model").value < packed * 1.15
-    choice = said(findings, "ort table layers")
+    assert finding_of(findings, "ort model").value < packed * 1.15
+    choice = finding_of(findings, "ort table layers")
     assert "of decoded weights, and change the outputs by" in choice.why
     if choice.value == "8-bit blocks":
-        assert said(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
+        assert finding_of(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
         assert 1e-4 < error < table_layer_form.MAX_DIFFERENCE
     else:
-        assert said(findings, "ort layers in float").value == 4
+        assert finding_of(findings, "ort layers in float").value == 4
         assert error < 1e-4
 
 
@@ -130,7 +130,7 @@ def test_table_layers_take_blocks_when_faster_and_close(
     _, findings = through(
         nn.Sequential(Lut(128, 64)), "input=float32[batch,128]", torch.randn(3, 128), tmp_path, quant="nf4"
     )
-    assert str(said(findings, "ort table layers").value).startswith(form)
+    assert str(finding_of(findings, "ort table layers").value).startswith(form)
 
 
 def test_an_embedding_of_codes_is_gathered_before_it_is_decoded(tmp_path: Path) -> None:

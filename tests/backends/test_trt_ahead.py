@@ -45,7 +45,7 @@ def builder() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trt_library, "module_name", lambda kind: kind if kind == "rtx" else None)
         patch.setattr(trt_library, "library_version", lambda kind: "9")
-        built = trt_builder.Engine(b"plan!", Counter())
+        built = trt_builder.SerializedEngine(b"plan!", Counter())
         patch.setattr(trt_builder, "build", lambda *given: built)
         yield
 

@@ -73,7 +73,7 @@ def search_on(plan: Plan, folder: Path, *nodes: PlantedNode, here: Any = None) -
     return made
 
 
-def said(search: trial_loop.Search) -> str:
+def reported_text(search: trial_loop.Search) -> str:
     assert isinstance(search.reporter, Findings)
     return "\n".join(search.reporter.said)
 
@@ -106,8 +106,8 @@ def test_the_trial_of_a_lost_node_runs_elsewhere(plan: Plan, tmp_path: Path) -> 
     assert len(node.asked) == 1, "nothing is asked of a lost node"
     lost = search.known.records[node.asked[0].candidate]
     assert (lost.outcome, lost.node) == ("published", "")
-    assert "node a: lost while it ran" in said(search)
-    assert "its trial runs elsewhere: its raylet died" in said(search)
+    assert "node a: lost while it ran" in reported_text(search)
+    assert "its trial runs elsewhere: its raylet died" in reported_text(search)
     assert search.best_with_artifact().candidate == Candidate(backend="ort", quant="int8")
 
 

@@ -140,7 +140,11 @@ def test_several_completions_and_constraints(
         (["generate", "LM", "x", "--max-tokens", "600"], 2, "need 601 tokens"),
         (["generate", "LM", "x", "--stream", "-n", "2"], 2, "--stream shows one completion, not 2"),
         (["generate", "LM", "x", "--json-schema", "absent"], 2, "the schema can't be read"),
-        (["generate", "LM", "x", "--regex", "a", "--choice", "b"], 2, "two constraints on one output"),
+        (
+            ["generate", "LM", "x", "--regex", "a", "--choice", "b"],
+            2,
+            "expected one constraint on the output",
+        ),
         (["generate", "LM", "x", "--kv-memory", "lots"], 2, "expected a size like 2GiB"),
         (["generate", "LM", "x", "--kv-memory", "10"], 7, "the KV cache got 10 bytes, but one page takes"),
         (["generate", "BARE", "hello"], 2, "tiny has no tokenizer.json. Give token ids"),

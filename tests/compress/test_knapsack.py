@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.compress.assign.knapsack import Option, ParetoFront
+from infer.compress.assign.knapsack import KnapsackOption, ParetoFront
 
 items = st.lists(
     st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1, width=16)), min_size=1, max_size=4),
@@ -17,16 +17,16 @@ items = st.lists(
 )
 
 
-def options(rows: list[list[tuple[int, float]]]) -> list[list[Option]]:
-    return [[Option(f"{i}", size, cost) for i, (size, cost) in enumerate(row)] for row in rows]
+def options(rows: list[list[tuple[int, float]]]) -> list[list[KnapsackOption]]:
+    return [[KnapsackOption(f"{i}", size, cost) for i, (size, cost) in enumerate(row)] for row in rows]
 
 
-def every(rows: list[list[Option]]) -> list[tuple[int, float]]:
+def every(rows: list[list[KnapsackOption]]) -> list[tuple[int, float]]:
     """(size, cost) of each combination."""
     return [(sum(o.size for o in c), sum(o.cost for o in c)) for c in itertools.product(*rows)]
 
 
-def total(chosen: list[Option]) -> tuple[int, float]:
+def total(chosen: list[KnapsackOption]) -> tuple[int, float]:
     return sum(o.size for o in chosen), sum(o.cost for o in chosen)
 
 
@@ -72,7 +72,9 @@ def test_knapsack_with_rounded_sizes_stays_within_the_size(
 
 
 def test_knapsack_returns_options_in_the_order_of_the_items() -> None:
-    front = ParetoFront([[Option("small", 1, 5.0), Option("large", 4, 0.0)], [Option("only", 2, 1.0)]])
+    front = ParetoFront(
+        [[KnapsackOption("small", 1, 5.0), KnapsackOption("large", 4, 0.0)], [KnapsackOption("only", 2, 1.0)]]
+    )
     assert [o.name for o in front.at(5)] == ["small", "only"]
     assert [o.name for o in front.at(6)] == ["large", "only"]
     assert front.at(2) is None
@@ -80,13 +82,13 @@ def test_knapsack_returns_options_in_the_order_of_the_items() -> None:
 
 
 def test_dominated_options_are_never_chosen() -> None:
-    front = ParetoFront([[Option("worse", 5, 2.0), Option("better", 4, 1.0)]])
+    front = ParetoFront([[KnapsackOption("worse", 5, 2.0), KnapsackOption("better", 4, 1.0)]])
     assert [o.name for o in front.at(100)] == ["better"]
 
 
 def test_a_knapsack_of_many_real_layers_is_solved() -> None:
     rows = [
-        [Option(f, int(bits * (1 << 20)), 2.0 ** (-1.5 * bits) * (1 + i % 7)) for f, bits in
+        [KnapsackOption(f, int(bits * (1 << 20)), 2.0 ** (-1.5 * bits) * (1 + i % 7)) for f, bits in
          (("cluster:3", 3.31), ("nf4", 4.17), ("cluster:6", 6.5), ("int8", 8.01), ("float", 32.0))]
         for i in range(200)
     ]  # fmt: skip

@@ -92,7 +92,7 @@ def answers(made: Engine, requests: list[Request], *, late: int = 0) -> dict[tup
     }
 
 
-def asked(samplings: list[dict[str, Any]], **more: Any) -> list[Request]:
+def requests_with(samplings: list[dict[str, Any]], **more: Any) -> list[Request]:
     return [
         Request(
             id=f"{i}",
@@ -107,7 +107,7 @@ def asked(samplings: list[dict[str, Any]], **more: Any) -> list[Request]:
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("seed", [0, 1000])
 def test_recorded_steps_give_the_tokens_of_the_host_sampler(seed: int, late: int) -> None:
-    requests = asked([{**options, "seed": seed + i} for i, options in enumerate(SAMPLINGS)])
+    requests = requests_with([{**options, "seed": seed + i} for i, options in enumerate(SAMPLINGS)])
     step, graphs = recorded(FakeStep())
     assert answers(engine(step), requests, late=late) == answers(engine(FakeStep()), requests, late=late)
     assert graphs.replays > 40
@@ -115,7 +115,7 @@ def test_recorded_steps_give_the_tokens_of_the_host_sampler(seed: int, late: int
 
 @pytest.mark.parametrize("options", SAMPLINGS[:-1], ids=str)
 def test_each_sampling_option_runs_on_the_device(options: dict[str, Any]) -> None:
-    requests = asked([options] * 2)
+    requests = requests_with([options] * 2)
     fake = FakeStep()
     step, graphs = recorded(fake)
     made = engine(step)
@@ -127,7 +127,7 @@ def test_each_sampling_option_runs_on_the_device(options: dict[str, Any]) -> Non
 
 def test_prompts_and_drafts_run_in_graphs_alone_once_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     options = [{"temperature": 0, "ignore_eos": True}] * 3
-    found = answers(engine(FakeStep(), FallibleDrafts(0)), asked(options), late=1)
+    found = answers(engine(FakeStep(), FallibleDrafts(0)), requests_with(options), late=1)
     step, graphs = recorded(FakeStep())
     drafts, launch, replayed = FallibleDrafts(0), step.launch, []
 
@@ -139,7 +139,7 @@ def test_prompts_and_drafts_run_in_graphs_alone_once_prepared(monkeypatch: pytes
     made = engine(step, drafts)
     made.prepare()
     before = graphs.records
-    assert answers(made, asked(options), late=1) == found
+    assert answers(made, requests_with(options), late=1) == found
     assert graphs.records == before
     assert len(replayed) > 5
     assert all(replayed)
@@ -148,7 +148,9 @@ def test_prompts_and_drafts_run_in_graphs_alone_once_prepared(monkeypatch: pytes
 
 def test_grammars_are_masked_on_the_device_and_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = reads_behind(monkeypatch)
-    requests = asked([{"temperature": 1.0}, {"temperature": 0, "min_tokens": 8}], grammar={"regex": ""})
+    requests = requests_with(
+        [{"temperature": 1.0}, {"temperature": 0, "min_tokens": 8}], grammar={"regex": ""}
+    )
     step, graphs = recorded(FakeStep())
     found = answers(engine(step), requests)
     assert found == answers(engine(FakeStep()), requests)
@@ -159,7 +161,7 @@ def test_grammars_are_masked_on_the_device_and_read_at_once(monkeypatch: pytest.
 
 def test_the_grammar_mask_of_a_reused_row_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"temperature": 1.0, "frequency_penalty": 0.1, "ignore_eos": True}
-    short, *others = asked([{**options, "max_tokens": 4}, options, options])
+    short, *others = requests_with([{**options, "max_tokens": 4}, options, options])
     requests = [Request(id="g", prompt=[4], sampling=short.sampling, grammar={"regex": ""}), *others]
     found = answers(engine(recorded(FakeStep())[0]), requests)
     assert found == answers(engine(FakeStep()), requests)
@@ -181,7 +183,7 @@ def reads_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_next_step_is_launched_before_the_tokens_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = reads_behind(monkeypatch)
     step, graphs = recorded(FakeStep())
-    requests = asked([{"temperature": 0, "ignore_eos": True}] * 2)
+    requests = requests_with([{"temperature": 0, "ignore_eos": True}] * 2)
     answers(engine(step), requests)
     assert ahead(graphs) == [True] * 23 + [False]  # the last has no next
 
@@ -189,7 +191,7 @@ def test_the_next_step_is_launched_before_the_tokens_are_read(monkeypatch: pytes
 def test_a_cancelled_request_leaves_the_step_that_is_under_way() -> None:
     step, _ = recorded(FakeStep())
     made = engine(step)
-    first, second = asked([{"temperature": 0, "ignore_eos": True}] * 2)
+    first, second = requests_with([{"temperature": 0, "ignore_eos": True}] * 2)
     made.submit(first)
     made.submit(second)
     for _ in range(5):
@@ -206,7 +208,7 @@ def test_a_cancelled_request_leaves_the_step_that_is_under_way() -> None:
 def test_a_distribution_beyond_the_candidates_is_sampled_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "sample", functools.partial(sample, width=4))
     options = {"temperature": 3.0, "top_p": 0.9, "ignore_eos": True}
-    requests = asked([options, {**options, "temperature": 0.2}, {**options, "presence_penalty": 0.5}])
+    requests = requests_with([options, {**options, "temperature": 0.2}, {**options, "presence_penalty": 0.5}])
     found = answers(engine(recorded(FakeStep())[0]), requests)
     assert found == answers(engine(FakeStep()), requests)
 
@@ -224,7 +226,7 @@ def test_logits_that_are_not_finite_end_their_own_sequence() -> None:
                 else logits
             }
 
-    requests = asked([{"temperature": 0.5, "ignore_eos": True}] * 2)
+    requests = requests_with([{"temperature": 0.5, "ignore_eos": True}] * 2)
     requests[1].prompt.pop()
     found = answers(engine(recorded(Broken())[0]), requests)
     assert [finish for _, finish, _ in found.values()] == ["error", "error"]
@@ -241,7 +243,7 @@ def test_a_failed_sampler_recording_is_reported_and_sampling_goes_on(
     made = engine(step)
     graphs.error, graphs.raised = "out of memory", raised
     made.prepare()
-    requests = asked(SAMPLINGS[:4])
+    requests = requests_with(SAMPLINGS[:4])
     assert answers(made, requests) == answers(engine(FakeStep()), requests)
     assert graphs.replays == 0
     assert {f.value for f in step.findings} == {"refused"}

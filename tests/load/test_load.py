@@ -103,7 +103,7 @@ def run(loaded: LoadedModel) -> Tensor:
         return loaded.module(**loaded.samples)
 
 
-def said(loaded: LoadedModel, what: str) -> str:
+def finding_text(loaded: LoadedModel, what: str) -> str:
     return next(f"{f.value} {f.why}" for f in loaded.findings if f.what == what)
 
 
@@ -183,7 +183,7 @@ def test_the_hint_names_a_foreign_prefix(tmp_path: Path, net: Path, original: nn
 @pytest.mark.parametrize("factory", ["stubborn", "made_by_empty"])
 def test_a_factory_that_needs_values_is_built_on_cpu(net: Path, checkpoint: Path, factory: str) -> None:
     loaded = load(Plan(source=str(checkpoint), model=f"{net}:{factory}"))
-    assert said(loaded, "skeleton").startswith("cpu ")
+    assert finding_text(loaded, "skeleton").startswith("cpu ")
     fill(loaded)
     assert not any(t.is_meta for t in (*loaded.module.parameters(), *loaded.module.buffers()))
     if factory == "made_by_empty":
@@ -212,8 +212,10 @@ def test_a_pickled_module_opens_only_with_trust_and_is_named(tmp_path: Path) -> 
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     torch.save(model, tmp_path / "m.pt")
     loaded = load(Plan(source=str(tmp_path / "m.pt"), trust_code=True, data="random"))
-    assert "torch.nn.modules.container.Sequential" in said(loaded, "trusted code")
-    assert said(loaded, "input proposed").startswith("input=float32[batch,3] from its first layer 0 (Linear)")
+    assert "torch.nn.modules.container.Sequential" in finding_text(loaded, "trusted code")
+    assert finding_text(loaded, "input proposed").startswith(
+        "input=float32[batch,3] from its first layer 0 (Linear)"
+    )
     assert torch.equal(run(loaded), model(**loaded.samples))
 
 
@@ -281,7 +283,7 @@ def test_inputs_of_torchscript_are_inferred_from_the_data(tmp_path: Path) -> Non
         plan = Plan(source=str(tmp_path / source), trust_code=True, data=str(tmp_path / data))
         loaded = load(plan)
         assert [spec.format() for spec in loaded.inputs] == expected
-        assert "from the array in" in said(loaded, "input proposed")
+        assert "from the array in" in finding_text(loaded, "input proposed")
     with pytest.raises(UsageError, match="its forward takes x, y.*Give --data with an array of each input"):
         load(Plan(source=str(tmp_path / "two.pt"), trust_code=True, data=str(tmp_path / "x.npy")))
 
@@ -365,7 +367,9 @@ def test_the_rows_of_onnx_inputs_and_outputs_are_the_batch(tmp_path: Path) -> No
 def test_onnx_external_data_beside_the_model_is_fine(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 24)
     save_onnx(tmp_path / "m.onnx", "w.bin")
-    assert "1 in external files" in said(load(Plan(source=str(tmp_path / "m.onnx"), data="random")), "opset")
+    assert "1 in external files" in finding_text(
+        load(Plan(source=str(tmp_path / "m.onnx"), data="random")), "opset"
+    )
 
 
 @pytest.mark.parametrize(

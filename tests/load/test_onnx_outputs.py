@@ -60,7 +60,7 @@ def classifier(path: Path, *, texts: bool, zipped: bool = True, **given: object)
     return save(path, nodes, inputs, outputs, weights, **given)
 
 
-def said(loaded: LoadedModel, what: str) -> list[str]:
+def finding_reasons(loaded: LoadedModel, what: str) -> list[str]:
     return [finding.why for finding in loaded.findings if finding.what == what]
 
 
@@ -86,7 +86,7 @@ def test_probabilities_are_a_tensor_and_texts_are_left_out(tmp_path: Path, texts
 
 def test_dropped_onnx_outputs_are_reported_with_class_names(tmp_path: Path) -> None:
     loaded = load(Plan(source=str(classifier(tmp_path / "m.onnx", texts=True)), data="random"))
-    assert said(loaded, "outputs") == [
+    assert finding_reasons(loaded, "outputs") == [
         "left output 'output_label': it is of dtype string, not a tensor of numbers",
         "'output_probability', a sequence of maps, is the tensor 'probabilities': columns no, perhaps, yes",
     ]
@@ -168,7 +168,9 @@ def test_quantized_onnx_models_are_kept_and_reported(tmp_path: Path) -> None:
     inputs, outputs = ([value(n, TensorProto.FLOAT, ["batch", 64])] for n in "xy")
     path = save(tmp_path / "m.onnx", nodes, inputs, outputs, {k: np.asarray(v) for k, v in weights.items()})
     plan = Plan(source=str(path), backend="ort", data="random", batches=(), allow_slower=True)
-    assert said(load(plan), "quantized already") == ["2 DequantizeLinear, 1 QuantizeLinear: kept as they are"]
+    assert finding_reasons(load(plan), "quantized already") == [
+        "2 DequantizeLinear, 1 QuantizeLinear: kept as they are"
+    ]
     for quant in ("int8", "int8:static"):
         with pytest.raises(
             NotUsableError, match="quantized already .*2 DequantizeLinear.*--quant none keeps it"

@@ -47,7 +47,7 @@ def trials(*given: Trial) -> Trials:
     return Trials(PLAN, GRAPH, Compressed(GRAPH, None), Path(), floats, Reporter(), list(given))
 
 
-def asked(plan: Plan = PLAN, task: str = "tensors", graph: Any = GRAPH) -> str | None:
+def reason_for(plan: Plan = PLAN, task: str = "tensors", graph: Any = GRAPH) -> str | None:
     original: Any = SimpleNamespace(graph=graph, loaded=SimpleNamespace(task=task))
     return why_not(Resolved(plan, (AUTO,)), original)
 
@@ -95,18 +95,18 @@ def test_a_float32_error_is_not_excused_by_the_limits_of_bfloat16() -> None:
 
 
 def test_a_requested_dtype_backend_or_format_keeps_its_dtype(units: None) -> None:
-    assert asked() is None
+    assert reason_for() is None
     assert why_not(Resolved(PLAN, ()), SimpleNamespace()) == ""  # type: ignore[arg-type]
-    assert asked(PLAN.with_(backend="ort")) == "bfloat16 is tried with --backend auto only"
-    assert asked(PLAN.with_(quant="int8")) == "float layers beside quantized ones keep float32"
-    assert asked(task="text-generation") == "--dtype bf16 changes the KV cache of a language model, too"
-    assert asked(graph=SimpleNamespace(program=None)) is not None
-    assert asked(PLAN.with_(batches=())) is not None
+    assert reason_for(PLAN.with_(backend="ort")) == "bfloat16 is tried with --backend auto only"
+    assert reason_for(PLAN.with_(quant="int8")) == "float layers beside quantized ones keep float32"
+    assert reason_for(task="text-generation") == "--dtype bf16 changes the KV cache of a language model, too"
+    assert reason_for(graph=SimpleNamespace(program=None)) is not None
+    assert reason_for(PLAN.with_(batches=())) is not None
 
 
 def test_bfloat16_is_not_tried_on_cpus_without_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_bfloat16", lambda: False)
-    assert asked() == ""
+    assert reason_for() == ""
 
 
 def test_calls_too_short_to_gain_are_left_in_float32() -> None:

@@ -281,7 +281,7 @@ def test_a_refusal_names_the_missing_part_and_what_to_do(model: Predictor) -> No
         model.chat([{"role": "user", "content": "x"}])
     with pytest.raises(UsageError, match="no option named 'temprature'.*Did you mean temperature"):
         model.generate(PROMPT, temprature=0)
-    with pytest.raises(UsageError, match="regex and choice are two constraints"):
+    with pytest.raises(UsageError, match="one constraint on the output, got regex and choice"):
         model.generate(PROMPT, regex="a", choice=["b"])
 
 

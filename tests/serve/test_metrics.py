@@ -70,26 +70,30 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Live]:
+def live_server(tmp_path: Path) -> Iterator[Live]:
     with live(
         double(), embedder(), FakeLLMPredictor(tmp_path, engine=FakeEngine(0.005), context=4096)
     ) as server:
         yield server
 
 
-def test_every_specified_metric_name_exists(told: Live) -> None:
-    httpx.post(f"{told.url}{TENSORS}", json=body())
-    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2})
-    httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": "a"})
-    text = httpx.get(f"{told.url}/metrics").text
+def test_every_specified_metric_name_exists(live_server: Live) -> None:
+    httpx.post(f"{live_server.url}{TENSORS}", json=body())
+    httpx.post(
+        f"{live_server.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2}
+    )
+    httpx.post(f"{live_server.url}/v1/embeddings", json={"model": "embedder", "input": "a"})
+    text = httpx.get(f"{live_server.url}/metrics").text
     missing = [name for name in SPECIFIED if not re.search(rf"^infer_{name}(_bucket)?[{{ ]", text, re.M)]
     assert missing == []
 
 
-def test_metrics_text_parses_with_prometheus_client(told: Live) -> None:
-    httpx.post(f"{told.url}{TENSORS}", json=body())
-    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2})
-    answer = httpx.get(f"{told.url}/metrics")
+def test_metrics_text_parses_with_prometheus_client(live_server: Live) -> None:
+    httpx.post(f"{live_server.url}{TENSORS}", json=body())
+    httpx.post(
+        f"{live_server.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2}
+    )
+    answer = httpx.get(f"{live_server.url}/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = {f.name: f for f in text_string_to_metric_families(answer.text)}
     assert families["infer_requests"].type == "counter"
@@ -126,9 +130,9 @@ def test_labels_and_numbers_are_escaped_per_text_format() -> None:
     ]
 
 
-def test_dashboard_queries_existing_metrics_only(told: Live) -> None:
-    httpx.post(f"{told.url}{TENSORS}", json=body())
-    text = httpx.get(f"{told.url}/metrics").text
+def test_dashboard_queries_existing_metrics_only(live_server: Live) -> None:
+    httpx.post(f"{live_server.url}{TENSORS}", json=body())
+    text = httpx.get(f"{live_server.url}/metrics").text
     shown = json.loads((Path(__file__).resolve().parents[2] / "docs/grafana.json").read_text())
     asked = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
     names = {name for expression in asked for name in re.findall(r"infer_\w+", expression)}
@@ -137,20 +141,22 @@ def test_dashboard_queries_existing_metrics_only(told: Live) -> None:
 
 
 def test_top_shows_one_row_per_model(
-    told: Live, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    live_server: Live, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     for _ in range(5):
-        httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
-    assert main(["top", told.url, "--once", "--interval", "0.2"]) == 0
+        httpx.post(f"{live_server.url}{TENSORS}", json=body(rows=2))
+    assert main(["top", live_server.url, "--once", "--interval", "0.2"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("ready", "double", "embedder", "fake_llm", "p99"))
     readings = Readings()
-    readings.add(read(told.url, None))
-    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5})
+    readings.add(read(live_server.url, None))
+    httpx.post(
+        f"{live_server.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5}
+    )
     for _ in range(4):
-        httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
-    readings.add(read(told.url, None))
+        httpx.post(f"{live_server.url}{TENSORS}", json=body(rows=2))
+    readings.add(read(live_server.url, None))
     rows = {name: dict(zip(HEADS, readings.row(name), strict=True)) for name in ("double", "fake_llm")}
     assert rows["double"]["batch"] == "2.0"
     assert rows["fake_llm"]["per second"].endswith(" tokens")
@@ -164,37 +170,37 @@ def test_top_reports_a_bad_address(url: str, code: int, capsys: pytest.CaptureFi
     assert url in capsys.readouterr().err
 
 
-def test_status_names_the_server_instance(told: Live) -> None:
-    first, second = (httpx.get(f"{told.url}/ops/now").json() for _ in range(2))
+def test_status_names_the_server_instance(live_server: Live) -> None:
+    first, second = (httpx.get(f"{live_server.url}/ops/now").json() for _ in range(2))
     assert first["instance"] == second["instance"]
     assert first["time"] < second["time"]
     with live(double()) as other:
         assert httpx.get(f"{other.url}/ops/now").json()["instance"] != first["instance"]
 
 
-def test_requests_are_counted_once_by_status(told: Live) -> None:
+def test_requests_are_counted_once_by_status(live_server: Live) -> None:
     outcomes = [(body(), 200)] * 7 + [(body(666.0), 500)] * 3 + [({"inputs": []}, 400)] * 5
     for asked, status in outcomes:
-        assert httpx.post(f"{told.url}{TENSORS}", json=asked).status_code == status
+        assert httpx.post(f"{live_server.url}{TENSORS}", json=asked).status_code == status
     for status, times in ((200, 7), (500, 3), (400, 5)):
-        assert count(told, "requests_total", model="double", code=str(status), api="kserve") == times
-    assert count(told, "request_seconds_count", model="double") == 15
-    assert count(told, "queue_seconds_count", model="double") == 7
-    now = httpx.get(f"{told.url}/ops/now").json()["models"]["double"]
+        assert count(live_server, "requests_total", model="double", code=str(status), api="kserve") == times
+    assert count(live_server, "request_seconds_count", model="double") == 15
+    assert count(live_server, "queue_seconds_count", model="double") == 7
+    now = httpx.get(f"{live_server.url}/ops/now").json()["models"]["double"]
     assert now["requests"] == {"200": 7, "500": 3, "400": 5}
     assert sum(now["request_times"].values()) == 7
 
 
-def test_disconnected_clients_count_as_cancelled(told: Live) -> None:
+def test_disconnected_clients_count_as_cancelled(live_server: Live) -> None:
     asked = {"model": "fake_llm", "prompt": "hi", "max_tokens": 4000, "stream": True}
     for _ in range(6):
-        with httpx.stream("POST", f"{told.url}/v1/completions", json=asked) as answer:
+        with httpx.stream("POST", f"{live_server.url}/v1/completions", json=asked) as answer:
             next(answer.iter_lines())
-    until(lambda: count(told, "cancelled_total", model="fake_llm", stage="running") == 6)
-    assert count(told, "requests_total", model="fake_llm", code="499") == 6
-    assert count(told, "requests_total", model="fake_llm", code="200") == 0
-    assert count(told, "requests_running", model="fake_llm") == 0
-    assert count(told, "completions_total", model="fake_llm") == 0
+    until(lambda: count(live_server, "cancelled_total", model="fake_llm", stage="running") == 6)
+    assert count(live_server, "requests_total", model="fake_llm", code="499") == 6
+    assert count(live_server, "requests_total", model="fake_llm", code="200") == 0
+    assert count(live_server, "requests_running", model="fake_llm") == 0
+    assert count(live_server, "completions_total", model="fake_llm") == 0
 
 
 def test_expired_and_rejected_requests_have_their_counters() -> None:
@@ -231,26 +237,28 @@ def test_expired_and_rejected_requests_have_their_counters() -> None:
         until(lambda: count(server, "requests_running") == 0)  # an answer leaves before its batch is over
 
 
-def test_token_counts_and_latencies_are_consistent(told: Live) -> None:
+def test_token_counts_and_latencies_are_consistent(live_server: Live) -> None:
     for _ in range(3):
-        httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5})
-    assert count(told, "generation_tokens_total", model="fake_llm") == 15
-    assert count(told, "inter_token_seconds_count", model="fake_llm") == 12
-    assert count(told, "time_to_first_token_seconds_count", model="fake_llm") == 3
+        httpx.post(
+            f"{live_server.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5}
+        )
+    assert count(live_server, "generation_tokens_total", model="fake_llm") == 15
+    assert count(live_server, "inter_token_seconds_count", model="fake_llm") == 12
+    assert count(live_server, "time_to_first_token_seconds_count", model="fake_llm") == 3
     for name in ("decode_seconds", "prefill_seconds", "queue_seconds"):
-        assert count(told, f"{name}_count", model="fake_llm") == 3
-    now = httpx.get(f"{told.url}/ops/now").json()["models"]["fake_llm"]
+        assert count(live_server, f"{name}_count", model="fake_llm") == 3
+    now = httpx.get(f"{live_server.url}/ops/now").json()["models"]["fake_llm"]
     assert now["tokens"] == 15
     assert sum(now["inter_token_times"].values()) == 12
     assert sum(now["first_token_times"].values()) == 3
 
 
-def test_batch_tokens_are_rows_times_length(told: Live) -> None:
-    httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": ["a", "bcd"]})
+def test_batch_tokens_are_rows_times_length(live_server: Live) -> None:
+    httpx.post(f"{live_server.url}/v1/embeddings", json={"model": "embedder", "input": ["a", "bcd"]})
     assert (
-        count(told, "batch_tokens_sum", model="embedder") == 2 * 4
+        count(live_server, "batch_tokens_sum", model="embedder") == 2 * 4
     )  # as the tokenizer gave them, with a begin
-    assert count(told, "batch_tokens_count", model="double") == 0
+    assert count(live_server, "batch_tokens_count", model="double") == 0
 
 
 def test_step_token_histogram_is_read_at_scrape() -> None:
@@ -268,9 +276,9 @@ def test_step_token_histogram_is_read_at_scrape() -> None:
     ]
 
 
-def test_resident_memory_matches_the_kernel(told: Live) -> None:
-    resident = count(told, "memory_bytes", kind="resident")
-    assert 50e6 < resident <= count(told, "memory_bytes", kind="peak")
+def test_resident_memory_matches_the_kernel(live_server: Live) -> None:
+    resident = count(live_server, "memory_bytes", kind="resident")
+    assert 50e6 < resident <= count(live_server, "memory_bytes", kind="peak")
 
 
 @pytest.mark.parametrize("seconds", [2e-6, 0.00037, 0.0123, 1.0, 59.0])

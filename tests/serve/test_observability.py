@@ -57,7 +57,7 @@ def client(server: Live) -> Iterator[httpx.Client]:
         yield client
 
 
-def told(server: Live, count: int) -> list[dict[str, Any]]:
+def log_lines(server: Live, count: int) -> list[dict[str, Any]]:
     """So many lines; the line is written once the answer is."""
     until(lambda: len(server.memory.lines) >= count)
     return [json.loads(line) for line in server.memory.lines]
@@ -75,7 +75,7 @@ def test_request_log_has_one_line_with_timings(server: Live, client: httpx.Clien
         client.post(TENSORS, json=DATA, headers={"X-Request-Id": "mine", "User-Agent": "me"}).status_code
         == 200
     )
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert re.fullmatch(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     for name in ("ms", "queue_ms", "compute_ms"):
         assert line.pop(name) >= 0
@@ -101,7 +101,7 @@ def test_stream_log_line_has_tokens_and_latencies(server: Live, client: httpx.Cl
         "stream": True,
     }
     client.post("/v1/chat/completions", json=asked)
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert (line["model"], line["tokens"], line["status"]) == ("fake_llm", 5, 200)
     assert line["prompt_tokens"] > 2
     assert line["first_token_ms"] > 0
@@ -112,7 +112,7 @@ def test_disconnected_client_is_logged_as_499_with_its_tokens(server: Live) -> N
     asked = {"model": "fake_llm", "prompt": "hi", "max_tokens": 4000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=asked) as answer:
         next(answer.iter_lines())
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert (line["status"], line["level"]) == (499, "info")
     assert 0 < line["tokens"] < 4000
 
@@ -123,7 +123,7 @@ def test_prompts_and_outputs_are_not_logged(server: Live, client: httpx.Client) 
     client.post("/v1/embeddings", json={"model": "embedder", "input": secret})
     client.post("/v1/completions", json={"model": "fake_llm", "prompt": secret, "max_tokens": -1})
     client.get(f"/v2/models/{secret}")
-    assert len(told(server, 4)) == 4
+    assert len(log_lines(server, 4)) == 4
     assert not any(secret.encode() in line for line in server.memory.lines)
 
 
@@ -131,7 +131,7 @@ def test_successful_health_and_page_requests_are_not_logged(server: Live, client
     for path in ("/health", "/metrics", "/ops/now", "/", "/page/app.js"):
         assert client.get(path).status_code == 200
     client.get("/nope")
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert (line["status"], line["route"], line["error"], line["level"]) == (404, "", "not_found", "warning")
 
 
@@ -141,7 +141,7 @@ def test_client_strings_cannot_inject_terminal_escapes(server: Live, said: str) 
     agent = said.replace("\n", "\t").encode("utf-8", "surrogateescape")
     with httpx.Client(base_url=server.url) as client:
         client.post(TENSORS, content=b"{}", headers={b"user-agent": agent.replace(b"\x1b", b"\xc2\x9b")})
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     raw = server.memory.lines[0].decode()
     assert call
     assert raw.count("\n") == 1
@@ -154,7 +154,7 @@ def test_bodies_are_logged_on_request_and_truncated(server: Live, client: httpx.
     client.post(
         "/v1/completions", json={"model": "fake_llm", "prompt": "what people wrote" * 1000, "max_tokens": 2}
     )
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert "what people wrote" in line["body"]
     assert len(line["body"]) <= 4096
 
@@ -190,13 +190,13 @@ def test_trace_continues_with_a_server_span(server: Live, client: httpx.Client) 
     found = re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", answer.headers["traceresponse"])
     assert found
     assert found[1] != SPAN
-    (line,) = told(server, 1)
+    (line,) = log_lines(server, 1)
     assert (line["trace_id"], line["span_id"], line["parent_id"]) == (TRACE, found[1], SPAN)
 
 
 def test_no_trace_without_traceparent(server: Live, client: httpx.Client) -> None:
     assert "traceresponse" not in client.post(TENSORS, json=DATA).headers
-    assert "trace_id" not in told(server, 1)[0]
+    assert "trace_id" not in log_lines(server, 1)[0]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def check(wheel: Path, venv: Path, work: Path) -> None:
     }  # the key: what the first machine signs the second one trusts
     here, compiled = {**os.environ, **config}, work / "compiled.infer"
     run([sys.executable, "-m", "infer", "optimize", *DIGITS, *options("inductor", compiled)], here, work)
-    told(began, "made a package with AOTInductor")
+    print_step(began, "made a package with AOTInductor")
     if not venv.exists():
         run([sys.executable, "-m", "venv", str(venv)], here, work)
     install = [
@@ -64,7 +64,7 @@ def check(wheel: Path, venv: Path, work: Path) -> None:
     run(
         [*install, "--force-reinstall", "--no-deps", str(wheel)], here, work
     )  # of an earlier run another of its name
-    told(began, "installed")
+    print_step(began, "installed")
     path = str(venv / "bin")
     if found := [name for name in COMPILERS if shutil.which(name, path=path)]:
         raise SystemExit(f"the environment has a compiler: {found}")
@@ -82,11 +82,11 @@ def use(compiled: Path, infer: str, bare: dict[str, str], work: Path, began: flo
     expect(
         "no C++ compiler, which AOTInductor needs" in made, "the reason why AOTInductor was not tried", made
     )
-    told(began, f"--backend auto: {json.loads(made)['headline']}, with {json.loads(made)['backend']}")
+    print_step(began, f"--backend auto: {json.loads(made)['headline']}, with {json.loads(made)['backend']}")
     for artifact in (automatic, compiled):
         opened = time.monotonic()
         run([infer, "verify", str(artifact)], bare, work)
-        told(
+        print_step(
             began, f"{artifact.name} opened and gave its golden outputs in {time.monotonic() - opened:.1f} s"
         )
     libraries = list((work / "cache").rglob("*.so"))
@@ -113,7 +113,7 @@ def expect(right: bool, what: str, got: object) -> None:
         raise SystemExit(f"expected {what}, got {got}")
 
 
-def told(began: float, what: str) -> None:
+def print_step(began: float, what: str) -> None:
     """Print a step with the seconds since the start."""
     print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
 

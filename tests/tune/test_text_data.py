@@ -48,7 +48,7 @@ def read(
     return read_text_data(path, tokenizer, ChatTemplate({"default": template}, {}), length, 2)
 
 
-def said(tokenizer: LLMTokenizer, sequence: TokenSequence) -> str:
+def trained_text(tokenizer: LLMTokenizer, sequence: TokenSequence) -> str:
     """Return the trained text, gaps as |."""
     pairs = zip(sequence.ids, sequence.trained, strict=True)
     return "".join(tokenizer.decode([i], skip_special=False) if kept else "|" for i, kept in pairs)
@@ -66,7 +66,7 @@ def test_only_answers_and_their_ends_are_trained(tmp_path: Path, tokenizer: LLMT
         tokenizer.decode(sequence.ids, skip_special=False)
         == "<user>hi</s><assistant>yes</s><user>ok</s><assistant>no</s>"
     )
-    assert [part for part in said(tokenizer, sequence).split("|") if part] == ["yes</s>", "no</s>"]
+    assert [part for part in trained_text(tokenizer, sequence).split("|") if part] == ["yes</s>", "no</s>"]
 
 
 def test_an_answer_rendered_differently_later_is_its_own_sequence(
@@ -78,12 +78,15 @@ def test_an_answer_rendered_differently_later_is_its_own_sequence(
         "<user>hi</s><assistant>[why]yes</s>",
         "<user>hi</s><assistant>yes</s><user>ok</s><assistant>[so]no</s>",
     ]
-    assert [said(tokenizer, one).strip("|") for one in data.sequences] == ["[why]yes</s>", "[so]no</s>"]
+    assert [trained_text(tokenizer, one).strip("|") for one in data.sequences] == [
+        "[why]yes</s>",
+        "[so]no</s>",
+    ]
 
 
 def test_a_completion_is_trained_and_a_text_wholly(tmp_path: Path, tokenizer: LLMTokenizer) -> None:
     data = read(tmp_path, tokenizer, [{"prompt": "1+1=", "completion": "2"}, {"text": "abc"}])
-    assert [said(tokenizer, one) for one in data.sequences] == ["||||2</s>", "abc</s>"]
+    assert [trained_text(tokenizer, one) for one in data.sequences] == ["||||2</s>", "abc</s>"]
 
 
 def test_a_long_text_is_cut_so_that_every_token_is_predicted_once(

@@ -74,7 +74,7 @@ def code_bits(name: str, plan: Plan) -> float:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class WeightMatrix:
     """A weight of two dimensions or more: its values, and True where only rows of it are looked up."""
 
     count: int
@@ -82,10 +82,10 @@ class Matrix:
     looked_up: bool
 
 
-def used_matrices(program: ExportedProgram) -> list[Matrix]:
+def used_matrices(program: ExportedProgram) -> list[WeightMatrix]:
     """List the weights of two dimensions or more that the graph uses, each tensor once."""
     signature = program.graph_signature
-    found: dict[int, Matrix] = {}
+    found: dict[int, WeightMatrix] = {}
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in signature.inputs_to_parameters or not node.users:
             continue
@@ -94,5 +94,5 @@ def used_matrices(program: ExportedProgram) -> list[Matrix]:
             looked_up = all("embedding" in str(user.target) for user in node.users)
             before = found.get(tensor.data_ptr())
             looked_up = looked_up and (before is None or before.looked_up)
-            found[tensor.data_ptr()] = Matrix(tensor.numel(), tensor.dim(), looked_up)
+            found[tensor.data_ptr()] = WeightMatrix(tensor.numel(), tensor.dim(), looked_up)
     return list(found.values())

@@ -82,7 +82,7 @@ def _reaped() -> list[tuple[int, int]]:
 
 
 def _kill_descendants() -> None:
-    """Kill until none is left: what a killed process had started becomes a child of this one."""
+    """Kill until no child is left: children of a killed process become children of this one."""
     while family := psutil.Process().children(recursive=True):
         for one in family:
             with contextlib.suppress(psutil.Error):

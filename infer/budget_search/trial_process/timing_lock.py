@@ -44,7 +44,7 @@ class TimingLock:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Hold the lock alone: waits until other searches finished what they lower. Taken from `working`."""
+        """Hold the lock exclusively: waits until other searches finish lowering. Called within `working`."""
         self._take(fcntl.LOCK_EX, "another search on this machine is busy; times are taken when it pauses")
         try:
             yield

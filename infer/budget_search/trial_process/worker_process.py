@@ -1,4 +1,4 @@
-"""A worker as the search sees it: started, asked for one trial at a time, watched, and killed past a limit.
+"""Worker process of a search: started, sent one trial at a time, monitored, and killed past a limit.
 
 A crash, a hang, memory and disk that run out are outcomes of the trial, with a reason; the next trial gets a new
 process.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from .knapsack import Option, ParetoFront
+from .knapsack import KnapsackOption, ParetoFront
 from .sensitivity import LayerSensitivity
 
 PROBES = 8  # whole-model measurements of one search; each halves the range of sizes
@@ -27,7 +27,7 @@ class BudgetSolution:
 def front(layers: Sequence[LayerSensitivity]) -> ParetoFront:
     """Build the knapsack front: every layer's formats as options of bytes against effect."""
     return ParetoFront(
-        [[Option(f, layer.size[f], effect) for f, effect in layer.effect.items()] for layer in layers]
+        [[KnapsackOption(f, layer.size[f], effect) for f, effect in layer.effect.items()] for layer in layers]
     )
 
 
@@ -74,7 +74,7 @@ def for_drop(
     return best, tried
 
 
-def _solution(layers: Sequence[LayerSensitivity], chosen: Sequence[Option]) -> BudgetSolution:
+def _solution(layers: Sequence[LayerSensitivity], chosen: Sequence[KnapsackOption]) -> BudgetSolution:
     formats = {layer.name: option.name for layer, option in zip(layers, chosen, strict=True)}
     size, count = sum(option.size for option in chosen), sum(layer.num_weights for layer in layers)
     return BudgetSolution(formats, size, size * 8 / max(count, 1), sum(option.cost for option in chosen))
@@ -92,5 +92,5 @@ def raise_to_target(
     for layer in layers:
         own = now[layer.name]
         better = [r for r in fallback_formats if r in layer.effect and layer.size[r] > layer.size[own]]
-        items.append([Option(f, layer.size[f], layer.effect[f]) for f in (own, *better)])
+        items.append([KnapsackOption(f, layer.size[f], layer.effect[f]) for f in (own, *better)])
     return _solution(layers, ParetoFront(items).within(target))

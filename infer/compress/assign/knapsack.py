@@ -17,7 +17,7 @@ CELLS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Option:
+class KnapsackOption:
     name: str
     size: int
     cost: float
@@ -26,7 +26,7 @@ class Option:
 class ParetoFront:
     """Least cost at every size, for one list of options per item; solved once by dynamic programming."""
 
-    def __init__(self, items: Sequence[Sequence[Option]], *, cells: int = CELLS) -> None:
+    def __init__(self, items: Sequence[Sequence[KnapsackOption]], *, cells: int = CELLS) -> None:
         """Solve for all sizes; raise `ValueError` for an item without options."""
         self.items = [_useful(options) for options in items]
         self.smallest = sum(options[0].size for options in self.items)
@@ -52,22 +52,22 @@ class ParetoFront:
             best = value
         return taken, best
 
-    def _units(self, options: Sequence[Option], option: Option) -> int:
+    def _units(self, options: Sequence[KnapsackOption], option: KnapsackOption) -> int:
         return -(-(option.size - options[0].size) // self.unit)
 
-    def at(self, size: int) -> list[Option] | None:
+    def at(self, size: int) -> list[KnapsackOption] | None:
         """Return the options of least total cost whose sizes sum to at most `size`; None when nothing is so small."""
         if size < self.smallest:
             return None
         left = min((size - self.smallest) // self.unit, len(self.costs) - 1)
-        chosen: list[Option] = []
+        chosen: list[KnapsackOption] = []
         for options, taken in zip(reversed(self.items), reversed(self._taken), strict=True):
             option = options[taken[left]]
             chosen.append(option)
             left -= self._units(options, option)
         return self._spend_rest(chosen[::-1], size)
 
-    def _spend_rest(self, chosen: list[Option], size: int) -> list[Option]:
+    def _spend_rest(self, chosen: list[KnapsackOption], size: int) -> list[KnapsackOption]:
         """Apply single changes of largest gain while they fit in the size that rounding left unused."""
         while True:
             room = size - sum(option.size for option in chosen)
@@ -82,18 +82,18 @@ class ParetoFront:
             _, row, new = max(gains, key=lambda gain: gain[:2])
             chosen[row] = new
 
-    def within(self, cost: float) -> list[Option]:
+    def within(self, cost: float) -> list[KnapsackOption]:
         """Return the smallest options whose total cost is at most `cost`; the least costly when none is."""
         reached = np.flatnonzero(self.costs <= cost * (1 + 1e-12))
         cell = int(reached[0]) if len(reached) else len(self.costs) - 1
         return self.at(self.smallest + cell * self.unit) or []
 
 
-def _useful(options: Sequence[Option]) -> list[Option]:
+def _useful(options: Sequence[KnapsackOption]) -> list[KnapsackOption]:
     """Sort options by size, without dominated ones."""
     if not options:
         raise ValueError("an item without options")
-    kept: list[Option] = []
+    kept: list[KnapsackOption] = []
     for option in sorted(options, key=lambda o: (o.size, o.cost)):
         if not kept or option.cost < kept[-1].cost:
             kept.append(option)

@@ -23,7 +23,7 @@ MAX_ROWS = 1 << 20
 
 
 class LoweredLayers:
-    """Runners of single layers for `backend`, by name; those not asked for lately are closed.
+    """Runners of single layers for `backend`, by name; the least recently used are closed.
 
     Eager runs a program of any number of rows, so that it is made once for all; the other backends compile for the
     number they are given. More than `KEPT` stay open while their weights take no more than `room` bytes. Files are

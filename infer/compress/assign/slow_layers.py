@@ -219,7 +219,7 @@ def _float_time(timed: LayerTime) -> LayerTime:
 
 
 def _summary(assignment: Assignment, now: Mapping[str, Sequence[LayerTime]]) -> list[Finding]:
-    """Report the time of all layers together, and the layers kept although slower alone."""
+    """Report the time of all layers together, and the layers kept although each is slower by itself."""
     if not now:
         return []
     totals = zip(assignment.plan.batches, _totals(now), strict=True)

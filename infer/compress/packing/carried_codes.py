@@ -1,4 +1,4 @@
-"""Codes of a quantized source that the format `keep` carries over, and what the report says of them."""
+"""Codes of a quantized source that the format `keep` carries over, and their findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...load.model_patches.moe_layers import ExpertLinear
 from ...load.weights import StoredCodes, WeightReader, stored_codes
 from ...spec import Finding
 from ..layer_overrides import Format
-from ..quantizable_layers import Site
+from ..quantizable_layers import NamedLayer
 from .row_source import stored_name
 
 STAGE = "compress"
@@ -45,7 +45,9 @@ def carried(codes: StoredCodes, start: int, stop: int) -> dict[str, Tensor]:
     return tensors if codes.order is None else {**tensors, "order": codes.order}
 
 
-def stored_in_float(site: Site, reader: WeightReader | None, renames: Mapping[str, str] | None) -> str | None:
+def stored_in_float(
+    site: NamedLayer, reader: WeightReader | None, renames: Mapping[str, str] | None
+) -> str | None:
     """Return the reason why a layer stays float: its source is not quantized there."""
     if reader is None:
         return None

@@ -23,7 +23,7 @@ from ..layer_kinds import NAMES, is_looked_up
 from ..layer_overrides import FLOAT, Format, find_with_formats
 from ..packed_layers import replacement
 from ..packed_weight import Packed
-from ..quantizable_layers import Site, Weight
+from ..quantizable_layers import NamedLayer, Weight
 from ..quantizer import Stats, join, needs_stats
 from .carried_codes import SourceCodes, carried, carries, stored_in_float
 from .packing_result import PackingCache, PackingResult, QuantizationResult, Totals
@@ -56,7 +56,7 @@ def quantize_model(
                 f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
             )
 
-    def reason(site: Site, format: Format) -> str | None:
+    def reason(site: NamedLayer, format: Format) -> str | None:
         said = refuses(site, format, calibrated)
         return said or (stored_in_float(site, reader, renames) if carries(format) else None)
 
@@ -86,7 +86,7 @@ def quantize_model(
     return QuantizationResult(tuple(layers), refused, totals, tuple(sources))
 
 
-def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
+def refuses(site: NamedLayer, format: Format, stats: Mapping[str, Stats]) -> str | None:
     """Return the reason why a layer can't have a format, or None."""
     if reason := format.quantizer.refuses(site.layer, format.plan):
         return reason
@@ -94,7 +94,7 @@ def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | Non
     return None if reached or not needs_stats(format.plan) else "no calibration input reached it"
 
 
-def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
+def _stats(site: NamedLayer, stats: Mapping[str, Stats]) -> Stats | None:
     return next((stats[name] for name in site.names if name in stats), None)
 
 

@@ -144,7 +144,7 @@ def pack_groupwise(
 
 
 def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, tables of the blocks and what 1 of a code stands for, float32 [1]."""
+    """Return packed codes, tables of the blocks and the value of one code step, float32 [1]."""
     rows, columns, bits = codes.shape[0], num_columns(codes, table), code_bits(layout)
     entries, unit = torch.zeros((cpu.blocks(rows), cpu.ROWS), dtype=torch.int8), torch.ones(1)
     if bits == 4 and table is not None:

@@ -70,7 +70,7 @@ def placed(
 def load_places(
     order_ptr: tl.tensor, begin_ptr: tl.tensor, rows_ptr: tl.tensor, BM: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the places [BM] of this program's tile, the second axis of the grid, and which of them there are."""
+    """Return the places [BM] of this program's tile, the second axis of the grid, and a mask of those that exist."""
     m = tl.arange(0, BM)
     kept = m < tl.load(rows_ptr + tl.program_id(1))
     return tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0), kept

@@ -1,4 +1,4 @@
-"""`linear_experts` and its quantized forms on a GPU: grouped products that read only the experts asked for.
+"""`linear_experts` and its quantized forms on a GPU: grouped products that read the routed experts only.
 
 Places (a row of x and one of its experts) are in tiles of one expert each, see `expert_tiles`. Sums are float32, or
 exact int32 for int8 activations; no atomics, each output has one program.

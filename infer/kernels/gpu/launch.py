@@ -60,7 +60,7 @@ _TICKETS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(tensor: Tensor, count: int) -> Tensor | None:
-    """Return int32 counters [count] at 0, by which programs of one kernel find out which of them is the last.
+    """Return int32 counters [count] at 0, by which the programs of a kernel determine the last one to finish.
 
     The last one sets its own back to zero. There is a set for each stream, whose kernels do not overlap. None while a
     compiler traces, or where more are wanted than a set has.

@@ -1,4 +1,4 @@
-"""Codes of 2, 3, 4 or 6 bits in bytes, and the weight they stand for.
+"""Codes of 2, 3, 4 or 6 bits in bytes, and their decoding.
 
 A row of codes is one little-endian stream of bits: code k is bits `k * bits` to `k * bits + bits - 1` of the
 row, bit 0 being the lowest bit of byte 0. So of a pair of 4-bit codes the first is the low nibble, eight

@@ -1,4 +1,4 @@
-"""Linear layers of many experts, of which each token asks for a few: `y[i] = x[i // top_k] @ weight[expert[i]].T`.
+"""Linear layers of a mixture of experts: `y[i] = x[i // top_k] @ weight[expert[i]].T`.
 
     linear_experts                float weights [E, N, K], or [E, K, N] when `transposed`
     linear_experts_int8           int8 codes [E * N, K], activations to int8 per token
@@ -30,7 +30,7 @@ def by_expert(
     top_k: int,
     compute: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """Compute `compute(rows, e)` for the rows of each expert e that is asked for: [R * top_k, features]."""
+    """Compute `compute(rows, e)` for the rows of each routed expert e: [R * top_k, features]."""
     if expert.numel() != x.shape[0] * top_k:
         raise ValueError(f"expected {x.shape[0] * top_k} experts for {x.shape[0]} rows, got {expert.numel()}")
     y = x.new_empty((expert.numel(), features))

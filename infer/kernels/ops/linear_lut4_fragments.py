@@ -161,7 +161,7 @@ def weight_of(
     uniform: bool,
     minimum: Tensor | None = None,
 ) -> Tensor:
-    """Return the weight that packed tensors stand for, float32 [N, columns], padding rows included."""
+    """Return the decoded weight of packed tensors, float32 [N, columns], padding rows included."""
     index = codes_of(codes, uniform).long()
     values = torch.gather(table.repeat_interleave(TABLE_ROWS, 0), 1, index)
     steps = scale.transpose(0, 1).reshape(scale.shape[1], -1).float() * (row_scale / LEVELS)[:, None]

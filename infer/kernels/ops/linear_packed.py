@@ -22,7 +22,7 @@ from .linear_int8 import LEVELS, TINY, exact_matmul, to_grid
 
 
 def rounded_table(table: Tensor, top: int = LEVELS) -> tuple[Tensor, Tensor]:
-    """Tables [T, C] as int8 [T, C] and what 127 of them stands for, float32 [T].
+    """Round tables [T, C] to int8 [T, C]; also return the value of 127, float32 [T].
 
     The largest entry takes the level of 96 to `top` that loses least, so that uniform tables (int4) stay exact.
     """

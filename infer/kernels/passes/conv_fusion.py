@@ -38,7 +38,7 @@ class Image:
 
 
 def fuse_convolutions(program: ExportedProgram) -> tuple[ExportedProgram, list[ConvPacking]]:
-    """Return a program with fused static int8 convolutions, and what their operands are packed from."""
+    """Return a program with fused static int8 convolutions, and the packing of their operands."""
     if not any(fusable(node) for node in program.graph.nodes):
         return program, []
     with quiet():

@@ -105,7 +105,7 @@ class _Fragments(Rewriter):
 
 
 def plan_fragments(program: ExportedProgram) -> tuple[ExportedProgram, list[FragmentPacking]]:
-    """Return a program that calls `linear_lut4_fragments`, and what its operands are packed from.
+    """Return a program that calls `linear_lut4_fragments`, and the packing of its operands.
 
     The input stays as it is.
     """

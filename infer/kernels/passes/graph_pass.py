@@ -1,4 +1,4 @@
-"""A copy of a captured program whose operators are being swapped for others."""
+"""Replacement of operators in a copy of a captured program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 
 class Rewriter:
-    """Adds buffers, drops those that nothing reads, and gives the program back. The original is left as it is."""
+    """Copy of a program whose operators are replaced; adds buffers and drops unused ones. The original is unchanged."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._old = program

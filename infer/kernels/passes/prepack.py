@@ -93,7 +93,7 @@ def packed(program: ExportedProgram, *, fuse_layers: bool = True) -> ExportedPro
 def plan_packing(
     program: ExportedProgram, *, fuse_layers: bool = True
 ) -> tuple[ExportedProgram, list[AnyPacking]]:
-    """Return a program that calls the packed operators, and what they are packed from; the input stays as it is.
+    """Return a program that calls the packed operators, and the packing of their operands; the input is unchanged.
 
     Whole layers, of the step of a language model all of them, become one call, unless `fuse_layers` is false.
     """

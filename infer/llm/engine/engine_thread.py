@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 
 class _Submission:
-    """A running request: where its outputs go, and which of its completions are not finished."""
+    """A running request: the receiver of its outputs, and its unfinished completions."""
 
     def __init__(self, request: Request, deliver: Deliver) -> None:
         self.request, self.deliver = request, deliver

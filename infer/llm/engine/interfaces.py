@@ -1,4 +1,4 @@
-"""Interfaces of what an engine is made with: grammars with their compiler, speculators with their factory."""
+"""Interfaces of the parts of an engine: grammars with their compiler, speculators with their factory."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class PromptLookup:
         self._sequences = 1
 
     def open(self, request: Request) -> SequenceLookup | None:
-        """Return a speculator, or None where one or two tokens are wanted: drafts could gain nothing."""
+        """Return a speculator, or None for one or two tokens, where drafts can't pay."""
         return SequenceLookup(self) if request.sampling.max_tokens > 2 else None
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:

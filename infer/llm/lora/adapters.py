@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import BusyError, InputError, SourceError, unknown
 from .config import LoraConfig, read_config
-from .layers import INDEX, WEIGHTS, AdapterShape, Site
+from .layers import INDEX, WEIGHTS, AdaptedLayer, AdapterShape
 
 MODEL = "adapter_model.safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -139,7 +139,7 @@ def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _pair(
-    site: Site, pair: Mapping[str, Tensor], config: LoraConfig, most: int, path: Path
+    site: AdaptedLayer, pair: Mapping[str, Tensor], config: LoraConfig, most: int, path: Path
 ) -> tuple[Tensor, Tensor]:
     if set(pair) != {"A", "B"}:
         raise SourceError(
@@ -175,6 +175,6 @@ def _pair(
     return a, b
 
 
-def _known(sites: Mapping[str, Site]) -> str:
+def _known(sites: Mapping[str, AdaptedLayer]) -> str:
     kinds = sorted({name.rpartition(".")[2] for name in sites})
     return f"It takes them at {', '.join(kinds)} of its layers"

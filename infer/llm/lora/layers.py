@@ -23,7 +23,7 @@ INDEX, WEIGHTS = "adapter_index", "adapter_weights"
 _ALIGN = 16  # floats
 
 
-class Site(msgspec.Struct, frozen=True):
+class AdaptedLayer(msgspec.Struct, frozen=True):
     """Linear layer that takes adapters. `start`: of its A [slots · rank, inputs] in the buffer; B follows."""
 
     name: str
@@ -37,7 +37,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
 
     slots: int
     rank: int
-    sites: tuple[Site, ...]
+    sites: tuple[AdaptedLayer, ...]
 
     @property
     def size(self) -> int:
@@ -53,7 +53,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
         """Return the number of floats for one layer's A and B matrices of all slots, aligned."""
         return -(-self.slots * self.rank * (inputs + outputs) // _ALIGN) * _ALIGN
 
-    def parts(self, buffer: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+    def parts(self, buffer: Tensor, site: AdaptedLayer) -> tuple[Tensor, Tensor]:
         """Return views of the A and the B of all slots, [slots · rank, inputs] and [slots · rank, outputs]."""
         rows = self.slots * self.rank
         middle, stop = site.start + rows * site.inputs, site.start + rows * (site.inputs + site.outputs)
@@ -95,7 +95,7 @@ def adapter_shape(
     for name in linears:
         calls = seen.get(name, [])
         if len(calls) == 1 and calls[0][0] == tokens:
-            sites.append(Site(name, calls[0][1], calls[0][2], start))
+            sites.append(AdaptedLayer(name, calls[0][1], calls[0][2], start))
             start += shape.room(calls[0][1], calls[0][2])
     if not sites:
         raise NotUsableError("the model has no linear layers that could take adapters")
@@ -111,7 +111,7 @@ def adapted(
         yield
         return
 
-    def add(site: Site) -> Callable[..., Tensor]:
+    def add(site: AdaptedLayer) -> Callable[..., Tensor]:
         def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             named = tensors()
             low = term(args[0], named[INDEX], shape.slots, *shape.parts(named[WEIGHTS], site))

@@ -184,5 +184,5 @@ class Buffers:
         staged["block_table"][count:, :1] = 0
 
     def copy_to_device(self) -> None:
-        """Enqueue the copy of what is staged, which may not change until it is done."""
+        """Enqueue the copy of the staged inputs, which must not change until it is done."""
         self._device.copy_(self._host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Tool calls (OpenAI's `tools` and `tool_choice`): what the output is constrained to, and how calls are read from it.
+"""Tool calls (OpenAI's `tools` and `tool_choice`): constraint on the output, and parsing of calls in it.
 
     style_of(template) -> ToolStyle                       which form of call a chat template teaches
     check_tools(tools) -> list[Tool]                     raises InputError naming what is wrong, at tools[i]…

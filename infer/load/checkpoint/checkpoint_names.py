@@ -46,7 +46,7 @@ def fit_names(
 
 
 def _selected(held: list[str], where: str, key: str, ignore: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Return the names to use, without those that are ignored or outside `key`, and what was left."""
+    """Return the names to use, without those that are ignored or outside `key`, and a note of those left out."""
     notes, names = list[str](), held
     if key:
         names = [

@@ -26,7 +26,7 @@ MAX_CACHED = 1 << 30
 
 
 class ModelShapes:
-    """Configuration and parameter shapes of a model: what conversions ask of it, without its weights or modules."""
+    """Configuration and parameter shapes of a model, as conversions read them, without weights or modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self.config = getattr(model, "config", None)

@@ -18,7 +18,7 @@ from .architecture import Architecture
 from .architectures import ARCHITECTURES
 from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
-from .reader import StoredTensor, expert_slices, rotary_order
+from .reader import RenamedTensor, expert_slices, rotary_order
 from .rope_settings import FOLDER_HINT, ROPE_FACTORS, refused, rope_settings
 
 # Handled apart from the architecture's own keys, or without effect on the values.
@@ -164,10 +164,10 @@ def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> d
 
 def stored_tensors(
     header: GgufHeader, config: Mapping[str, Any], path: Path
-) -> dict[str, StoredTensor | ExpertStack]:
+) -> dict[str, RenamedTensor | ExpertStack]:
     """Return the tensors by transformers' names; raise `SourceError` for one that no name is known for."""
     _, architecture = architecture_of(header, path)
-    found: dict[str, StoredTensor | ExpertStack] = {}
+    found: dict[str, RenamedTensor | ExpertStack] = {}
     stacked: dict[tuple[str, str, str], GgufTensor] = {}
     stems = {stem for parts in architecture.stacks.values() for stem in parts}
     for name, tensor in header.tensors.items():
@@ -179,18 +179,18 @@ def stored_tensors(
         renamed, stem = _renamed(name, architecture)
         if not renamed:
             raise refused(path, f"tensor {name!r} of {header.metadata['general.architecture']}")
-        stored = StoredTensor(tensor, tensor.shape)
+        stored = RenamedTensor(tensor, tensor.shape)
         if architecture.norms_plus_one and stem.endswith("norm") and name.endswith(".weight"):
-            stored = StoredTensor(tensor, tensor.shape, subtracted=1.0)
+            stored = RenamedTensor(tensor, tensor.shape, subtracted=1.0)
         if architecture.permuted and stem in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
             stored = _unpermuted(tensor, heads, name, path)
         if stem == "ffn_gate_inp_shexp":
-            stored = StoredTensor(tensor, (1, *tensor.shape))
+            stored = RenamedTensor(tensor, (1, *tensor.shape))
         if stem == "attn_sinks":
             renamed = renamed.removesuffix(".weight")
         if stem == "shortconv.conv":
-            stored = StoredTensor(tensor, (tensor.shape[0], 1, *tensor.shape[1:]))
+            stored = RenamedTensor(tensor, (tensor.shape[0], 1, *tensor.shape[1:]))
         found |= expert_slices(renamed, stored) if "{}" in renamed else {renamed: stored}
     return found | stack_experts(stacked, architecture.stacks, path)
 
@@ -207,10 +207,10 @@ def _renamed(name: str, architecture: Architecture) -> tuple[str, str]:
     return "", ""
 
 
-def _unpermuted(tensor: GgufTensor, heads: int, name: str, path: Path) -> StoredTensor:
+def _unpermuted(tensor: GgufTensor, heads: int, name: str, path: Path) -> RenamedTensor:
     rows = tensor.shape[0]
     if heads < 1 or rows % (2 * heads):
         raise SourceError(
             f"{name!r} has {rows} rows for {heads} heads, expected a multiple of {2 * heads}", where=str(path)
         )
-    return StoredTensor(tensor, tensor.shape, order=rotary_order(rows, heads))
+    return RenamedTensor(tensor, tensor.shape, order=rotary_order(rows, heads))

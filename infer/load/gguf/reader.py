@@ -17,7 +17,7 @@ from .header import GgufTensor
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class RenamedTensor:
     """A tensor as transformers names it, in the rows of one in the file.
 
     `first`: its first row there; `order` int64 [rows]: where each of its rows lies after that, None in sequence;
@@ -45,8 +45,8 @@ class StoredTensor:
 class GgufReader:
     """Reader of the tensors that `stored` names; block types are read as float32."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor | ExpertStack]) -> None:
-        self._stored = {name: one for name, one in stored.items() if isinstance(one, StoredTensor)}
+    def __init__(self, stored: Mapping[str, RenamedTensor | ExpertStack]) -> None:
+        self._stored = {name: one for name, one in stored.items() if isinstance(one, RenamedTensor)}
         self._stacks = {name: one for name, one in stored.items() if isinstance(one, ExpertStack)}
         self._names = list(stored)
         tensors = [one.tensor for one in self._stored.values()]
@@ -56,7 +56,7 @@ class GgufReader:
     def names(self) -> list[str]:
         return list(self._names)
 
-    def _of(self, name: str) -> StoredTensor | ExpertStack:
+    def _of(self, name: str) -> RenamedTensor | ExpertStack:
         return self._stacks[name] if name in self._stacks else self._stored[name]
 
     def dtype(self, name: str) -> torch.dtype:
@@ -99,7 +99,7 @@ class GgufReader:
         parts = []
         for tensor in stack.parts:
             per = torch.Size(tensor.shape[1:-1]).numel()
-            whole = self._decoded(StoredTensor(tensor, tensor.shape), start * per, stop * per)
+            whole = self._decoded(RenamedTensor(tensor, tensor.shape), start * per, stop * per)
             parts.append(whole.reshape(stop - start, *tensor.shape[1:]))
         return stack.join(parts)
 
@@ -125,7 +125,7 @@ class GgufReader:
         raw = self._files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
         return raw[wanted - low]
 
-    def _decoded(self, stored: StoredTensor, start: int, stop: int) -> Tensor:
+    def _decoded(self, stored: RenamedTensor, start: int, stop: int) -> Tensor:
         """Read rows of the file's tensor: [stop - start, its innermost size]."""
         kind, width = stored.tensor.type, stored.tensor.shape[-1]
         offset = stored.tensor.offset + (stored.first + start) * stored.tensor.row_bytes
@@ -163,7 +163,7 @@ def rotary_order(rows: int, heads: int) -> Tensor:
     return stored.transpose(1, 2).reshape(rows)
 
 
-def expert_slices(name: str, stored: StoredTensor) -> dict[str, StoredTensor]:
+def expert_slices(name: str, stored: RenamedTensor) -> dict[str, RenamedTensor]:
     """Split a tensor of all experts [experts, out, in] into one for each; `name` has {} for its number."""
     experts, *inner = stored.shape
     rows = torch.Size(inner[:-1]).numel()

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import SourceError
 from .architecture import Architecture
 from .header import GgufHeader
-from .reader import GgufReader, StoredTensor
+from .reader import GgufReader, RenamedTensor
 
 FOLDER_HINT = "Give the Hugging Face folder it was made from"
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -73,5 +73,5 @@ def rope_settings(
 
 def _factors(header: GgufHeader, name: str) -> list[float]:
     found = header.tensors[name]
-    reader = GgufReader({name: StoredTensor(found, found.shape)})
+    reader = GgufReader({name: RenamedTensor(found, found.shape)})
     return [float(value) for value in reader.read(name)]

@@ -210,7 +210,7 @@ def _special_settings(metadata: Mapping[str, Any], tokens: Sequence[str], path: 
 
 
 def _add_template(tokenizer: Any, config: Mapping[str, Any]) -> None:
-    """Let every text begin with BOS and end with EOS where the file wants them."""
+    """Add BOS before and EOS after every text where the file says so."""
     from tokenizers import processors
 
     ids = {token: tokenizer.token_to_id(token) for token in config.values() if isinstance(token, str)}

@@ -186,7 +186,7 @@ def other_class(name: str, found: type) -> list[Finding]:
 
 
 def attention_findings(model: Any) -> list[Finding]:
-    """Report eager attention, which transformers' class of the model alone has."""
+    """Report eager attention where transformers' class of the model has no other."""
     has_attention = any("att" in type(module).__name__.lower() for module in model.modules())
     if getattr(model.config, "_attn_implementation", None) != "eager" or not has_attention:
         return []

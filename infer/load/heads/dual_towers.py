@@ -59,7 +59,7 @@ def _compares(name: str, settings: Any) -> bool:
 
 
 def whole_meta(model_type: str) -> dict[str, Any]:
-    """Return how scores are made of the logits of an image: SigLIP judges each text alone."""
+    """Return the activation of an image's logits: SigLIP scores each text independently."""
     return {"activation": "sigmoid" if model_type == "siglip" else "softmax"}
 
 

@@ -80,7 +80,7 @@ class SourceClassifier(SourceHead):
 
 
 class BoxTextHead(Headed):
-    """A text model that knows where on its page each token stands (LayoutLM)."""
+    """A text model with the position of each token on its page (LayoutLM)."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor) -> Any:
         """Compute the outputs from int64 [batch, seq] twice, and corners 0..1000 as int64 [batch, seq, 4]."""
@@ -88,7 +88,7 @@ class BoxTextHead(Headed):
 
 
 class PageHead(Headed):
-    """A text model that knows where on its page each token stands, and sees the page (LayoutLMv3)."""
+    """A text model with the position of each token on its page, and the image of the page (LayoutLMv3)."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor, pixel_values: Tensor) -> Any:
         """Compute the outputs from the inputs of `BoxTextHead` and the page, float [batch, C, H, W]."""

@@ -78,7 +78,7 @@ def _is_other_adapter(config: Path) -> bool:
 
 
 def foreign_weights(folder: Path) -> ForeignKind | None:
-    """Recognise safetensors of a folder that are no model: an adapter's alone."""
+    """Recognise a folder whose safetensors are an adapter only."""
     names = {path.name for path in folder.glob("*.safetensors")}
     if (folder / "adapter_config.json").is_file() and names <= {"adapter_model.safetensors"}:
         return ADAPTER

@@ -34,7 +34,7 @@ def is_library_name(text: str) -> bool:
 
 
 def model_folder(path: Path) -> Path | None:
-    """Return the folder of a file that is a part of a Hugging Face model; None for a file on its own."""
+    """Return the folder of a file that is part of a Hugging Face model; None for a standalone file."""
     folder = path.parent
     return folder if path.suffix != ".py" and (folder / "config.json").is_file() else None
 

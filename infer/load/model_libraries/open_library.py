@@ -1,4 +1,4 @@
-"""A library's model joined with its weights: a checkpoint, a folder of timm, or random ones that are asked for."""
+"""A library's model joined with its weights: a checkpoint, a folder of timm, or random ones on request."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 class FixedFrequencies(NamedTuple):
-    """Longest sequence that is computed exactly, of how many the configuration allows, and what changes beyond it."""
+    """Longest sequence computed exactly, the limit of the configuration, and the behaviour beyond it."""
 
     longest: int
     allowed: int

@@ -48,7 +48,7 @@ def has_tower(config: Mapping[str, Any], architecture: str) -> bool:
 
 
 def tower_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json as that of the tower alone, architecture and special tokens as the whole has them."""
+    """Return config.json of the tower by itself, with the architecture and special tokens of the whole model."""
     kept = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
     return {
         **config,
@@ -79,7 +79,7 @@ def tower_settings(settings: Any, reader: TowerReader, where: str) -> Any:
 
 
 def _causal(text: Any) -> Any:
-    """Return the configuration of the causal model that a tower is; the tower's own where it has one of its own."""
+    """Return the configuration of the causal model of a tower."""
     from transformers import AutoConfig
 
     if text.model_type not in _CAUSAL:

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantized already, read as the float weights that their codes stand for.
+"""Quantized checkpoints, read as decoded float weights.
 
 `quantization_config` of config.json names the method; each has a file here that finds its tensors and decodes rows.
 """

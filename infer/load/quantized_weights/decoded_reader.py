@@ -76,7 +76,7 @@ class DecodedReader:
 
 
 def open_quantized(reader: WeightReader, config: Any, where: str) -> tuple[DecodedReader, Finding]:
-    """Return a reader of the float weights of a checkpoint, and what was decoded.
+    """Return a reader of the decoded weights of a checkpoint, and a finding.
 
     `config`: `quantization_config` of config.json. Raises `SourceError` for a method or a form that infer does not
     read, and for packed weights whose parts do not fit each other.

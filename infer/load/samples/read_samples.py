@@ -59,7 +59,7 @@ def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | No
 
 
 def _training_rows(plan: Plan, loaded: LoadedModel) -> int | None:
-    """Return how many rows of text to read for `--recover`; None where as many as judge and calibrate will do."""
+    """Return how many rows of text to read for `--recover`; None where the usual number is enough."""
     if not plan.recover or _together(loaded) > 1:
         return None
     return MOST_TRAINING_ROWS if any(spec.name in TEXT_INPUTS for spec in loaded.inputs) else None

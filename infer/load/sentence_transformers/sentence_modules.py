@@ -1,4 +1,4 @@
-"""Modules of a sentence-transformers folder: the entries of modules.json, and the layers that they stand for."""
+"""Modules of a sentence-transformers folder: the entries of modules.json, and their layers."""
 
 from __future__ import annotations
 

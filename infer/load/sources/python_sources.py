@@ -52,7 +52,7 @@ def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
 
 
 def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
-    """Return the pickled module, which may be one value of a mapping, and what was left beside it."""
+    """Return the pickled module, which may be one value of a mapping, and a note of the other values."""
     if isinstance(found, nn.Module):
         return found, ""
     values = found if isinstance(found, Mapping) else {}

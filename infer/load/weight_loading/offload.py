@@ -70,7 +70,7 @@ class StreamedLayer(nn.Module):
 
 
 class StreamedExperts(StreamedLayer):
-    """Replacement of an `ExpertLinear`: a call reads the experts that it asks for, one after another."""
+    """Replacement of an `ExpertLinear`: a call reads its routed experts, one after another."""
 
     def __init__(self, layer: ExpertLinear, reader: WeightReader, source: str) -> None:
         super().__init__(layer, reader, source)
@@ -142,7 +142,7 @@ def _(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tensor:
 def streamed_experts(
     x: Tensor, expert: Tensor, key: str, features: int, top_k: int, transposed: bool
 ) -> Tensor:
-    """Compute `infer::linear_experts`, reading the experts asked for: x [R, K] → [R * top_k, features]."""
+    """Compute `infer::linear_experts`, reading the routed experts: x [R, K] → [R * top_k, features]."""
     reader, name = _OPEN[key]
 
     def compute(rows: Tensor, e: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cache of a checkpoint split into one file per tensor, in the dtype that the model wants."""
+"""Cache of a checkpoint split into one file per tensor, in the dtype of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look of the page: one style sheet, light and dark, from 400 px up, contrast 4.5 : 1 or more."""
+"""Style sheet of the report: light and dark, from 400 px up, contrast 4.5 : 1 or more."""
 
 CSS = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #16191d; --soft: #57606a; --line:

@@ -6,11 +6,11 @@ from ... import compress
 from ...load import fill, load
 from ...plan import Plan
 from ...reporter import Reporter
-from ..language_model import LanguageModel, language_model_of
+from ..language_model import TrainableLanguageModel, language_model_of
 from ..memory.frozen_layers import pass_gradients
 
 
-def open_base(source: str, format: str, reporter: Reporter) -> LanguageModel:
+def open_base(source: str, format: str, reporter: Reporter) -> TrainableLanguageModel:
     """Load a language model, pack its weights as `format` says ("none" keeps float32), and freeze it.
 
     Raises `NotUsableError` for a model that is no decoder of text, or whose packed layers pass no gradient.

@@ -12,7 +12,7 @@ from ...spec import Finding
 from ..checkpoints import remove_checkpoints, whole
 from ..data.packed_sequences import SequenceRows
 from ..data.text_rows import text_rows
-from ..language_model import LanguageModel
+from ..language_model import TrainableLanguageModel
 from ..learning_curve import TrainingReport, write_report
 from ..memory.plan_run import plan_run
 from ..memory.technique_table import Technique, TechniqueRow, measure_techniques, techniques
@@ -74,7 +74,7 @@ def plan_adapter(
 
 @dataclass
 class _AdapterTask:
-    base: LanguageModel  # keeps mapped weights open
+    base: TrainableLanguageModel  # keeps mapped weights open
     objective: NextTokenObjective
     rows: SequenceRows
     held_out: SequenceRows | None

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ...reporter import Reporter
 from ...spec import Finding
-from ..language_model import LanguageModel
+from ..language_model import TrainableLanguageModel
 from .packed_sequences import SequenceRows, packing_fault
 from .sequences import read_text_data, split_documents
 
 
 def text_rows(
-    base: LanguageModel,
+    base: TrainableLanguageModel,
     path: str,
     length: int | None,
     seed: int,

@@ -110,7 +110,7 @@ def expected(folder: Path, samples: np.ndarray, **options: Any) -> list[dict[str
     ]
 
 
-def heard(client: openai.OpenAI, samples: np.ndarray, **options: Any) -> Any:
+def transcription(client: openai.OpenAI, samples: np.ndarray, **options: Any) -> Any:
     return client.audio.transcriptions.create(
         model="tiny", file=("a.wav", wav(samples, RATE)), response_format="verbose_json", **options
     )
@@ -141,7 +141,7 @@ def test_predictor_answers_a_recording_with_its_transcript(
     samples = sound(3.1, seed=5)
     path = tmp_path / "a.wav"
     path.write_bytes(wav(samples, RATE))
-    answer, want = predictor.predict(path), heard(client, samples)
+    answer, want = predictor.predict(path), transcription(client, samples)
     assert answer["text"] == want.text
     assert [one["start"] for one in answer["segments"]] == pytest.approx([one.start for one in want.segments])
     assert answer["language"] == want.language
@@ -153,7 +153,7 @@ def test_a_window_is_transcribed_as_transformers_does(
     client: openai.OpenAI, folder: Path, language: str
 ) -> None:
     samples = sound(SECONDS)
-    answer = heard(client, samples, language=language)
+    answer = transcription(client, samples, language=language)
     assert_same(
         answer, expected(folder, samples, language=language, task="transcribe", return_timestamps=True)
     )
@@ -179,12 +179,12 @@ def test_the_language_is_detected(client: openai.OpenAI, folder: Path) -> None:
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
     given = extractor(samples.astype(np.float32), sampling_rate=RATE, return_tensors="pt")
     want = {322: "en", 323: "de"}[int(model.detect_language(**given)[0])]
-    assert heard(client, samples).language == want
+    assert transcription(client, samples).language == want
 
 
 def test_long_sound_goes_on_at_the_last_timestamp(client: openai.OpenAI, folder: Path) -> None:
     samples = sound(3.3 * SECONDS, 3)
-    answer = heard(client, samples, language="en")
+    answer = transcription(client, samples, language="en")
     assert_same(answer, expected(folder, samples, language="en", task="transcribe", return_timestamps=True))
     assert answer.segments[-1].start > SECONDS
 
@@ -196,7 +196,7 @@ def test_onnx_runtime_transcribes_with_times(folder: Path, sounds: Path) -> None
     with Predictor.load(artifact(folder, sounds, "ort")) as predictor, live(predictor) as server:
         assert predictor.manifest.backend == "ort"
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            answer = heard(client, samples, language="en")
+            answer = transcription(client, samples, language="en")
             given: Any = {"model": predictor.name, "file": ("a.wav", wav(samples, RATE)), "language": "en"}
             subtitles = client.audio.transcriptions.create(**given, response_format="srt")
     assert_same(answer, want)
@@ -222,4 +222,4 @@ def test_unsupported_transcription_tasks_are_refused(client: openai.OpenAI) -> N
         ({"prompt": "a name"}, "reads no prompt"),
     ):
         with pytest.raises(openai.BadRequestError, match=said):
-            heard(client, sound(1), **options)
+            transcription(client, sound(1), **options)

@@ -40,7 +40,7 @@ def put(clocked: ManualClockQueue, names: list[str], together: bool, **options: 
     clocked.queue._insert(items)
 
 
-def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
+def requests_with_rows(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
     """Return requests in the order of their rows, with these."""
     found = []
     for whole in items:
@@ -79,8 +79,10 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
                 put(clocked, names, together, **options)
         else:
             takens = [clocked.queue.take() for clocked in desks]
-            assert told(takens[0].items) == told(takens[1].items)
-            assert sorted(told(takens[0].expired)) == sorted(told(takens[1].expired))
+            assert requests_with_rows(takens[0].items) == requests_with_rows(takens[1].items)
+            assert sorted(requests_with_rows(takens[0].expired)) == sorted(
+                requests_with_rows(takens[1].expired)
+            )
             assert takens[0].reason == takens[1].reason
             seen += len(takens[0].items)
             for clocked in desks:
@@ -103,7 +105,7 @@ def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
     assert clocked.queue.drop(heap_entry[3], 1)
     assert (clocked.queue.requests, clocked.queue.rows, clocked.queue.bytes) == (2, 2, 32)
     (item,) = clocked.run(0.1)
-    assert told([item]) == [("r1", [1]), ("r3", [3])]
+    assert requests_with_rows([item]) == [("r1", [1]), ("r3", [3])]
     assert item.sizes == {"batch": 2}
     assert not clocked.queue.drop(item, 0)  # it runs
 
@@ -113,4 +115,7 @@ def test_the_last_request_of_a_late_item_is_tried_when_the_queue_is_empty() -> N
     clocked.measured(1.0, 1.0)
     put(clocked, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
     taken = clocked.queue.take()
-    assert (told(taken.expired), told(taken.items)) == ([("r1", [1]), ("r2", [2])], [("r3", [3])])
+    assert (requests_with_rows(taken.expired), requests_with_rows(taken.items)) == (
+        [("r1", [1]), ("r2", [2])],
+        [("r3", [3])],
+    )

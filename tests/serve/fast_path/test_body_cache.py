@@ -35,7 +35,7 @@ def body(values: Any, *, shape: list[int] | None = None, cut: int = 0, **more: A
     return head + raw[: len(raw) - cut], len(head)
 
 
-def asked(server: Live, *given: Any, **options: Any) -> tuple[int, Any]:
+def status_and_output(server: Live, *given: Any, **options: Any) -> tuple[int, Any]:
     """Status, and y or the error."""
     whole, split = body(*given, **options)
     answer = ask(server, send(whole, b"Inference-Header-Content-Length: %d" % split))
@@ -49,43 +49,43 @@ def asked(server: Live, *given: Any, **options: Any) -> tuple[int, Any]:
 
 def test_other_numbers_after_the_same_json_are_read_by_a_template(server: Live, taken: list[bytes]) -> None:
     for _ in range(2):
-        assert asked(server, [[1, 2, 3, 4]]) == (200, [[2, 4, 6, 8]])
+        assert status_and_output(server, [[1, 2, 3, 4]]) == (200, [[2, 4, 6, 8]])
     assert (len(templates(server)), taken) == (1, [])
-    assert asked(server, [[5, 6, 7, 8]]) == (200, [[10, 12, 14, 16]])
+    assert status_and_output(server, [[5, 6, 7, 8]]) == (200, [[10, 12, 14, 16]])
     assert len(taken) == 1
     for _ in range(3):
-        assert asked(server, [[1, 2, 3, 4], [0, 0, 0, 1]]) == (200, [[2, 4, 6, 8], [0, 0, 0, 2]])
+        assert status_and_output(server, [[1, 2, 3, 4], [0, 0, 0, 1]]) == (200, [[2, 4, 6, 8], [0, 0, 0, 2]])
     assert (len(templates(server)), len(taken)) == (2, 3)
 
 
 def test_a_template_with_other_than_its_bytes_is_refused(server: Live) -> None:
     for _ in range(2):
-        assert asked(server, [[1, 2, 3, 4]])[0] == 200
-        status, error = asked(server, [[1, 2, 3, 4]], cut=4)
+        assert status_and_output(server, [[1, 2, 3, 4]])[0] == 200
+        status, error = status_and_output(server, [[1, 2, 3, 4]], cut=4)
     assert (len(templates(server)), status) == (1, 400)
     assert "16 raw bytes are announced, 12 are left" in error
 
 
 def test_a_body_that_does_not_fit_the_model_has_no_template(server: Live) -> None:
     for _ in range(3):
-        assert asked(server, [[1, 2, 3]])[0] == 400
-        assert asked(server, [[1, 2, 3, 4]], parameters={"sequence_id": 1})[0] == 400
+        assert status_and_output(server, [[1, 2, 3]])[0] == 400
+        assert status_and_output(server, [[1, 2, 3, 4]], parameters={"sequence_id": 1})[0] == 400
     assert not templates(server)
 
 
 def test_a_request_with_an_id_has_no_template(server: Live) -> None:
     for _ in range(3):
-        assert asked(server, [[1, 2, 3, 4]], id="mine")[0] == 200
+        assert status_and_output(server, [[1, 2, 3, 4]], id="mine")[0] == 200
     assert not templates(server)
 
 
 def test_a_template_keeps_timeout_and_priority(server: Live) -> None:
     options = {"parameters": {"timeout": 250_000, "priority": 1, "binary_data_output": True}}
     for _ in range(2):
-        assert asked(server, [[1, 2, 3, 4]], **options)[0] == 200
+        assert status_and_output(server, [[1, 2, 3, 4]], **options)[0] == 200
     (template,) = templates(server).values()
     assert (template.timeout, template.priority) == (0.25, 1)
-    assert asked(server, [[1, 2, 3, 4]], **options)[0] == 200
+    assert status_and_output(server, [[1, 2, 3, 4]], **options)[0] == 200
 
 
 def test_bytes_of_a_bool_are_checked_every_time(server: Live) -> None:
@@ -107,7 +107,7 @@ def test_bytes_of_a_bool_are_checked_every_time(server: Live) -> None:
     ]
 
 
-def said(server: Live, text: str) -> tuple[int, Any]:
+def post_text(server: Live, text: str) -> tuple[int, Any]:
     answer = ask(server, send(text.encode()))
     told = json.loads(answer.body)
     return answer.status, told["outputs"][0]["data"] if answer.status == 200 else told["error"]
@@ -118,10 +118,10 @@ ROW = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":%s}]%s}'
 
 def test_other_numbers_in_the_same_json_are_read_by_a_template(server: Live, taken: list[bytes]) -> None:
     for _ in range(2):
-        assert said(server, ROW % ("[1,2,3,4]", "")) == (200, [2, 4, 6, 8])
+        assert post_text(server, ROW % ("[1,2,3,4]", "")) == (200, [2, 4, 6, 8])
     assert (len(templates(server)), taken) == (1, [])
     for _ in range(2):
-        assert said(server, ROW % ("[5, 6.5 ,7e0,-8]", "")) == (200, [10, 13, 14, -16])
+        assert post_text(server, ROW % ("[5, 6.5 ,7e0,-8]", "")) == (200, [10, 13, 14, -16])
     assert (len(templates(server)), len(taken)) == (1, 2)
 
 
@@ -139,24 +139,24 @@ def test_other_numbers_in_the_same_json_are_read_by_a_template(server: Live, tak
     ],
 )
 def test_bad_numbers_in_known_json_get_the_same_error(server: Live, numbers: str, taken: list[bytes]) -> None:
-    before = said(server, ROW % (numbers, ""))
+    before = post_text(server, ROW % (numbers, ""))
     assert before[0] == 400
     for _ in range(2):
-        assert said(server, ROW % ("[1,2,3,4]", ""))[0] == 200
-    assert said(server, ROW % (numbers, "")) == before
+        assert post_text(server, ROW % ("[1,2,3,4]", ""))[0] == 200
+    assert post_text(server, ROW % (numbers, "")) == before
     assert len(taken) == 1 + numbers.endswith("]")
 
 
 def test_lists_of_lists_have_no_template(server: Live) -> None:
     for _ in range(3):
-        assert said(server, ROW % ("[[1,2,3,4]]", "")) == (200, [2, 4, 6, 8])
+        assert post_text(server, ROW % ("[[1,2,3,4]]", "")) == (200, [2, 4, 6, 8])
     assert not templates(server)
 
 
 def test_data_in_other_places_has_no_template(server: Live) -> None:
     for more in (',"parameters":{"data":[1]}', ',"parameters":{"a":"\\u0022data\\u0022"}'):
         for _ in range(3):
-            assert said(server, ROW % ("[1,2,3,4]", more)) == (200, [2, 4, 6, 8])
+            assert post_text(server, ROW % ("[1,2,3,4]", more)) == (200, [2, 4, 6, 8])
     assert not templates(server)
 
 
@@ -164,5 +164,5 @@ def test_a_full_body_cache_is_cleared(server: Live, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(body_cache, "MAX_TEMPLATES", 2)
     for rows in range(1, 6):
         for _ in range(2):
-            assert asked(server, [[1, 2, 3, 4]] * rows)[0] == 200
+            assert status_and_output(server, [[1, 2, 3, 4]] * rows)[0] == 200
     assert 0 < len(templates(server)) <= 2

@@ -54,11 +54,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def server() -> Iterator[Live]:
     """Knows the template of `BODY`."""
     with live(double(), limits=raw_http.LIMITS) as server:
-        asked(server, *[GOOD] * 2)
+        answers_to(server, *[GOOD] * 2)
         yield server
 
 
-def asked(server: Live, *requests: bytes) -> list[Answer]:
+def answers_to(server: Live, *requests: bytes) -> list[Answer]:
     """One after another on one connection."""
     answers, buffer = [], bytearray()
     with connect(server) as connection:
@@ -70,14 +70,14 @@ def asked(server: Live, *requests: bytes) -> list[Answer]:
 
 def test_the_second_request_with_a_head_is_taken_on_any_connection(server: Live, taken: list[int]) -> None:
     head = b"X-Test: first"
-    asked(server, send(BODY, head))
+    answers_to(server, send(BODY, head))
     assert taken == []
-    asked(server, send(BODY, head), send(BODY, head))
+    answers_to(server, send(BODY, head), send(BODY, head))
     assert taken == [len(BODY)] * 2
 
 
 def test_fast_and_ordinary_path_give_equal_responses(server: Live, taken: list[int]) -> None:
-    first, second = asked(server, *[send(BODY, b"X-Test: same")] * 2)
+    first, second = answers_to(server, *[send(BODY, b"X-Test: same")] * 2)
     assert len(taken) == 1
     assert first.status == second.status == 200
     assert list(first.headers) == list(second.headers)
@@ -88,7 +88,9 @@ def test_fast_and_ordinary_path_give_equal_responses(server: Live, taken: list[i
 
 def test_a_body_after_a_known_head_is_checked_as_usual(server: Live, taken: list[int]) -> None:
     bad = BODY.replace(b"[1,4]", b"[1,5]")
-    answers = asked(server, *[send(body, b"X-Test: bad") for body in (BODY, bad, b"{" * len(BODY), BODY)])
+    answers = answers_to(
+        server, *[send(body, b"X-Test: bad") for body in (BODY, bad, b"{" * len(BODY), BODY)]
+    )
     assert [one.status for one in answers] == [200, 400, 400, 200]
     assert b"holds 5 elements" in answers[1].body
     assert len(taken) == 1
@@ -98,7 +100,7 @@ def test_known_heads_with_known_templates_are_coalesced(
     server: Live, taken: list[int], resumed: list[bytes]
 ) -> None:
     bodies = [BODY.replace(b"[1,2,3,4]", b"[%d,2,3,4]" % number) for number in range(8)]
-    asked(server, send(BODY, b"X-Test: together"))
+    answers_to(server, send(BODY, b"X-Test: together"))
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server)) for _ in bodies]
         for client, body in zip(clients, bodies, strict=True):
@@ -110,9 +112,9 @@ def test_known_heads_with_known_templates_are_coalesced(
 
 def test_numbers_that_do_not_fit_are_refused_by_the_ordinary_path(server: Live, resumed: list[bytes]) -> None:
     head, texts = b"X-Test: apart", [b"[1,2,3,4]", b"[1,2,3,x]", b"[1,2],[3]", b'["2,3,45]', b"[1,2,1e99]"]
-    asked(server, send(BODY, head))
+    answers_to(server, send(BODY, head))
     bodies = [BODY.replace(b"[1,2,3,4]", text.ljust(10)) for text in texts]
-    asked(server, *[send(bodies[0], head)] * 2)
+    answers_to(server, *[send(bodies[0], head)] * 2)
     with connect(server) as connection:
         connection.sendall(b"".join(send(body, head) for body in bodies * 2))
         buffer = bytearray()
@@ -128,7 +130,7 @@ def test_an_idle_connection_holds_neither_request_nor_response(server: Live) -> 
         return [one for one in mine if one._context or one.body or one.numbers or one.group]
 
     head = b"X-Test: rest"
-    asked(server, send(BODY, head))
+    answers_to(server, send(BODY, head))
     with connect(server) as connection:
         connection.sendall(send(BODY, head))
         read(connection, bytearray())
@@ -140,13 +142,13 @@ def test_an_idle_connection_holds_neither_request_nor_response(server: Live) -> 
 
 def test_a_response_equals_the_encoded_struct(server: Live) -> None:
     for known in (b"", b'"id":"\xc3\xa4\\u0022",'):
-        body = asked(server, send(BODY.replace(b"{", b"{" + known, 1)))[0].body
+        body = answers_to(server, send(BODY.replace(b"{", b"{" + known, 1)))[0].body
         assert msgspec.json.encode(msgspec.json.decode(body, type=InferResponse)) == body
 
 
 def test_a_known_head_whose_body_arrives_later_is_not_taken(server: Live, taken: list[int]) -> None:
     request = send(BODY, b"X-Test: late")
-    asked(server, request)
+    answers_to(server, request)
     with connect(server) as connection:
         connection.sendall(request[:-3])
         time.sleep(0.05)
@@ -158,7 +160,7 @@ def test_a_known_head_whose_body_arrives_later_is_not_taken(server: Live, taken:
 def test_requests_sent_at_once_are_answered_in_order(server: Live, taken: list[int]) -> None:
     other = BODY.replace(b"[1,2,3,4]", b"[5,6,7,8]")
     buffer = bytearray()
-    asked(server, send(BODY, b"X-Test: many"))
+    answers_to(server, send(BODY, b"X-Test: many"))
     with connect(server) as connection:
         connection.sendall(b"".join(send(body, b"X-Test: many") for body in (BODY, other) * 5))
         data = [json.loads(read(connection, buffer).body)["outputs"][0]["data"] for _ in range(10)]
@@ -185,7 +187,7 @@ def test_other_requests_are_never_taken(server: Live, taken: list[int], request_
 
 def test_a_full_header_cache_is_cleared(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(header_cache, "MAX_HEADS", 3)
-    asked(server, *[send(BODY, b"X-Number: %d" % number) for number in range(8)])
+    answers_to(server, *[send(BODY, b"X-Number: %d" % number) for number in range(8)])
     well(server)
 
 
@@ -219,28 +221,28 @@ def test_a_known_head_without_the_right_key_is_refused_every_time(taken: list[in
     with live(double(), api_key="secret") as server:
         wrong, right = send(BODY, b"Authorization: Bearer wrong"), send(BODY, b"Authorization: Bearer secret")
         requests = [wrong, right] * 3
-        assert [one.status for one in asked(server, *requests)] == [401, 200] * 3
+        assert [one.status for one in answers_to(server, *requests)] == [401, 200] * 3
         assert len(taken) == 1
 
 
 def test_bodies_on_the_fast_path_count_against_the_bytes_in_memory(taken: list[int]) -> None:
     with live(double(), limits=ServeLimits(max_bodies_bytes=len(BODY) + 100)) as server:
-        assert [one.status for one in asked(server, *[GOOD] * 4)] == [200] * 4
+        assert [one.status for one in answers_to(server, *[GOOD] * 4)] == [200] * 4
         assert len(taken) == 2
 
 
 def test_bodies_beyond_the_bytes_in_memory_are_not_taken(taken: list[int]) -> None:
     with live(double(), limits=ServeLimits(max_bodies_bytes=len(BODY) + 100)) as server:
-        asked(server, *[GOOD] * 2)
+        answers_to(server, *[GOOD] * 2)
         server.fast._bodies.held += 101
-        assert asked(server, GOOD)[0].status == 503
+        assert answers_to(server, GOOD)[0].status == 503
         server.fast._bodies.held -= 101
-        assert (asked(server, GOOD)[0].status, len(taken)) == (200, 1)
+        assert (answers_to(server, GOOD)[0].status, len(taken)) == (200, 1)
 
 
 def test_a_server_without_the_fast_path_gives_the_same_answers() -> None:
     with live(double(), fast=False) as server:
-        answers = asked(server, *[GOOD] * 3)
+        answers = answers_to(server, *[GOOD] * 3)
     assert [json.loads(one.body)["outputs"][0]["data"] for one in answers] == [[2, 4, 6, 8]] * 3
 
 

@@ -29,7 +29,7 @@ class Recorder:
         return TokenRows([[len(text)] for text in texts], [[0] for _ in texts] if paired else [])
 
 
-async def asked(batches: TokenizerBatches, *requests: list[Any]) -> list[asyncio.Task[TokenRows]]:
+async def submitted(batches: TokenizerBatches, *requests: list[Any]) -> list[asyncio.Task[TokenRows]]:
     tasks = [
         asyncio.ensure_future(batches.rows(texts, sum(map(len, texts)), f"field {at}"))
         for at, texts in enumerate(requests)
@@ -43,8 +43,8 @@ def test_requests_that_arrive_while_one_runs_share_a_message() -> None:
     async def main() -> None:
         recorder = Recorder()
         batches = TokenizerBatches(recorder.encode)
-        first = await asked(batches, ["a"])
-        others = await asked(batches, ["bb", "c"], [("d", "e")], ["ffff"])
+        first = await submitted(batches, ["a"])
+        others = await submitted(batches, ["bb", "c"], [("d", "e")], ["ffff"])
         assert recorder.messages == [["a"]]
         recorder.free.set()
         rows = await asyncio.gather(*first, *others)
@@ -59,8 +59,8 @@ def test_a_text_that_fails_fails_alone() -> None:
     async def main() -> None:
         recorder = Recorder()
         batches = TokenizerBatches(recorder.encode)
-        await asked(batches, ["a"])
-        tasks = await asked(batches, ["bb"], ["bad"], ["ccc"])
+        await submitted(batches, ["a"])
+        tasks = await submitted(batches, ["bb"], ["bad"], ["ccc"])
         recorder.free.set()
         assert (await tasks[0]).rows == [[2]]
         with pytest.raises(ArtifactError, match="bad text in field 1"):
@@ -74,13 +74,13 @@ def test_a_cancelled_request_leaves_the_message_to_the_others() -> None:
     async def main() -> None:
         recorder = Recorder()
         batches = TokenizerBatches(recorder.encode)
-        running, waiting, kept = await asked(batches, ["a"], ["bb"], ["ccc"])
+        running, waiting, kept = await submitted(batches, ["a"], ["bb"], ["ccc"])
         running.cancel()
         waiting.cancel()
         await asyncio.sleep(0)
         recorder.free.set()
         assert (await kept).rows == [[3]]
-        again = await asked(batches, ["dddd"])
+        again = await submitted(batches, ["dddd"])
         assert (await again[0]).rows == [[4]]
 
     asyncio.run(main())
@@ -92,8 +92,8 @@ def test_a_message_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> 
     async def main() -> None:
         recorder = Recorder()
         batches = TokenizerBatches(recorder.encode)
-        first = await asked(batches, ["x" * 9])
-        others = await asked(batches, ["aa"], ["bb"], ["cc"])
+        first = await submitted(batches, ["x" * 9])
+        others = await submitted(batches, ["aa"], ["bb"], ["cc"])
         recorder.free.set()
         await asyncio.gather(*first, *others)
         assert recorder.messages == [["x" * 9], ["aa", "bb"], ["cc"]]
@@ -104,7 +104,7 @@ def test_a_message_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> 
 def test_closing_fails_the_requests_that_wait() -> None:
     async def main() -> None:
         batches = TokenizerBatches(Recorder().encode)
-        tasks = await asked(batches, ["a"], ["b"])
+        tasks = await submitted(batches, ["a"], ["b"])
         batches.close()
         for task in tasks:
             with pytest.raises(NotReadyError):

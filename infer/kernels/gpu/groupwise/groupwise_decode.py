@@ -76,7 +76,7 @@ class Operands(NamedTuple):
 
 @triton.jit
 def float8_value(bits: tl.tensor) -> tl.tensor:
-    """Return what bytes stand for as float8 e4m3, which not every GPU converts; NaN becomes 480."""
+    """Decode bytes as float8 e4m3, which not every GPU converts; NaN becomes 480."""
     code = bits.to(tl.int32)
     exponent, mantissa = (code >> 3) & 15, code & 7
     whole = tl.where(exponent > 0, mantissa + 8, mantissa).to(tl.float32)

@@ -178,7 +178,7 @@ def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int
 def linear_experts(
     x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int, split: int | None = None
 ) -> Tensor:
-    """Multiply x [R, K] by the experts asked for, int64 [R * top_k]: [R * top_k, features] in x's dtype.
+    """Multiply x [R, K] by its routed experts, int64 [R * top_k]: [R * top_k, features] in x's dtype.
 
     Each place reads the codes of its expert, so that two places of one expert read them twice.
     """

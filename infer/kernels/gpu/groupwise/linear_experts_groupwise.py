@@ -1,4 +1,4 @@
-"""`linear_experts_groupwise` on a GPU: which of two ways for how many places (a row of x and one of its experts).
+"""`linear_experts_groupwise` on a GPU: choice between two kernels by the number of (row, expert) pairs.
 
     few places    one program's columns for each place, in registers               `groupwise_gemv`
     more          tiles of one expert each, decoded on the way to the products    here, as in `experts`
@@ -65,7 +65,7 @@ def _tiles(
 
 
 def tiles(x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int) -> Tensor:
-    """Multiply x [R, K] by the experts asked for: [R * top_k, features]; weights are rounded to x's dtype."""
+    """Multiply x [R, K] by its routed experts: [R * top_k, features]; weights are rounded to x's dtype."""
     places, block, grid = placed(x, expert, operands.codes.shape[0] // features, features, top_k)
     out = x.new_empty((expert.numel(), features))
     launch(

@@ -1,4 +1,4 @@
-"""`linear_groupwise` on a GPU: which of three ways for how many rows of x.
+"""`linear_groupwise` on a GPU: choice among three kernels by the number of rows of x.
 
     few rows     in registers, limited by reading the codes                         `groupwise_gemv`
     tens         tensor-core tiles, decoded on the way (float16 and bfloat16)       here

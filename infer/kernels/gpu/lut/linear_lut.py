@@ -1,4 +1,4 @@
-"""`linear_lut` on a GPU: which of three ways for how many rows of x.
+"""`linear_lut` on a GPU: choice among three kernels by the number of rows of x.
 
     few rows     warp shuffles, limited by reading the codes                      `lut_gemv`
     tens         tensor-core tiles, decoded on the way (float16 and bfloat16)     `lut_gemm`

@@ -1,4 +1,4 @@
-"""`linear_lut4_fragments` on a GPU: which of two ways for how many rows of x.
+"""`linear_lut4_fragments` on a GPU: choice between two kernels by the number of rows of x.
 
     up to 64, or more while reading the weight is the limit    decoded in registers    `fragment_gemm`
     many                                                       decoded once, cuBLAS    here

@@ -1,4 +1,4 @@
-"""Rows of a state cache: what a layer remembers of a sequence besides keys and values, read and written by segments.
+"""Rows of a state cache: state of a layer besides keys and values, read and written by segments.
 
 The cache is float32 [rows, floats]. A row holds the state of one sequence after one of its tokens, all layers together;
 each layer has its own numbers of it, from `offset` on. `segments` int64 [segments, 4] cuts the flat run of tokens:

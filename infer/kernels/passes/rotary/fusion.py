@@ -130,7 +130,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def fuse_rotary(program: ExportedProgram) -> tuple[ExportedProgram, list[Finding]]:
-    """Return a program whose attention rotates, and what was found; the input stays as it is."""
+    """Return a program whose attention rotates queries and keys, and findings; the input is unchanged."""
     if not any(str(node.target) == ATTENTION for node in program.graph.nodes):
         return program, []
     fusion = _RotaryFusion(program)

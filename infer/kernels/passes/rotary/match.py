@@ -137,7 +137,7 @@ def _forms(width: int, columns: int) -> Iterator[RotaryForm]:
 
 
 class _Trial:
-    """Random integers for heads, cosines and sines, and what the program makes of them."""
+    """Random integers for heads, cosines and sines, and the program's result on them."""
 
     def __init__(self, between: _Between, result: fx.Node) -> None:
         self._between, self._result = between, result

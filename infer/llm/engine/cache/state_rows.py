@@ -105,7 +105,7 @@ class StateRows:
             self._free.append(row)
 
     def last_snapshot(self, hashes: Many[bytes]) -> int:
-        """Return up to which of these page hashes, from the first on, a prefix can be read: where a snapshot is."""
+        """Return the length of the longest prefix of these page hashes that ends at a snapshot."""
         return next((n for n in range(len(hashes), 0, -1) if hashes[n - 1] in self._snapshots), 0)
 
     def restore(self, sequence: Sequence, page_hash: bytes) -> None:

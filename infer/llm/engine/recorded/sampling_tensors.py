@@ -188,7 +188,7 @@ class SamplingTensors:
 
 
 class _Row:
-    """Row of the constraints of a sequence, and what of it is on the device."""
+    """Row of the constraints of a sequence, and the part of it that is on the device."""
 
     def __init__(self, index: int) -> None:
         self.index, self.counted = index, -1

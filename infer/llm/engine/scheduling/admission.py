@@ -21,7 +21,7 @@ def source_rows(source: SourceShape, request: Request) -> int:
 
 
 def decoder_start(source: SourceShape, request: Request) -> tuple[int, ...]:
-    """Return what the decoder begins with; () where that is the prompt, because the encoder reads sound."""
+    """Return the start tokens of the decoder; () where that is the prompt, because the encoder reads sound."""
     if source.features:
         return ()
     forced = request.forced_bos_token_id

@@ -1,4 +1,4 @@
-"""Check that a model's attention mask is what the paged operator computes: causal, in a window, in chunks or plain.
+"""Check that a model's attention mask is one of the paged operator: causal, in a window, in chunks or plain.
 
 transformers gives a mask as a function of query and key position; it is evaluated far beyond the tokens at hand, since
 a chunk or a window of thousands of tokens is invisible in a short run.

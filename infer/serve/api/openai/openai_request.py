@@ -125,7 +125,9 @@ def grammar(request: CommonFields) -> dict[str, Any] | None:
     wanted, other = request.response_format, request.structured_outputs
     if other is not None:
         if wanted is not None and wanted.type != "text":
-            raise InputError("two constraints on one output", where="structured_outputs")
+            raise InputError(
+                "expected response_format or structured_outputs, got both", where="structured_outputs"
+            )
         return _structured(other)
     if wanted is None or wanted.type == "text":
         return None
