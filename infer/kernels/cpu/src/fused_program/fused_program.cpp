@@ -8,19 +8,10 @@
 #include <new>
 
 #include "fused_program/fused_program_worker.h"
+#include "fused_program/row_pieces.h"
 #include "threads/oversubscription.h"
 
 namespace infer_native {
-namespace {
-
-constexpr int64_t KEPT_BYTES = 256 << 20;  // a larger buffer is freed after the call
-
-struct Free {
-  void operator()(char* pointer) const { std::free(pointer); }
-};
-
-}  // namespace
-
 namespace {
 
 template <class Op>
@@ -49,25 +40,45 @@ int64_t op_length(int64_t code) {
   }
 }
 
-void run_program(const ProgramCall& call) {
-  thread_local std::unique_ptr<char, Free> buffer;
-  thread_local int64_t size = 0;
-  if (call.rows[0] == 0) return;
-  Layout layout(call);
+namespace {
+
+struct Free {
+  void operator()(char* pointer) const { std::free(pointer); }
+};
+
+// Memory for values that the calling thread keeps between calls. Uninitialized.
+class KeptBuffer {
+ public:
+  char* of(int64_t wanted) {
+    if (wanted > size_) {
+      release();
+      memory_.reset(static_cast<char*>(std::aligned_alloc(LINE, aligned(wanted + wanted / 4))));
+      if (!memory_) throw std::bad_alloc();
+      size_ = wanted;
+    }
+    return memory_.get();
+  }
+  void release_if_large() {
+    if (size_ > KEPT_BYTES) release();
+  }
+
+ private:
+  static constexpr int64_t KEPT_BYTES = 256 << 20;
+
+  void release() { memory_.reset(), size_ = 0; }
+
+  std::unique_ptr<char, Free> memory_;
+  int64_t size_ = 0;
+};
+
+// Runs the operations one after another, each on all threads of a team.
+void run_in_team(const ProgramCall& call, Layout& layout, int64_t threads) {
+  thread_local KeptBuffer buffer;
   thread_local TeamSize team_size;
-  int64_t threads = layout.threads(call.rows[0]);
   const bool static_partition = threads > 1 && call.rows[0] < STRIP_ROWS;
   if (threads > 1) threads = team_size.limit(threads, Clock::now());
   layout.make_room(call, threads);
-  const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
-  if (wanted > size) {
-    buffer.reset();
-    size = 0;
-    buffer.reset(static_cast<char*>(std::aligned_alloc(LINE, aligned(wanted + wanted / 4))));
-    if (!buffer) throw std::bad_alloc();
-    size = wanted;
-  }
-  char* shared = buffer.get();
+  char* shared = buffer.of(layout.shared_bytes + threads * layout.own_bytes + LINE);
   char* own = shared + layout.shared_bytes;
   std::memset(shared + layout.barrier, 0, static_cast<size_t>(Barrier::bytes(threads)));
   for (int64_t i = 0; i < layout.shares; ++i) new (shared + layout.counters + LINE * i) std::atomic<int64_t>(0);
@@ -86,7 +97,38 @@ void run_program(const ProgramCall& call) {
     }
     team_size.record(threads, delayed.load(), Clock::now());
   }
-  if (size > KEPT_BYTES) buffer.reset(), size = 0;
+  buffer.release_if_large();
+}
+
+// Runs the whole program on one piece of the rows after another, each on one thread.
+void run_pieces(const RowPieces& pieces, int64_t threads) {
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> out_of_memory{false};
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  {
+    std::vector<int64_t> starts;
+    for (int64_t index = next.fetch_add(1); index < pieces.count(); index = next.fetch_add(1)) {
+      try {
+        const ProgramCall part = pieces.call_of(index, starts);
+        Layout layout(part);
+        run_in_team(part, layout, 1);
+      } catch (const std::bad_alloc&) {  // which may not leave the parallel region
+        out_of_memory = true;
+      }
+    }
+  }
+  if (out_of_memory) throw std::bad_alloc();
+}
+
+}  // namespace
+
+void run_program(const ProgramCall& call) {
+  if (call.rows[0] == 0) return;
+  Layout layout(call);
+  const int64_t threads = layout.threads(call.rows[0]);
+  const RowPieces pieces(call, threads);
+  if (pieces.pay()) return run_pieces(pieces, threads);
+  run_in_team(call, layout, threads);
 }
 
 }  // namespace infer_native

@@ -149,6 +149,8 @@ struct ProgramCall {
   // Where those sequences are packed: sequence `b` is the rows starts[b] to starts[b + 1], and `tokens` the longest.
   const int64_t* starts = nullptr;
   int64_t sequences = 0;
+  // Of a call on some rows of a larger one: the first of them, which operands and mask count from; `result` is its own.
+  int64_t first_row = 0, first_sequence = 0;
 };
 
 // Length of an operation in a program, its code included; 0 for an unknown code.

@@ -40,7 +40,7 @@ class Worker {
  public:
   Worker(const ProgramCall& call, const Layout& layout, char* shared, char* own, int64_t part, int64_t parts)
       : call_(call), layout_(layout), kernels_(active_isa().rows), team_(shared + layout.barrier, part, parts),
-        timer_(profiling && part == 0), slots_(layout.count) {
+        timer_(profiling && omp_get_thread_num() == 0), slots_(layout.count) {
     for (int64_t i = 0; i < layout.count; ++i) {
       const int64_t kind = layout.slots[3 * i];
       char* place = layout.is_one_row && kind == ROW_SLOT ? own : shared;
@@ -72,7 +72,8 @@ class Worker {
     if (place.slot >= 0) return {slots_[place.slot] + place.offset, place.stride};
     const int64_t index = -1 - place.slot;
     const bool wider = place.stride >= 0 && call_.strides[index] != 0;
-    return {static_cast<float*>(call_.operands[index]) + place.offset, wider ? call_.strides[index] : place.stride};
+    const int64_t stride = wider ? call_.strides[index] : place.stride;
+    return {static_cast<float*>(call_.operands[index]) + place.offset + call_.first_row * std::max<int64_t>(stride, 0), stride};
   }
   Heads heads(const HeadsPlace& place) const {
     const Rows rows = rows_at(place.rows);
@@ -174,8 +175,9 @@ class Worker {
     args.scale = number(op.scale), args.causal = op.causal != 0;
     if (op.mask >= 0 && call_.starts == nullptr) {
       const int64_t row = call_.strides[op.mask] ? call_.strides[op.mask] : args.tokens;
-      args.mask = {call_.operands[op.mask], op.mask_is_float != 0,
-                   op.mask_has_batches ? (op.mask_has_rows ? row * args.tokens : row) : 0, op.mask_has_rows ? row : 0};
+      const int64_t batch = op.mask_has_batches ? (op.mask_has_rows ? row * args.tokens : row) : 0;
+      const int64_t skipped = call_.first_sequence * batch * (op.mask_is_float ? sizeof(float) : sizeof(bool));
+      args.mask = {static_cast<const char*>(call_.operands[op.mask]) + skipped, op.mask_is_float != 0, batch, op.mask_has_rows ? row : 0};
     }
     timer_.lap(IN_ROWS);
     attend_all_in_team(args, counter());
