@@ -97,7 +97,13 @@ def _peak(model: Any, generator: torch.Generator) -> None:
 def _let_embeddings_lead(model: Any) -> None:
     """Scale embeddings where the first layer adds more than LAYER_SHARE of them, and until logits peak."""
     embedding = model.get_input_embeddings()
-    if embedding is None or not hasattr(model, "config") or model.config.is_encoder_decoder:
+    if (
+        embedding is None
+        or not hasattr(model, "config")
+        or getattr(model.config, "is_encoder_decoder", False)
+    ):
+        return
+    if model.main_input_name == "pixel_values":
         return
     ids = torch.arange(3, 3 + 32)[None]
     before, after = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[:2]

@@ -32,7 +32,7 @@ import msgspec
 from bench.models.checks import BROKEN, NONE, WORKS, Cell, without_memory_probe
 from bench.shared.repository import RESULTS, ROOT, child_environment, module_command
 
-KINDS = ("decoders", "heads", "checkpoints", "quantized_sources")
+KINDS = ("decoders", "image_texts", "heads", "checkpoints", "quantized_sources")
 RESULT, PAGE = RESULTS / "models.json", ROOT / "docs" / "models.md"
 SECONDS = 3600  # of one row, on a machine that others use too
 SHOWN = 160  # characters of a reason on the page; the result file has more

@@ -116,7 +116,8 @@ class LanguageModel:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
+        of_source = self.shape.source.end_ids if self.shape.source is not None else ()
+        return tuple(i for i in of_source or self.config.eos_ids if i < self.vocab_size)
 
     @property
     def engine(self) -> Engine:

@@ -13,6 +13,7 @@ from ..errors import SourceError
 from ..regular_files import MAX_JSON, read_regular
 from . import heads
 from .hf_preprocessor import Preprocessor
+from .model_patches.image_decoders import decoder_config, replaces_start
 from .sentence_transformers.sentence_transformers import SentenceFolder, score_activation
 
 # Of generation_config.json, and of config.json in older checkpoints.
@@ -78,6 +79,20 @@ def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
     start = given.get("decoder_start_token_id")
     named = (given.get("bos_token_id") if start is None else start, given.get("forced_bos_token_id"))
     return [token for token in named if isinstance(token, int)]
+
+
+def image_decoder_metadata(settings: Any, folder: Path) -> dict[str, Any]:
+    """Return how the decoder of a model of images begins with a prompt, and the tokens that end its text.
+
+    The latter only where the checkpoint's generation settings lack or, of BLIP, do not mean them.
+    """
+    path = folder / "generation_config.json"
+    given = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
+    found: dict[str, Any] = {"prompt_replaces_start": True} if replaces_start(settings) else {}
+    if settings.model_type == "blip":
+        return {**found, "end_ids": [settings.text_config.sep_token_id]}
+    end = None if given.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
+    return found if end is None else {**found, "end_ids": end if isinstance(end, list) else [end]}
 
 
 def metadata(

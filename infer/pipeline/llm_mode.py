@@ -90,7 +90,13 @@ def _probed_source(plan: Plan, loaded: load.LoadedModel, model: nn.Module) -> St
     if plan.adapters:
         raise NotUsableError("--adapters has no room in the two graphs of an encoder-decoder; leave it out")
     start = loaded.meta.get("decoder_start_ids", ())
-    return probe_encoder_decoder(model, start, kv_dtype=plan.kv_dtype, run=loaded.load != "offload")
+    return probe_encoder_decoder(
+        *(model, start),
+        kv_dtype=plan.kv_dtype,
+        run=loaded.load != "offload",
+        image=loaded.inputs[0].shape[1:],
+        end_ids=loaded.meta.get("end_ids", ()),
+    )
 
 
 def no_step(plan: Plan, reason: str, reporter: Reporter) -> ScoresOnly:

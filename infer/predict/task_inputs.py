@@ -13,8 +13,10 @@ from ..errors import InputError, UsageError
 from ..llm.text.embedding_prompts import with_prompt
 from ..tasks import answers, text_answers, transcription
 from ..tasks.answers import Answer
+from ..tasks.image_text import ImageSource
 from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT, MediaModel, Preprocessor
 from . import raw_inputs
+from .image_texts import image_and_text
 from .text_inputs import TextInputs
 
 TEXT_TASKS = (
@@ -56,7 +58,8 @@ class TaskInputs(TextInputs):
         - image-classification, audio-classification: labels; object-detection: boxes in pixels; image-segmentation:
           classes with their share of the area; depth-estimation: smallest, largest and mean depth;
           automatic-speech-recognition: the text.
-        - text-generation from sound (Whisper): the text, its language and its segments with times.
+        - text-generation from an image (BLIP, TrOCR, Donut), of an image or {"image": …, "text": …}: "generated_text",
+          which begins after the text; from sound (Whisper): the text, its language and its segments with times.
         - embedding, image-embedding, audio-embedding: the vector.
         - zero-shot-image-classification, of {"image": …, "candidate_labels": […]}: the labels with scores; a
           "hypothesis_template" is the text around a label.
@@ -68,6 +71,10 @@ class TaskInputs(TextInputs):
         rows = inputs if isinstance(inputs, list) else [inputs]
         if not rows:
             return []
+        if self.task == GENERATION and not self.media.reads_sound:
+            pairs = [image_and_text(row, f"images[{i}]") for i, row in enumerate(rows)]
+            found = self._described([(self._open(image, i), text) for i, (image, text) in enumerate(pairs)])
+            return found if isinstance(inputs, list) else found[0]
         if self.task == GENERATION:
             found = [self._transcript(self._open(row, i)) for i, row in enumerate(rows)]
             return found if isinstance(inputs, list) else found[0]
@@ -111,7 +118,7 @@ class TaskInputs(TextInputs):
     def _why_no_answer(self) -> str | None:
         media = self.task in IMAGE_TASKS + SOUND_TASKS
         if (media and (self.task != ZERO_SHOT or self.preprocessor is None)) or (
-            self.task == GENERATION and self.media.reads_sound
+            self.task == GENERATION and (self.media.reads_sound or self._reads_images)
         ):
             return None if self.preprocessor is not None else "its folder had no preprocessing that infer has"
         if self.task not in (*TEXT_TASKS, ZERO_SHOT):
@@ -212,6 +219,14 @@ class TaskInputs(TextInputs):
         return self.media.ctc.text(self.media.ctc.tokens(transcription.joined(frames)))
 
     def _transcript(self, sound: np.ndarray) -> Answer:
+        raise UsageError(f"{self.name} generates no text")
+
+    @property
+    def _reads_images(self) -> bool:
+        """True for a model that writes text about an image."""
+        return ImageSource.of(self.manifest.meta) is not None
+
+    def _described(self, rows: list[tuple[Any, str]]) -> list[Answer]:
         raise UsageError(f"{self.name} generates no text")
 
     def _open(self, row: Any, index: int) -> Any:

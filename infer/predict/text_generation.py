@@ -25,6 +25,7 @@ from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
 from ..tasks.answers import Answer
 from .generation_options import Options, build_request
+from .image_texts import describe
 from .speech import transcribe
 from .task_inputs import TaskInputs
 from .text_scores import Prompt, score_texts
@@ -148,6 +149,9 @@ class TextGeneration(TaskInputs):
 
     def _request(self, prompt: list[int], options: Options) -> Request:
         return build_request(self.language_model, prompt, options)
+
+    def _described(self, rows: list[tuple[Any, str]]) -> list[Answer]:
+        return describe(rows, self.media, self.language_model)
 
     def _transcript(self, sound: np.ndarray) -> Answer:
         frames = next(int(spec.shape[2]) for spec in self.inputs if spec.name == "input_features")

@@ -135,16 +135,6 @@ def test_a_model_of_a_spectrogram_gives_the_outputs_of_transformers(
             {"architectures": ["VideoMAEForVideo"], "model_type": "videomae"},
             "no task for the head of VideoMAEForVideo",
         ),
-        (
-            {
-                "architectures": ["VisionEncoderDecoderModel"],
-                "model_type": "vision-encoder-decoder",
-                "is_encoder_decoder": True,
-                "encoder": {"model_type": "vit"},
-                "decoder": {"model_type": "bert"},
-            },
-            "VisionEncoderDecoderModel is an encoder-decoder model; of such those are opened",
-        ),
     ],
 )
 def test_a_refusal_names_what_the_model_reads_or_gives(

@@ -20,7 +20,8 @@ class SourceShape(msgspec.Struct, frozen=True):
     max_length: int  # rows of the encoder's output
     start_ids: tuple[int, ...]
     vocab_size: int = 0  # of token ids
-    features: tuple[int, ...] = ()  # of sound: bands and frames
+    features: tuple[int, ...] = ()  # of sound: bands and frames; of images: channels, height, width
+    end_ids: tuple[int, ...] = ()  # that end a text, where the checkpoint's generation settings do not tell
 
     @property
     def dtype(self) -> str:

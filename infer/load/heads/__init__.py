@@ -8,13 +8,24 @@ from __future__ import annotations
 from .build import attention_findings, build, choose, class_named, other_class
 from .dual_towers import choose_tower, whole_config, whole_finding, whole_meta
 from .inputs import input_specs, num_channels, size_bounds, wrap
-from .table import DUAL_TOWERS, FEATURES, PIXELS, SOUND, Head, architecture, candidates, no_task
+from .table import (
+    DUAL_TOWERS,
+    FEATURES,
+    IMAGE_DECODERS,
+    PIXELS,
+    SOUND,
+    Head,
+    architecture,
+    candidates,
+    no_task,
+)
 from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, wrap_tensors
 
 __all__ = [
     "ANY_TENSORS",
     "DUAL_TOWERS",
     "FEATURES",
+    "IMAGE_DECODERS",
     "PIXELS",
     "SOUND",
     "TENSORS",

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
+from ..model_patches.image_decoders import encoder_decoder_class, without_pooler
 from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
@@ -157,12 +158,13 @@ def class_named(name: str, settings: Any) -> Any:
 
 def build(found: Any, settings: Any) -> nn.Module:
     """Build the model in float32, with eager attention for a class that has no other."""
+    kind: Any = encoder_decoder_class(found)
 
     def made(attention: str) -> nn.Module:
         own = copy.deepcopy(settings)  # a model writes into its configuration
-        model = found._from_config(own, attn_implementation=attention, dtype=torch.float32)
+        model = kind._from_config(own, attn_implementation=attention, dtype=torch.float32)
         model.tie_weights()
-        return model
+        return without_pooler(model)
 
     try:
         return made("sdpa")

@@ -13,6 +13,7 @@ from ...preprocess.image import ImagePreprocessor
 from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
+from ..model_patches.image_decoders import vision_config
 from ..sentence_transformers.sentence_transformers import SentenceFolder
 from .sound_wrappers import (
     AudioEncoder,
@@ -29,6 +30,7 @@ from .text import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    ImageDecoder,
     SoundDecoder,
     has_token_types,
     position_limit,
@@ -66,6 +68,8 @@ def wrap(
     """Return the model with named tensors as inputs and outputs, in eval mode."""
     if head == DUAL_TOWERS:
         return DualTowers(model, pads=getattr(model.config, "model_type", "") == "siglip").eval()
+    if head.reads == PIXELS and head.task == "text-generation":
+        return ImageDecoder(model).eval()
     if head.reads == PIXELS:
         if head.task == "image-embedding":
             return (UnmaskedImageEncoder if _takes(model, "noise") else ImageEncoder)(model).eval()
@@ -119,7 +123,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
     """Return the specs of the wrapper's inputs."""
     config: Any = wrapped.model.config
     images, texts = ("images", "texts") if isinstance(wrapped, DualTowers) else ("batch", "batch")
-    config = config.vision_config if isinstance(wrapped, DualTowers) else config
+    config = vision_config(config) if isinstance(wrapped, DualTowers | ImageDecoder) else config
     specs = []
     pictures = (int(config.num_frames),) if _is_video(wrapped) else ()  # of a video
     for name in inspect.signature(wrapped.forward).parameters:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NotUsableError, SourceError
+from ..model_patches.image_decoders import CAPTIONER, VISION_ENCODER_DECODER
 from ..model_patches.vlm_language_model import has_tower
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ ENCODER_DECODERS = (
 SPEECH = Head(
     "WhisperForConditionalGeneration", "text-generation", "AutoModelForSpeechSeq2Seq", reads=FEATURES
 )
+IMAGE_DECODERS = tuple(
+    Head(name, "text-generation", "AutoModelForImageTextToText", reads=PIXELS)
+    for name in (VISION_ENCODER_DECODER, CAPTIONER)
+)
 SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
 EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
@@ -154,6 +159,8 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
     if sentence.task == "embedding":
         return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
+    if found := tuple(head for head in IMAGE_DECODERS if name == head.ending):
+        return found
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:

@@ -50,6 +50,15 @@ class SoundDecoder(EncoderDecoder):
         return out.logits
 
 
+class ImageDecoder(EncoderDecoder):
+    """Model of text about an image: an encoder of images and a decoder of text."""
+
+    def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Compute logits: float32 [batch, C, H, W], int64 [batch, seq] → float [batch, seq, vocab]."""
+        out = self.model(pixel_values=pixel_values, decoder_input_ids=decoder_input_ids, use_cache=False)
+        return out.logits
+
+
 class Encoder(nn.Module):
     """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits."""
 

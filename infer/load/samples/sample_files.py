@@ -15,7 +15,7 @@ from ...preprocess.audio import SUFFIXES as SOUNDS
 from ...preprocess.audio import AudioPreprocessor
 from ...preprocess.image import SUFFIXES as IMAGES
 from ...regular_files import require_regular
-from ...spec import DTYPE_NAMES, TensorSpec
+from ...spec import DECODER_IDS, DTYPE_NAMES, TensorSpec
 from ..heads import DUAL_TOWERS
 from ..loaded_model import LoadedModel
 from ..weights.nested_state_dict import refuse_expanded
@@ -25,6 +25,7 @@ from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates
 
 ARRAYS = (".npy", ".npz")
 MOST_COMPARED, MOST_LINES = 16, 128  # images and texts, of which every pair is judged at once
+MOST_DECODED = 16  # images of a model whose decoder needs tokens too
 Samples = dict[str, Tensor]
 
 
@@ -70,7 +71,11 @@ def _from_images(
 ) -> tuple[Samples, list[Path]]:
     steps = loaded.preprocessor
     if steps is not None and not isinstance(steps, AudioPreprocessor):
-        return image_samples.preprocess_images(files, steps, most)
+        decode = loaded.decode_greedily
+        found, used = image_samples.preprocess_images(files, steps, most if decode is None else MOST_DECODED)
+        if decode is not None:
+            found[DECODER_IDS] = decode(found[loaded.inputs[0].name])
+        return found, used
     pixels, used = image_samples.read_images(files, loaded.inputs, where, most)
     return {loaded.inputs[0].name: pixels}, used
 

@@ -1,4 +1,4 @@
-"""Decoder tokens of a speech-to-text model's samples: the float model's own transcripts."""
+"""Decoder tokens of samples of sound or images: what the float model itself writes about them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ..weight_loading.fill_weights import fill
 if TYPE_CHECKING:
     from ..loaded_model import LoadedModel
 
-MAX_TOKENS = 32  # of each sound, after those that the decoder begins with
+MAX_TOKENS = 32  # of each row, after those that the decoder begins with
 
 
 def decode_greedily(loaded: LoadedModel, features: Tensor) -> Tensor:
     """Return greedy tokens of a model with encoder and decoder, int64 [rows, tokens], the first ones included.
 
-    `features`: float32 [rows, bands, frames]. The model is filled for this only. A row that has ended repeats the
+    `features`: float32 [rows, bands, frames], or pixels float32 [rows, C, H, W].
+    The model is filled for this only. A row that has ended repeats the
     token that ended it, until all have.
     """
     from transformers.modeling_outputs import BaseModelOutput

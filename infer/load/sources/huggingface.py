@@ -18,8 +18,15 @@ from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preprocessor
 from ..loaded_model import LoadedModel
-from ..model_metadata import metadata, processor_metadata, read_json, unused_generation_settings
+from ..model_metadata import (
+    image_decoder_metadata,
+    metadata,
+    processor_metadata,
+    read_json,
+    unused_generation_settings,
+)
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
+from ..model_patches.image_decoders import vision_config
 from ..model_patches.longformer_attention import use_masked_attention
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
@@ -85,6 +92,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
+    meta |= image_decoder_metadata(settings, folder) if head in heads.IMAGE_DECODERS else {}
     meta |= heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}
     return LoadedModel(
         kind="huggingface",
@@ -203,7 +211,7 @@ def _preprocessing(
     if head.task == "video-classification":
         why = "infer decodes no video files"
         return None, [preprocessing_finding(None, why)]
-    found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
+    found, why = read_preprocessor(folder, head.reads, heads.num_channels(vision_config(settings)))
     return found, [preprocessing_finding(found, why)]
 
 

@@ -9,6 +9,7 @@ from ...errors import SourceError
 from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
+from ..model_patches.image_decoders import decoder_metadata
 from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
 from ..sentence_transformers.sentence_transformers import SentenceFolder
 from ..weights import WeightReader
@@ -74,6 +75,8 @@ def choose_part(
         return ModelPart(name, settings, config, heads.candidates(config, folder, sentence))
     if (whole := heads.whole_config(config, name, settings)) is not None:
         return ModelPart(name, settings, whole, (heads.DUAL_TOWERS,))
+    if possible[0] in heads.IMAGE_DECODERS:
+        return ModelPart(name, settings, decoder_metadata(config, settings), possible)
     if possible[0].task == "text-generation" and has_tower(config, name):
         tower = TowerReader(reader)
         settings = tower_settings(settings, tower, str(folder))

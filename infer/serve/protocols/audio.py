@@ -130,7 +130,8 @@ def _engine(context: RequestContext, name: str | None) -> Any:
 
 def _transcribes(engine: TensorEngine | LLMEngine) -> bool:
     media: MediaModel | None = engine.media
-    return media is not None and (isinstance(engine, LLMEngine) or engine.predictor.task == TASK)
+    decodes = isinstance(engine, LLMEngine) or engine.predictor.task == TASK
+    return media is not None and media.reads_sound and decodes
 
 
 def _request(form: Form) -> TranscriptionRequest:

@@ -15,7 +15,7 @@ from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
 from ...tasks import text_answers
 from ...tasks.score_activation import activation_of, scores_of
-from ..api.media import media_predictions, media_request
+from ..api.media import image_texts, media_predictions, media_request
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
 from ..api.text import text_request, text_spans
 from ..api.text.text_types import (
@@ -36,6 +36,7 @@ from ..http.routing import BINARY, JSON, ErrorFormat, NonfiniteError, Response, 
 from ..service import Service
 
 FILES = ("image/*", "audio/*")
+TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS)
 CLASSIFIERS = ("classification", "image-classification", "audio-classification")
 
 
@@ -121,31 +122,41 @@ async def predict(context: RequestContext) -> Predictions | Response:
     media = media_of(context.headers)
     if media == FORM:
         form = await media_request.read_form(context)
+        if (reader := image_texts.find_engine(context, form.text("model"), TASKS)) is not None:
+            text = form.text("text") or ""
+            return _texts(await image_texts.describe(context, reader, [form.file("file")], ["file"], text))
         engine = _any_engine(context, form.text("model"))
         parameters = media_predictions.parameters_of(form)
         return await _of_files(context, engine, [form.file("file")], ["file"], parameters)
     if media.startswith(("image/", "audio/")) or media == BINARY or not (media or context.body[:1] == b"{"):
         if not context.body:
             raise InputError("expected a file, got an empty body")
-        return await _of_files(context, _any_engine(context, None), [bytes(context.body)], ["body"])
+        files = [bytes(context.body)]
+        if (reader := image_texts.find_engine(context, None, TASKS)) is not None:
+            return _texts(await image_texts.describe(context, reader, files, ["body"]))
+        return await _of_files(context, _any_engine(context, None), files, ["body"])
     require_json(context)
     request = context.json(PredictRequest)
+    if (reader := image_texts.find_engine(context, request.model, TASKS)) is not None:
+        text_request.check_parameters(image_texts.TASK, request)
+        files, places, many = media_predictions.files_of(request.inputs, "inputs")
+        found = await image_texts.describe(context, reader, files, places, request.parameters.text or "")
+        return _texts([[one] for one in found] if many else found)
     engine = _any_engine(context, request.model)
     if engine.predictor.task in text_spans.TASKS:
         text_request.refuse_uncut(request.truncate)
         text_request.check_parameters(engine.predictor.task, request)
-        found: Any = await text_spans.predict_spans(context, engine, request.inputs, request.parameters)
-        return Response(msgspec.json.encode(found), media=JSON)
+        return _texts(await text_spans.predict_spans(context, engine, request.inputs, request.parameters))
     return await _predictions(context, request)
 
 
+def _texts(found: Any) -> Response:
+    """Return an answer that is no list of labels."""
+    return Response(msgspec.json.encode(found), media=JSON)
+
+
 def _any_engine(context: RequestContext, name: str | None) -> TensorEngine:
-    return text_request.find_text_model(
-        context,
-        name,
-        ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS),
-        "predict",
-    )
+    return text_request.find_text_model(context, name, TASKS, "predict")
 
 
 async def _of_files(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InputError
+from ..api.media import image_texts
 from ..api.openai import openai_prompts, openai_request, openai_response
 from ..api.openai.chat_response import ChatResponse, Tools
 from ..api.openai.chat_types import ChatChunk, ChatCompletion, ChatRequest
@@ -89,8 +90,14 @@ async def chat(context: RequestContext) -> Any:
     grammar = tools.constraint(openai_request.grammar(request))
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
-    prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
+    features = None
+    if image_texts.source_of(model) is not None:
+        prompt, features = await image_texts.read_conversation(context, model, request.messages)
+        request.temperature = request.temperature or 0.0
+    else:
+        prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
     reply = ChatResponse(model, request, prompt, tools, grammar, context.adapter)
+    reply.request.features = features
     await openai_request.compile_grammar(
         context, model, grammar, "tools" if tools.grammar else "response_format"
     )

@@ -92,13 +92,18 @@ class Admission:
         if source.features:
             wanted = 4 * math.prod(source.features)
             if request.features is None:
+                image = source.name == "pixel_values"
                 raise InputError(
-                    "expected a recording with the prompt: this is a speech-to-text model", where="prompt"
+                    "expected an image with the prompt: this model writes text about images"
+                    if image
+                    else "expected a recording with the prompt: this is a speech-to-text model",
+                    where="prompt",
+                    hint="Send it to /predict, or as image_url to /v1/chat/completions" if image else "",
                 )
             if len(request.features) not in (0, wanted):
                 sizes = "x".join(map(str, source.features))
                 got = f"got {len(request.features)} bytes, expected {wanted}"
-                raise InputError(f"expected input_features float32 [{sizes}]: {got}", where="input_features")
+                raise InputError(f"expected {source.name} float32 [{sizes}]: {got}", where=source.name)
         elif len(request.prompt) > source.max_length:
             raise InputError(
                 f"the prompt has {len(request.prompt)} tokens, the encoder reads at most {source.max_length}",

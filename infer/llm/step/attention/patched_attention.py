@@ -149,12 +149,23 @@ def _doge(
 
 
 def _xglm(attend: Attend, module: Any, hidden_states: Tensor, *_: Any, **given: Any) -> Any:
-    """Replace the forward of XGLMAttention."""
+    """Replace the forward of XGLMAttention and TrOCRAttention."""
     if given.get("key_value_states") is not None:
         raise NotUsableError("attention of this model reads keys other than those of its tokens")
     projections = (module.q_proj, module.k_proj, module.v_proj)
     heads = [p(hidden_states).unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for p in projections]
     return module.out_proj(attend(module, *heads, scaling=module.scaling).flatten(2)), None
+
+
+def _blip(attend: Attend, module: Any, hidden_states: Tensor, *_: Any, **given: Any) -> Any:
+    """Replace the forward of BlipTextSelfAttention, whose output another module projects."""
+    if given.get("encoder_hidden_states") is not None:
+        raise NotUsableError("attention of this model has other keys than those of its tokens")
+    projections = (module.query, module.key, module.value)
+    heads = [
+        p(hidden_states).unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for p in projections
+    ]
+    return attend(module, *heads, scaling=module.attention_head_size**-0.5).flatten(2), None
 
 
 def _xglm_positions(attend: Attend, module: Any, position_ids: Tensor, *_: Any) -> Tensor:
@@ -165,6 +176,7 @@ def _xglm_positions(attend: Attend, module: Any, position_ids: Tensor, *_: Any) 
 
 # Class of an attention module → the method that is replaced, and by which function.
 REPLACEMENTS: dict[str, tuple[str, Replacement]] = {
+    "BlipTextSelfAttention": ("forward", _blip),
     "BloomAttention": ("forward", _bloom),
     "CodeGenAttention": ("_attn", _inner),
     "DogeAttention": ("forward", _doge),
@@ -173,9 +185,12 @@ REPLACEMENTS: dict[str, tuple[str, Replacement]] = {
     "GPTNeoSelfAttention": ("_attn", _gpt_neo),
     "GPTNeoXJapaneseAttention": ("_attn", _gpt_neox_japanese),
     "MptAttention": ("forward", _mpt),
+    "TrOCRAttention": ("forward", _xglm),
     "XGLMAttention": ("forward", _xglm),
     "XGLMSinusoidalPositionalEmbedding": ("forward", _xglm_positions),
 }
+
+TO_SOURCE = {"encoder_attn", "crossattention"}  # attention of the same classes to the output of an encoder
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -190,9 +205,10 @@ def alibi_slopes(heads: int) -> Tensor:
 def replaced_attention(model: nn.Module, attend: Attend) -> Iterator[bool]:
     """Replace the attention modules of `model` that are known within the context; yield True where there are any."""
     found: list[tuple[nn.Module, str]] = []
-    for module in model.modules():
+    for path, module in model.named_modules():
         name, function = REPLACEMENTS.get(type(module).__name__, ("", None))
-        if function is None or not type(module).__module__.startswith("transformers."):
+        is_ours = not type(module).__module__.startswith("transformers.")
+        if function is None or is_ours or TO_SOURCE & set(path.split(".")):
             continue
         setattr(module, name, MethodType(_bound(function, attend), module))
         found.append((module, name))

@@ -2,7 +2,7 @@
 
 The encoder reads one source and writes the keys and values that the decoder's cross-attention will read:
 
-    input_ids int64 [source]  (input_features float32 [bands, frames] of sound)
+    input_ids int64 [source], of sound input_features float32 [bands, frames], of images pixel_values float32 [C, H, W]
     slot_mapping int64 [slots]                          of its pages, one slot for each row of the encoder's output
     kv_cache uint8 [layers, pages, page_bytes]          written in place
     → encoder_output float32 [slots, hidden]
@@ -15,6 +15,7 @@ The step of the decoder is that of `paged_step` with two inputs more:
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ from .cross_attention import cross_attentions, use_source_pages
 from .source_pages import LENGTHS, TABLE
 
 HIDDEN = "encoder_output"
+PIXELS = "pixel_values"
 
 
 class DecoderStep(nn.Module):
@@ -72,12 +74,14 @@ class DecoderStep(nn.Module):
             LENGTHS: source_lens,
         }
         unread = torch.zeros((1, 1, hidden_size(self.model)), device=kv_cache.device)
+        own = {"decoder_position_ids": positions[None]} if counts_positions(self.model) else {}
         token = CALL.set(StepCall(tensors, self.page, self.dtype, records_attention=False))
         try:
             out = self.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=unread),
                 decoder_input_ids=token_ids[None],
                 use_cache=False,
+                **own,
             )
         finally:
             CALL.reset(token)
@@ -114,10 +118,10 @@ class EncoderStep(nn.Module):
         slot_mapping: Tensor,
         input_ids: Tensor | None = None,
         input_features: Tensor | None = None,
+        pixel_values: Tensor | None = None,
     ) -> Tensor:
-        given = {"input_ids": input_ids, "input_features": input_features}
-        named = {name: value[None] for name, value in given.items() if value is not None}
-        hidden: Tensor = self.model.get_encoder()(**named).last_hidden_state  # type: ignore[operator]
+        given = {"input_ids": input_ids, "input_features": input_features, "pixel_values": pixel_values}
+        hidden = encoded(self.model, **{k: v[None] for k, v in given.items() if v is not None})
         # One sequence without a query: keys and values are written, nothing is read.
         table, starts = slot_mapping.new_zeros((1, 1)).int(), slot_mapping.new_zeros(2).int()
         lengths = slot_mapping.new_ones(1).int()
@@ -130,10 +134,23 @@ class EncoderStep(nn.Module):
         return hidden[0].float()
 
 
+def encoded(model: Any, **source: Tensor) -> Tensor:
+    """Return what the decoder's cross-attention reads of sources, float [rows, length, width]."""
+    hidden: Tensor = model.get_encoder()(**source).last_hidden_state
+    projection = getattr(model, "enc_to_dec_proj", None)  # of an encoder of another width
+    return hidden if projection is None else projection(hidden)
+
+
 def hidden_size(model: Any) -> int:
     """Return the width of the encoder's output."""
-    config = model.config
+    config = model.get_encoder().config if model.main_input_name == PIXELS else model.config
     return int(getattr(config, "d_model", 0) or config.hidden_size)
+
+
+def counts_positions(model: Any) -> bool:
+    """Return True for a model of images whose decoder takes positions, which it would else count from 0."""
+    takes = inspect.signature(model.get_decoder().forward).parameters
+    return model.main_input_name == PIXELS and "position_ids" in takes
 
 
 @contextlib.contextmanager

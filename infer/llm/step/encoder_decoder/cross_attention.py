@@ -26,27 +26,63 @@ Read = Callable[
 ]  # (queries [1, heads, tokens, width], scale) → [1, tokens, heads, width]
 
 
-class CrossAttention(NamedTuple):
-    """A cross-attention module of a decoder, and the names of its projections."""
+class Form(NamedTuple):
+    """Names of a cross-attention module's projections and sizes; `out` "" where another module projects the output.
 
-    module: Any
+    Where `key` and `value` are one projection, keys are its first half.
+    """
+
     query: str
     key: str
     value: str
     out: str
+    heads: str
+    width: str
+
+
+# Ending of a module's name → the form that it has.
+FORMS: dict[str, Form] = {
+    "EncDecAttention": Form("q", "k", "v", "o", "n_heads", "key_value_proj_dim"),
+    "encoder_attn": Form("q_proj", "k_proj", "v_proj", "out_proj", "num_heads", "head_dim"),
+    "crossattention": Form("q_attn", "c_attn", "c_attn", "c_proj", "num_heads", "head_dim"),  # GPT-2
+    "crossattention.self": Form("query", "key", "value", "", "num_attention_heads", "attention_head_size"),
+}
+
+
+class CrossAttention(NamedTuple):
+    """A cross-attention module of a decoder, and the names of its projections."""
+
+    module: Any
+    form: Form
 
     @property
     def heads(self) -> int:
-        return int(getattr(self.module, "n_heads", 0) or self.module.num_heads)
+        return int(getattr(self.module, self.form.heads))
 
     @property
     def width(self) -> int:
-        return int(getattr(self.module, "key_value_proj_dim", 0) or self.module.head_dim)
+        return int(getattr(self.module, self.form.width))
+
+    @property
+    def is_t5(self) -> bool:
+        """True for T5's attention, which does not scale its logits."""
+        return self.form.out == "o"
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self.is_t5 else float(getattr(self.module, "scaling", self.width**-0.5))
 
     def project(self, which: str, x: Tensor) -> Tensor:
         """Project x [1, tokens, hidden] to [1, tokens, heads, width]."""
-        flat: Tensor = getattr(self.module, getattr(self, which))(x)
+        flat: Tensor = getattr(self.module, getattr(self.form, which))(x)
+        if which != "query" and self.form.key == self.form.value:
+            flat = flat.chunk(2, -1)[which == "value"]
         return flat.unflatten(-1, (self.heads, self.width))
+
+    def project_out(self, mixed: Tensor) -> Tensor:
+        """Project the mixed values [1, tokens, heads * width] as the module itself does."""
+        found: Tensor = getattr(self.module, self.form.out)(mixed) if self.form.out else mixed
+        return found
 
 
 def cross_attentions(model: nn.Module) -> list[CrossAttention]:
@@ -55,16 +91,14 @@ def cross_attentions(model: nn.Module) -> list[CrossAttention]:
     Raises `NotUsableError` for a decoder whose cross-attention is of another form.
     """
     found = []
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if last == "EncDecAttention" and _has(module, "q", "k", "v", "o", "n_heads"):
-            found.append(CrossAttention(module, "q", "k", "v", "o"))
-        elif last == "encoder_attn" and _has(module, "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"):
-            found.append(CrossAttention(module, "q_proj", "k_proj", "v_proj", "out_proj"))
+    for name, module in model.get_decoder().named_modules():  # type: ignore[operator]
+        form = next((form for ending, form in FORMS.items() if f".{name}".endswith(f".{ending}")), None)
+        if form is not None and _has(module, *filter(None, form)):
+            found.append(CrossAttention(module, form))
     if not found:
         raise NotUsableError(
-            f"the decoder of {type(model).__name__} has no cross-attention of the form of T5 or BART, of which keys "
-            "and values of a source are computed once"
+            f"the decoder of {type(model).__name__} has no cross-attention of the form of T5, BART, GPT-2 or BERT, of "
+            "which keys and values of a source are computed once"
         )
     return found
 
@@ -116,13 +150,10 @@ def _returns(module: Any, out: Tensor, bias: Any, *, has_bias: bool) -> tuple[An
 
 
 def _cross(cross: CrossAttention, read: Read) -> Callable[..., Any]:
-    is_t5 = cross.out == "o"
-    scale = 1.0 if is_t5 else float(getattr(cross.module, "scaling", cross.width**-0.5))
-
     def forward(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
         query = cross.project("query", hidden_states).transpose(1, 2)
-        out = getattr(module, cross.out)(read(query, scale).flatten(2))
-        return _returns(module, out, None, has_bias=is_t5)
+        out = cross.project_out(read(query, cross.scale).flatten(2))
+        return _returns(module, out, None, has_bias=cross.is_t5)
 
     return forward
 

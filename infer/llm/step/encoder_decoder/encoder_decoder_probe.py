@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ....errors import NotUsableError
 from ....spec import DECODER_IDS
@@ -15,7 +16,7 @@ from ...engine.scheduling.engine_limits import MAX_TOKENS
 from ..schedules.schedule_consistency import Uncaptured
 from ..step_shape import PAGE, SourceShape, StepShape
 from ..token_mixing import sample_tokens
-from .capture_encoder_decoder import hidden_size, source_of
+from .capture_encoder_decoder import PIXELS, hidden_size, source_of
 from .cross_attention import cross_attentions
 from .encoder_decoder_runner import SourceSequenceRunner
 
@@ -25,14 +26,25 @@ _LENGTHS = (7, 5)  # of the source and of the decoder's tokens in the trial run:
 
 
 def probe_encoder_decoder(
-    model: nn.Module, start_ids: Sequence[int], *, kv_dtype: str, page: int = PAGE, run: bool = True
+    model: nn.Module,
+    start_ids: Sequence[int],
+    *,
+    kv_dtype: str,
+    page: int = PAGE,
+    run: bool = True,
+    image: Sequence[int | str] = (),
+    end_ids: Sequence[int] = (),
 ) -> StepShape:
     """Return the sizes of an encoder-decoder; with `run`, after a trial run against its own forward.
 
-    `start_ids`: the tokens with which its decoder begins. Raises `NotUsableError` with the reason.
+    `start_ids`: the tokens with which its decoder begins; `image`: channels, height and width of a model of images;
+    `end_ids`: tokens that end its text, where its generation settings do not tell. Raises
+    `NotUsableError` with the reason.
     """
     try:
-        shape = _shape(model, start_ids, page, kv_dtype)
+        shape = _shape(model, start_ids, page, kv_dtype, image)
+        if shape.source is not None and end_ids:
+            shape = replace(shape, source=replace(shape.source, end_ids=tuple(end_ids)))
         if run and not any(parameter.is_meta for parameter in model.parameters()):
             _compare(model, shape)
     except NotUsableError:
@@ -42,10 +54,13 @@ def probe_encoder_decoder(
     return shape
 
 
-def _shape(model: Any, start_ids: Sequence[int], page: int, kv_dtype: str) -> StepShape:
+def _shape(
+    model: Any, start_ids: Sequence[int], page: int, kv_dtype: str, image: Sequence[int | str]
+) -> StepShape:
     if not start_ids:
         raise NotUsableError("neither generation_config.json nor config.json has a decoder_start_token_id")
-    cross, config = cross_attentions(model), model.config
+    reads_images = model.main_input_name == PIXELS
+    cross, config = cross_attentions(model), model.get_decoder().config if reads_images else model.config
     heads, width = cross[0].heads, cross[0].width
     positions = getattr(config, "max_position_embeddings", None)
     most = getattr(config, "max_target_positions", None) or positions
@@ -60,8 +75,26 @@ def _shape(model: Any, start_ids: Sequence[int], page: int, kv_dtype: str) -> St
         max_positions=int(most or 1 << 20),
         page=page,
         kv_dtype=kv_dtype,
-        source=_source(model, tuple(start_ids), positions),
+        source=_image(model, tuple(start_ids), image)
+        if reads_images
+        else _source(model, tuple(start_ids), positions),
     )
+
+
+def _image(model: Any, start_ids: tuple[int, ...], image: Sequence[int | str]) -> SourceShape:
+    """Return the sizes of a source that is an image; its rows are counted by a run without values."""
+    sizes = tuple(size for size in image if isinstance(size, int))
+    if len(sizes) != 3:
+        raise NotUsableError(
+            "images of one size are encoded, and neither its preprocessing nor its configuration fixes that size",
+            hint="Give it, such as --input pixel_values=float32[batch,3,384,384]",
+        )
+    encoder = model.get_encoder()
+    named = {*encoder.named_parameters(), *encoder.named_buffers()}
+    pixels = torch.zeros((1, *sizes), device="meta")
+    with torch.no_grad():
+        out = functional_call(encoder, {name: value.to("meta") for name, value in named}, args=(pixels,))
+    return SourceShape(PIXELS, int(out.last_hidden_state.shape[1]), start_ids, features=sizes)
 
 
 def _source(model: Any, start_ids: tuple[int, ...], positions: int | None) -> SourceShape:
@@ -75,7 +108,7 @@ def _source(model: Any, start_ids: tuple[int, ...], positions: int | None) -> So
 
 def _compare(model: Any, shape: StepShape) -> None:
     """Raise unless two sources over small pages give the logits of the model's own forward."""
-    small = msgspec.structs.replace(shape, page=4, kv_dtype="float32")
+    small = replace(shape, page=4, kv_dtype="float32")
     source = source_of(small)
     rows = [tokens[: _LENGTHS[0]] for tokens in sample_tokens(source.vocab_size or shape.vocab_size)]
     given: Tensor = torch.stack([rows[0], rows[1].flip(0)])

@@ -11,11 +11,19 @@ from .openai_logprobs import ChatLogprobs
 from .openai_types import CommonFields, Finish, Usage, option
 
 
+class ImageUrl(msgspec.Struct):
+    """An image as a data URL; `detail` is accepted and ignored."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct):
-    """A part of a message's content; only type "text" is supported."""
+    """A part of a message's content: type "text", of a model that reads images also "image_url"."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct):

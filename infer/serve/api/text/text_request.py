@@ -31,6 +31,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "question-answering": ("top_k", "max_answer_len"),
     "fill-mask": ("top_k", "targets"),
     "multiple-choice": ("top_k",),
+    "image-to-text": ("text",),
 }
 MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
 

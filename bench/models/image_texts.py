@@ -1,0 +1,110 @@
+"""Text about images in the models table: captioners and readers of documents, encoder and decoder of several families.
+
+Columns: both graphs are captured; greedy tokens about two images equal those of transformers' `generate`; int8:weight
+and nf4 pass their own gate and generate; `/predict` answers an image file with the same text.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.models.checks import NONE, REFUSED, WORKS, Cell, Cells, ask_server, attempt, randomize
+from bench.models.image_text_configs import NAMES, build, greedy, save
+
+TITLE = "Text about images"
+COLUMNS = ("captured", "decodes", "int8:weight", "nf4", "served")
+SHOWN = {
+    "trocr": "TrOCR (ViT, TrOCR)", "trocr-small": "TrOCR small (DeiT, TrOCR)", "donut": "Donut (DonutSwin, mBART)",
+    "vit-gpt2": "ViT, GPT-2", "swin-bert": "Swin, BERT", "blip": "BLIP, captions",
+}  # fmt: skip
+ENTRIES = {SHOWN[name]: name for name in NAMES}
+NEW = 16
+
+
+def run(name: str, folder: Path) -> Cells:
+    """Compute the cells of one row, cheapest first."""
+    torch.manual_seed(0)
+    model: Any = build(ENTRIES[name])
+    source = save(model, folder / "model")
+    expected = [greedy(model, torch.from_numpy(pixels)[None], NEW) for pixels in _pixels()]
+    artifact = folder / "float.infer"
+    made = attempt(lambda: _optimize(source, artifact, "none"))
+    yield "captured", made
+    if made.outcome != WORKS:
+        for column in COLUMNS[1:]:
+            yield column, Cell(REFUSED if made.outcome == REFUSED else NONE, "not captured")
+        return
+    yield "decodes", attempt(lambda: _decodes(artifact, expected))
+    yield "served", attempt(lambda: _served(artifact))
+    randomize(model, trained=True)
+    trained = save(model, folder / "trained")
+    for quant in ("int8:weight", "nf4"):
+        yield quant, attempt(_compressed(trained, folder / f"{quant[:3]}.infer", quant))
+
+
+def _pixels() -> list[np.ndarray]:
+    generator = np.random.default_rng(1)
+    return [generator.standard_normal((3, 32, 32)).astype(np.float32) for _ in range(2)]
+
+
+def _optimize(source: Path, artifact: Path, quant: str) -> str:
+    from infer import Plan, optimize
+
+    given = {"backend": "eager", "quant": quant, "batches": (), "kv_dtype": "float32", "allow_slower": True}
+    optimize(Plan(source=str(source), data="random", task="generate", **given), artifact)  # type: ignore[arg-type]
+    return ""
+
+
+def _tokens(artifact: Path) -> list[list[int]]:
+    from infer import Predictor
+    from infer.llm.engine.requests import Request
+    from infer.llm.engine.sampling.sampling_options import Sampling
+    from infer.llm.request_streams import complete
+
+    with Predictor.load(artifact) as predictor:
+        source = predictor.language_model.shape.source
+        assert source is not None
+        requests = [
+            Request(
+                id=str(index),
+                prompt=list(source.start_ids),
+                sampling=Sampling(max_tokens=NEW, temperature=0.0),
+                features=pixels.tobytes(),
+            )
+            for index, pixels in enumerate(_pixels())
+        ]
+        return [list(found.token_ids) for [found] in complete(predictor.engine_client, requests)]
+
+
+def _decodes(artifact: Path, expected: list[list[int]]) -> None:
+    assert _tokens(artifact) == expected, "other tokens than transformers' generate"
+
+
+def _compressed(source: Path, artifact: Path, quant: str) -> Callable[[], str]:
+    def check() -> str:
+        _optimize(source, artifact, quant)
+        assert all(_tokens(artifact)), "no tokens"
+        return ""
+
+    return check
+
+
+def _served(artifact: Path) -> None:
+    from PIL import Image
+
+    from infer import Predictor
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 60, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    with Predictor.load(artifact) as predictor:
+        expected = predictor.answer(file.getvalue())
+    answer = ask_server(artifact, "/predict", {"inputs": base64.b64encode(file.getvalue()).decode()})
+    assert answer == [expected], f"another text than that of the predictor: {answer}"

@@ -1,0 +1,47 @@
+"""Texts about images by a Predictor of a captioner or a reader of documents, such as BLIP, TrOCR and Donut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InputError
+from ..llm.engine.requests import Request
+from ..llm.llm import LanguageModel
+from ..llm.request_streams import complete, new_id
+from ..tasks import image_text
+from ..tasks.answers import Answer
+from ..tasks.media_model import MediaModel
+
+
+def describe(rows: list[tuple[Any, str]], media: MediaModel, language_model: LanguageModel) -> list[Answer]:
+    """Return {"generated_text"} of pairs of an opened image and the text that the decoder begins with, greedy."""
+    requests = [
+        _request(image, text, media, language_model, f"images[{index}]")
+        for index, (image, text) in enumerate(rows)
+    ]
+    found = complete(language_model.engine_client, requests)
+    return [image_text.answer(one.text) for [one] in found]
+
+
+def _request(image: Any, text: str, media: MediaModel, language_model: LanguageModel, where: str) -> Request:
+    source = image_text.ImageSource.of(media.meta)
+    if source is None:
+        raise InputError(f"{media.name} reads no images", where=where)
+    tokens = language_model.encode(text, special=False) if text else []
+    prompt = source.prompt(tokens)
+    return Request(
+        id=new_id(),
+        prompt=prompt,
+        sampling=image_text.greedy(prompt, language_model.context),
+        features=source.features(media.tensors([image]), where),
+    )
+
+
+def image_and_text(row: Any, where: str) -> tuple[Any, str]:
+    """Return the image of a row, and the text of {"image": …, "text": …} or (image, text), "" without one."""
+    if isinstance(row, dict):
+        row = (row.get("image"), row.get("text") or "")
+    image, text = row if isinstance(row, tuple) and len(row) == 2 else (row, "")
+    if image is None or not isinstance(text, str):
+        raise InputError("expected an image, or an image and a text that its answer begins with", where=where)
+    return image, text

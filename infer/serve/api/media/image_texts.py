@@ -1,0 +1,118 @@
+"""Texts about images as the server makes them: by captioners and readers of documents (BLIP, TrOCR, Donut)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ....errors import InputError
+from ....llm.engine.requests import Request
+from ....tasks.image_text import ImageSource, greedy
+from ...http.request_context import RequestContext, assign_tenant
+from ...llm.llm_engine import LLMEngine
+from ..openai.chat_types import ContentPart, Message
+from ..text import text_request
+from . import media_request
+
+TASK = "image-to-text"
+
+
+class GeneratedText(msgspec.Struct):
+    """A text about an image, as Hugging Face's image-to-text task names it."""
+
+    generated_text: str
+
+
+def source_of(engine: LLMEngine) -> ImageSource | None:
+    """Return the image that a model reads of which it writes text; None for other models."""
+    return ImageSource.of(getattr(engine.predictor.manifest, "meta", None))
+
+
+def find_engine(context: RequestContext, name: str | None, tasks: Sequence[str]) -> LLMEngine | None:
+    """Return the engine of a model that writes text about an image; None where `name` is another one's.
+
+    Without a name it is the only one that is served, unless a model of one of `tasks` is served beside it.
+    """
+    models = context.service.models
+    if name is not None:
+        found = models.get(name)
+        return found if isinstance(found, LLMEngine) and source_of(found) is not None else None
+    if any(engine.predictor.task in tasks for engine in context.service.engines.values()):
+        return None
+    able = [engine for engine in context.service.generators.values() if source_of(engine) is not None]
+    if len(able) > 1:
+        raise InputError(
+            f"expected a model, one of {', '.join(one.predictor.name for one in able)}", where="model"
+        )
+    return able[0] if able else None
+
+
+async def describe(
+    context: RequestContext, engine: LLMEngine, files: Sequence[bytes], where: Sequence[str], text: str = ""
+) -> list[GeneratedText]:
+    """Return the greedy text about each image; `text`: what each begins with."""
+    engine.check_admission(timeout=context.timeout(), requests=len(files))
+    model = media_request.media_model(engine)
+    tokens = await engine.tokenizers.encode([text], False, "parameters.text") if text else [[]]
+    tensors, _ = await media_request.open_files(context, model, files, where)
+    source = _source(engine)
+    prompt = source.prompt(tokens[0])
+    sampling = greedy(prompt, engine.context)
+    requests = [
+        Request(
+            id=text_request.new_id("image-text"),
+            prompt=prompt,
+            sampling=sampling,
+            features=source.features(one, place),
+        )
+        for one, place in zip(tensors, where, strict=True)
+    ]
+    stream = engine.open(assign_tenant(context, requests), timeout=context.timeout(), stepwise=False)
+    context.measure = stream.timings
+    try:
+        outputs = await stream.read_all()
+    finally:
+        stream.close()
+    texts = {request.id: "" for request in requests}
+    for output in outputs:
+        texts[output.id] += output.text
+    return [GeneratedText(found.strip()) for found in texts.values()]
+
+
+async def read_conversation(
+    context: RequestContext, engine: LLMEngine, messages: Sequence[Message]
+) -> tuple[list[int], bytes]:
+    """Return the decoder's prompt and the image of a conversation of one message: an image, and perhaps a text.
+
+    Raises `InputError` for any other conversation: such a model reads one image and knows no roles.
+    """
+    parts = messages[0].content if len(messages) == 1 and messages[0].role == "user" else None
+    images = [part for part in parts if part.type == "image_url"] if isinstance(parts, list) else []
+    if not isinstance(parts, list) or len(images) != 1:
+        raise InputError(
+            "expected one user message with one part of type image_url: this model writes text about an image",
+            where="messages",
+        )
+    text = "".join(part.text or "" for part in parts if part.type == "text")
+    tokens = await engine.tokenizers.encode([text], False, "messages") if text else [[]]
+    where = "messages[0].content"
+    data = media_request.from_base64(_url(images[0], where), where)
+    model, source = media_request.media_model(engine), _source(engine)
+    tensors, _ = await media_request.open_files(context, model, [data], [where])
+    return source.prompt(tokens[0]), source.features(tensors[0], where)
+
+
+def _source(engine: LLMEngine) -> ImageSource:
+    found = source_of(engine)
+    if found is None:
+        raise InputError(f"{engine.predictor.name} reads no images", where="model")
+    return found
+
+
+def _url(part: ContentPart, where: str) -> str:
+    found = part.image_url
+    url = found if isinstance(found, str) else found.url if found is not None else None
+    if not url:
+        raise InputError("expected image_url with a data URL", where=where)
+    return url
