@@ -93,8 +93,6 @@ def measured(backend: str, name: str, folder: Path, batches: list[int], turns: i
         backend,
         "--quant",
         "none",
-        "--batch",
-        "",
         "-o",
         str(artifact),
     ]

@@ -15,6 +15,7 @@ from ..report.search_record import Measured, TrialRecord
 from ..spec import Finding
 
 NEAREST = 3
+DOUBT = 2.0  # a thread that shares its core with another takes about twice as long
 Value = float | None
 
 
@@ -116,11 +117,19 @@ def cost(measured: Measured, budgets: Budgets, reference: Mapping[str, Mapping[i
 
 
 def typical(measured: Measured, reference: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """Return seconds by batch size, comparable among trials; the measured ones where no float form is known."""
+    """Return seconds by batch size, comparable among trials; the measured ones where no float form is known.
+
+    A float form that was held up makes a ratio far too small, a trial that was, far too large. Other work only
+    lengthens calls, so that the shortest one is near the truth whatever the machine did: times count up to `DOUBT`
+    times it, and from it over `DOUBT` on.
+    """
     found = {}
     for batch, seconds in measured.seconds.items():
         form = reference.get(measured.rivals.get(batch, ""), {}).get(batch)
-        found[batch] = seconds if form is None else measured.ratios[batch] * form
+        value = seconds if form is None else measured.ratios[batch] * form
+        if (least := measured.least.get(batch)) is not None:
+            value = min(max(value, least / DOUBT), least * DOUBT)
+        found[batch] = value
     return found
 
 

@@ -111,7 +111,10 @@ class KnownTrials:
             form: {size: least * rows[size] / seconds[size] for size in sizes if size in seconds}
             for form, seconds in reference.items()
         }
-        return ToBeat(label=best.candidate.label, ratios=ratios, size=found.size, error=found.error)
+        shortest = {size: found.least[size] for size in sizes if size in found.least}
+        return ToBeat(
+            label=best.candidate.label, ratios=ratios, least=shortest, size=found.size, error=found.error
+        )
 
     def still_lost(self, record: TrialRecord) -> bool:
         """Return whether a trial that was skipped as slower than another would still lose against the best one."""

@@ -19,6 +19,7 @@ from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding
+from .trial import TimesToBeat
 
 EAGER = "torch eager"
 
@@ -47,7 +48,7 @@ class FloatReferences:
         self.rivals: frozenset[str] | None = (
             None  # backends whose float form is worth making; None: all asked for
         )
-        self.to_beat: Mapping[str, Mapping[int, float]] = {}  # of a search: see `trial_timing`
+        self.to_beat: TimesToBeat | None = None  # of a search: see `trial_timing`
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
 

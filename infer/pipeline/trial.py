@@ -30,6 +30,17 @@ class Timing:
     rival: str = ""  # name of that form
 
 
+@dataclass(frozen=True)
+class TimesToBeat:
+    """Times of another trial: as ratios to float forms, form → batch size → ratio, and its shortest calls in seconds.
+
+    The ratios were taken when those forms had other times, perhaps on a busier machine.
+    """
+
+    ratios: Mapping[str, Mapping[int, float]]
+    least: Mapping[int, float] = field(default_factory=dict)
+
+
 @dataclass
 class Trial:
     """Result of a trial; `folder` holds the compiled form until it is published."""
@@ -86,17 +97,18 @@ class Trial:
         """Return true if the trial is slower than a float form at any batch size."""
         return any(t.rival == form and t.pair.verdict == "slower" for t in self.latency)
 
-    def times_slower(self, to_beat: Mapping[str, Mapping[int, float]]) -> float | None:
-        """Return how many times slower this is, at least, than a trial that takes `to_beat` of a form's time.
+    def times_slower(self, other: TimesToBeat) -> float | None:
+        """Return how many times slower this is, at least, than another trial; None where no batch size can be compared.
 
-        `to_beat`: form → batch size → ratio. The lower ends of the intervals count, and the batch size at which this
-        does best; None where no batch size was timed against one of these forms.
+        The lower ends of the intervals and the shortest calls count, whichever says less, and the batch size at which
+        this does best.
         """
-        found = [
-            t.pair.low / to_beat[t.rival][t.batch]
-            for t in self.latency
-            if t.batch in to_beat.get(t.rival, {})
-        ]
+        found = []
+        for t in self.latency:
+            if (ratio := other.ratios.get(t.rival, {}).get(t.batch)) is not None:
+                found.append(t.pair.low / ratio)
+                if t.batch in other.least:
+                    found.append(t.pair.a.min / other.least[t.batch])
         return min(found, default=None)
 
     @property

@@ -22,7 +22,7 @@ from ..report.rendering import formatting
 from ..spec import Finding
 from .float_reference import FloatReferences
 from .run_trial import batches_of
-from .trial import Timing, Trial
+from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
@@ -110,19 +110,18 @@ def _time_trial(
     original: Graph,
     plan: Plan,
     step: Callable[[str, str], None],
-    to_beat: Mapping[str, Mapping[int, float]],
+    to_beat: TimesToBeat | None,
 ) -> None:
     """Time a trial in pairs with the form that is fastest at each batch size.
 
-    `to_beat`: form, batch size → what another trial takes of the form's time. Where it is given a short round comes
-    first, and the full one only for a trial that did not lose it: successive halving in two steps (Jamieson and
-    Talwalkar 2016, "Non-stochastic best arm identification").
+    With `to_beat`, what another trial takes, a short round comes first, and the full one only for a trial that did not
+    lose it: successive halving in two steps (Jamieson and Talwalkar 2016, "Non-stochastic best arm identification").
     """
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
     trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
-    if to_beat:
+    if to_beat is not None:
         _time_pairs(trial, rivals, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
         if (trial.times_slower(to_beat) or 0.0) > LOST:
             return

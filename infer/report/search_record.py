@@ -76,12 +76,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of a trial: seconds by batch size, bytes, shares. None is unknown.
 
-    `seconds`: medians; `ratios`: to the float form `rivals` at the same batch size, measured in turns with it, and
-    `rival_seconds` what that form took then. `error`: the largest relative error of an output; `drop`: the loss that
-    --max-drop limits; `score`: the value of --metric. `floor`: the least seconds that memory and arithmetic allow.
+    `seconds`: medians; `least`: the shortest call; `ratios`: to the float form `rivals` at the same batch size,
+    measured in turns with it, and `rival_seconds` what that form took then. `error`: the largest relative error of an
+    output; `drop`: the loss that --max-drop limits; `score`: the value of --metric. `floor`: the least seconds that
+    memory and arithmetic allow.
     """
 
     seconds: dict[int, float] = {}
+    least: dict[int, float] = {}
     p99: dict[int, float] = {}
     ratios: dict[int, float] = {}
     rivals: dict[int, str] = {}

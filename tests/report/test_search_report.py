@@ -189,3 +189,16 @@ def test_trials_are_sorted_by_the_figure_that_is_asked_for(tmp_path: Path, width
         assert [sizes[label] for label in shown if label in sizes] == sorted(sizes.values())
         assert shown[-2:] == ["openvino int8", "ort cluster:2"], "what was not measured stands last"
         assert tab.errors == []
+
+
+def test_every_form_of_the_report_says_why_this_trial() -> None:
+    plain = Console(file=io.StringIO(), width=100)
+    terminal.render_terminal(report_of(), plain)
+    said = " ".join(plain.file.getvalue().split())  # type: ignore[attr-defined]
+    assert (
+        "chosen: inductor int8: 2,857 per second, best of the trials within budgets; ort int8 within" in said
+    )
+    assert "Chosen: inductor int8: 2,857 per second" in render_html(report_of())
+    assert "ort int8 within noise of it &amp; co." in render_html(report_of())
+    lines = screen(report_of(), Path("m.infer"))
+    assert any(line.startswith("chosen    inductor int8: 2,857 per second") for line in lines)

@@ -37,13 +37,15 @@ class LowerBounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
 
 
 class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
-    """The best trial so far, for one that is timed: `ratios` of its times to each float form, by batch size.
+    """The best trial so far, for one that is timed: `ratios` of its times to each float form, by batch size, and the
+    seconds of its shortest calls (`least`).
 
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
     """
 
     label: str
     ratios: dict[str, dict[int, float]]
+    least: dict[int, float] = {}
     size: int
     error: float
 

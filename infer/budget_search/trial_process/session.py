@@ -76,7 +76,8 @@ class Session:
         reporter = TrialReporter(self._reporter)
         prepared, run = self._opened(plan, reporter)
         prepared.floats.rivals = None if request.rivals is None else frozenset(request.rivals)
-        prepared.floats.to_beat = request.to_beat.ratios if request.to_beat is not None else {}
+        to_beat = request.to_beat
+        prepared.floats.to_beat = None if to_beat is None else trial_result.times_to_beat(to_beat)
         self._sources.open_float_forms(prepared, run.plan)
         reporter.findings[:0] = prepared.findings
         run = stages.within_sizes(run, prepared.original.graph)

@@ -9,7 +9,7 @@ import msgspec
 from ... import fidelity
 from ...errors import InferError, ResourceError
 from ...latency import WORKLOAD, Paired
-from ...pipeline.trial import Trial
+from ...pipeline.trial import TimesToBeat, Trial
 from ...pipeline.trial_timing import LOST
 from ...report import document
 from ...report.search_record import Measured, Outcome
@@ -28,9 +28,14 @@ def sentence(error: InferError) -> str:
     return f"{error.message} - at {error.where}" if error.where else error.message
 
 
+def times_to_beat(to_beat: ToBeat) -> TimesToBeat:
+    """Return the times of the best trial as the timing of a trial takes them."""
+    return TimesToBeat(to_beat.ratios, to_beat.least)
+
+
 def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
     """Return why a timed trial can't win and is no member of the front: slower, no smaller, no more faithful."""
-    slower = trial.times_slower(to_beat.ratios)
+    slower = trial.times_slower(times_to_beat(to_beat))
     if slower is None or slower <= LOST:
         return ""
     if trial.size < to_beat.size or (measured.error or 0.0) < to_beat.error:
@@ -45,6 +50,7 @@ def measured(trial: Trial, layer_seconds: Mapping[int, float]) -> Measured:
     drop = fidelity.drop(trial.fidelity, trial.task)
     return Measured(
         seconds={t.batch: t.pair.a.p50 for t in trial.latency},
+        least={t.batch: t.pair.a.min for t in trial.latency},
         p99={t.batch: t.pair.a.p99 for t in trial.latency},
         ratios={t.batch: undisturbed_ratio(t.pair) for t in trial.latency},
         rivals={t.batch: t.rival for t in trial.latency},

@@ -54,6 +54,7 @@ def _search(report: Report) -> str:
         return ""
     budgets = ", ".join(search_tables.budget_texts(record)) or "none"
     said = f"<p>{escape(search_tables.summary(record))}. Budgets: {escape(budgets)}; for {record.budgets.aim}.</p>"
+    said += f"<p>Chosen: {escape(record.why)}.</p>" if record.why else ""
     table = search_trials.trials_table(record)
     made = "\n".join(f"# {label}\n{command}" for label, command in search_tables.commands(record))
     again = f"<pre># this search\n{escape(record.command)}\n{escape(made)}</pre>"

@@ -73,6 +73,8 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
         yield "memory", memory
     if report.search is not None:
         yield "search", search_tables.summary(report.search)
+        if report.search.why:
+            yield "chosen", report.search.why
         if others := search_tables.front_line(report.search):
             yield "front", others
 

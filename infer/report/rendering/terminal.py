@@ -58,6 +58,7 @@ def _search(report: Report) -> Iterator[Table]:
     if record is not None:
         budgets = ", ".join(search_tables.budget_texts(record)) or "no budget"
         title = f"Search: {search_tables.summary(record)}; {budgets}; for {record.budgets.aim}"
+        title += f"\nchosen: {record.why}" if record.why else ""
         heads = tuple(head for head in search_tables.HEADS if head != "per second")
         rows = [tuple(cell for i, cell in enumerate(row) if i != 3) for row in search_tables.rows(record)]
         yield _table(title, heads, rows, right=(2, 3, 4, 5))
