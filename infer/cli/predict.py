@@ -51,7 +51,7 @@ def answer_file(predictor: Predictor, source: str) -> Any:
     """Answer for an image, a sound, a text or the lines of a text file; tensors for tensors.
 
     A line of a pair, for questions and for models of two texts, has a tab between them; so have a question and its
-    choices, and an image and its candidate labels.
+    choices, an image and its candidate labels, and a text and its candidate labels (two or more).
     """
     if source.endswith(TENSORS) or not predictor.answers_task or predictor.task == "embedding":
         return run_file(predictor, source)
@@ -127,7 +127,14 @@ def _pairs(predictor: Predictor, lines: list[str]) -> list[Any]:
         return [tuple(line.split("\t")) for line in lines]
     if predictor.task not in ("classification", "question-answering"):
         return list(lines)
-    return [tuple(line.split("\t")) if line.count("\t") == 1 else line for line in lines]
+    return [_with_tabs(line.split("\t")) for line in lines]
+
+
+def _with_tabs(parts: list[str]) -> Any:
+    """Return a text, a pair of texts, or a text with the labels that a model of entailment chooses from."""
+    if len(parts) > 2:
+        return {"text": parts[0], "candidate_labels": parts[1:]}
+    return tuple(parts) if len(parts) == 2 else parts[0]
 
 
 def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputError, UsageError
 from ..llm.text.embedding_prompts import with_prompt
-from ..tasks import answers, text_answers, transcription
+from ..tasks import answers, text_answers, transcription, zero_shot_text
 from ..tasks.answers import Answer
 from ..tasks.image_text import ImageSource
 from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT, MediaModel, Preprocessor
@@ -52,7 +52,9 @@ class TaskInputs(TextInputs):
     def answer(self, inputs: Any) -> Any:
         """Answer for one raw input, or for each of a list of them; values are ready for JSON.
 
-        - classification: labels with scores, best first; token-classification: entities of a text.
+        - classification: labels with scores, best first; of {"text": …, "candidate_labels": […]} these labels, by a
+          model of entailment (NLI), with "hypothesis_template" and "multi_label" as in transformers' pipeline.
+        - token-classification: entities of a text.
         - question-answering, of a pair (question, context): the span of the context; fill-mask: tokens of each mask.
         - multiple-choice, of {"question": …, "choices": […]} or (question, choice, choice, …): choices with scores.
         - image-classification, audio-classification: labels; object-detection: boxes in pixels; image-segmentation:
@@ -134,6 +136,8 @@ class TaskInputs(TextInputs):
             return [self._span(*raw_inputs.question_and_context(row, i)) for i, row in enumerate(rows)]
         if self.task == "multiple-choice":
             return [self._choices(*raw_inputs.question_and_choices(row, i)) for i, row in enumerate(rows)]
+        if self.task == "classification" and isinstance(rows[0], dict):
+            return [self._zero_shot(row, i) for i, row in enumerate(rows)]
         if self.task == "classification":
             outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
             return [self.media.label_scores(row) for row in outputs]
@@ -148,6 +152,20 @@ class TaskInputs(TextInputs):
             self._masks(row, one.ids, mask, i)
             for i, (row, one) in enumerate(zip(outputs, encodings, strict=True))
         ]
+
+    def _zero_shot(self, row: Any, index: int) -> list[Answer]:
+        """Return candidate labels of a text with scores, by a model of entailment."""
+        where = f"texts[{index}]"
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise InputError("expected a mapping of text and candidate_labels", where=where)
+        labels, sentences = zero_shot_text.hypotheses(
+            row.get("candidate_labels"), row.get("hypothesis_template"), where
+        )
+        entailed = zero_shot_text.entailment(self.labels, where)
+        logits = self._run_texts([(text, sentence) for sentence in sentences])
+        multi_label = bool(row.get("multi_label"))
+        return zero_shot_text.candidate_scores(logits, entailed, labels, multi_label=multi_label)
 
     def _masks(self, logits: np.ndarray, ids: list[int], mask: int | None, index: int) -> list[list[Answer]]:
         token = self.manifest.meta.get("mask_token", "[MASK]")

@@ -130,8 +130,6 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "html": (text(b"<!DOCTYPE html><html>404"), r"a web page \(HTML\)"),
     "lfs": (text(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "a git-LFS pointer"),
     "gzip": (text(gzip.compress(b"x")), "a gzip file"),
-    "npz": (lambda path: np.savez(path.open("wb"), a=np.ones(3)), r"a NumPy archive \(.npz\)"),
-    "npz packed": (lambda path: np.savez_compressed(path.open("wb"), a=np.ones(3)), r"\(.npz\)"),
     "npy": (lambda path: np.save(path.open("wb"), np.ones(3)), r"one NumPy array \(.npy\)"),
     "random": (text(bytes(range(200, 256)) * 20), "not a model in any format known here"),
     "gguf": (text(b"GGUF\3\0\0\0"), "bytes of header at 8, got a file of 8: truncated"),

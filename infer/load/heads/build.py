@@ -177,7 +177,10 @@ def build(found: Any, settings: Any) -> nn.Module:
 
 
 def other_class(name: str, found: type) -> list[Finding]:
-    """Report the class that stands for a pre-training's, whose own head is left out."""
+    """Report the class that stands for a pre-training's, whose own head is left out, or for a base model's."""
+    if name.endswith("Model") and found.__name__.endswith(("ForConditionalGeneration", "MTModel")):
+        why = f"for {name}, whose output layer is the embedding of its tokens"
+        return [Finding("load", "class", found.__name__, why=why)] if found.__name__ != name else []
     if not name.endswith(PRETRAINING):
         return []
     return [

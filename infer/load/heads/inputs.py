@@ -142,7 +142,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
         elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead | FeaturesEncoder | MaskedFeaturesEncoder):
             any_time = isinstance(wrapped, MaskedFeaturesHead | MaskedFeaturesEncoder)
-            sizes = _features_shape(config, any_time=any_time)
+            sizes = _features_shape(config, any_time=any_time, bands=_frame_width(wrapped.model))
             dtype, sizes = ("float32", sizes) if name == FEATURES else ("int64", sizes[:1])
             specs.append(TensorSpec(name, dtype, ("batch", *sizes)))
         elif name == FEATURES:
@@ -201,13 +201,22 @@ def _sound_size(config: Any) -> tuple[int | str, ...]:
     return ("samples",)
 
 
-def _features_shape(config: Any, *, any_time: bool) -> tuple[int | str, ...]:
+def _frame_width(model: nn.Module) -> int | None:
+    """Return the numbers of a frame that the first layer of a conformer reads: bands, their deltas, stacked frames."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "input_linear" and isinstance(module, nn.Linear):
+            return module.in_features
+    return None
+
+
+def _features_shape(config: Any, *, any_time: bool, bands: int | None = None) -> tuple[int | str, ...]:
     """Return the sizes of a spectrogram: frames and bands of any time, or those of a fixed one.
 
     The latter are Whisper's bands and frames, or CLAP's one channel, frames and bands.
     """
     of_encoder = getattr(config, "encoder_config", config)
-    bands = getattr(config, "feature_projection_input_dim", None) or getattr(of_encoder, "num_mel_bins", None)
+    bands = bands or getattr(config, "feature_projection_input_dim", None)
+    bands = bands or getattr(of_encoder, "num_mel_bins", None)
     if any_time:
         return "frames", int(bands or 80)
     if getattr(config, "spec_size", None):  # CLAP folds a spectrogram of this many frames to a square

@@ -164,7 +164,7 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:
-        return _encoder_decoder(name, folder)
+        return _encoder_decoder(name, str(config.get("model_type")), folder)
     if name == "WavLMForXVector":
         raise NotUsableError(
             f"{name} can't be captured: torch.export ties the frames of its sounds to the size of the batch",
@@ -203,10 +203,22 @@ def no_task(name: str, folder: Path) -> SourceError:
     )
 
 
-def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:
+def _generating() -> set[str]:
+    """Return the model types of encoder-decoders whose base model becomes a generating one by tied embeddings."""
+    from transformers.models.auto import modeling_auto
+
+    return {
+        *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    }
+
+
+def _encoder_decoder(name: str, model_type: str, folder: Path) -> tuple[Head, ...]:
     """Return the head of an encoder-decoder that generates; raise `SourceError` for one with another head."""
     if name == SPEECH.ending:
         return (SPEECH,)
+    if name.endswith("Model") and model_type in _generating():
+        return (ENCODER_DECODERS[0], SPEECH)  # the base model, whose output layer is its embedding
     found = tuple(head for head in ENCODER_DECODERS if name.endswith(head.ending))
     if not found:
         known = ", ".join([head.ending for head in ENCODER_DECODERS[:2]] + list(RUN_ONCE))

@@ -7,6 +7,7 @@ or texts alone; their outputs are the tensors that the model returns, under tran
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,6 @@ SHAPES = {
     "bbox": "int64[batch,seq,4]",
     "pixel_values_videos": "float32[batch,frames,3,height,width]",
     SOUND: "float32[batch,samples]",
-    FEATURES: "float32[batch,bands,frames]",
 }
 MAIN = (PIXELS, "pixel_values_videos", SOUND, FEATURES, "input_ids", "past_values")
 
@@ -115,10 +115,31 @@ def example_inputs(found: Any, settings: Any) -> tuple[tuple[TensorSpec, ...], b
     mains += [name for name in takes if name in _required(found) - set(mains)]
     height, width = size
     shapes = {**SHAPES, PIXELS: f"float32[batch,{num_channels(settings)},{height},{width}]"}
+    shapes |= {name: shape for name in (SOUND, FEATURES) if (shape := _spectrogram(name, found, settings))}
     specs = tuple(TensorSpec.parse(f"{name}={shapes.get(name, 'float32[batch,size]')}") for name in mains)
     sized = mains in (["input_ids"], ["input_ids", MASK]) or (mains == [PIXELS] and isinstance(height, int))
     others = set(takes) & set(OTHER_MODALITIES) - set(mains)
     return specs, sized and not others and _required(found) <= set(mains)
+
+
+def _spectrogram(name: str, found: Any, settings: Any) -> str | None:
+    """Return the sizes of a spectrogram in the order that a class reads them; None of samples of sound.
+
+    Features of Whisper's extractor are [bands, frames]; the documentation of a class tells other cases apart, but is
+    [frames, bands] by default.
+    """
+    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+
+    said = re.search(rf"{name}`? *\([^)]*of shape `?\(([^)]*)\)", found.forward.__doc__ or "")
+    sizes = said[1] if said else ""
+    if name == SOUND and "mel" not in sizes:
+        return None
+    kind = str(FEATURE_EXTRACTOR_MAPPING_NAMES.get(settings.model_type))
+    bands = getattr(settings, "feature_projection_input_dim", None) or getattr(settings, "num_mel_bins", None)
+    frames = getattr(settings, "max_length", "frames") if name == SOUND else "frames"
+    if "Whisper" in kind or re.search("(feature_size|mel_bins), *(sequence|time)", sizes):
+        return f"float32[batch,{bands or 'bands'},{frames}]"
+    return f"float32[batch,{frames},{bands or 'bands'}]"
 
 
 def _required(found: Any) -> set[str]:

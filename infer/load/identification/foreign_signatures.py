@@ -24,6 +24,11 @@ OTHER_ADAPTER: ForeignKind = (
     "an adapter (PEFT) of another kind than LoRA, not a model",
     "Merge it into its base model with merge_and_unload() of PEFT and save that",
 )
+KOHYA: ForeignKind = (
+    "a LoRA file of kohya's sd-scripts (lora_unet_…, lora_te_…), not a model",
+    "Load it into its base with diffusers, pipeline.load_lora_weights(FILE) and fuse_lora(), and give the folder of "
+    "pipeline.save_pretrained; or convert it to PEFT's format",
+)
 DEEPSPEED: ForeignKind = (
     "a DeepSpeed checkpoint",
     "Make one file of it with the zero_to_fp32.py that lies beside it",

@@ -25,14 +25,15 @@ from .foreign_formats import (
     foreign_weights,
     foreign_zip,
 )
-from .foreign_signatures import ForeignKind
+from .foreign_signatures import KOHYA, ForeignKind
 from .identify_protobuf import looks_like_onnx
 from .source_names import folder_hint, is_library_name, is_user_module, missing_hint
 
-STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
+STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors", "npz")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
+KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_transformer_")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
@@ -130,6 +131,8 @@ def _file(path: Path, head: bytes) -> Identified:
     # First of all: its first bytes are a length, and may be those of a pickle (0x280) or of zlib (0x178).
     if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
         tensors, _ = read_header(path)
+        if tensors and all(name.startswith(KOHYA_PREFIXES) for name in tensors):
+            raise _wrong(path, KOHYA)
         return Identified("safetensors", f"a safetensors file of {len(tensors)} tensors")
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
@@ -160,11 +163,7 @@ def _zip(path: Path) -> Identified:
         raise _wrong(path, (f"a zip that holds {some}", "Unpack it first"))
     file = TorchZip(path, allow_compressed=("code/", "extra/"))
     if any(name.endswith(".npy") for name in file.names()):
-        raise SourceError(
-            "expected a model, got a NumPy archive (.npz), which is data",
-            where=str(path),
-            hint="Did you mean --data?",
-        )
+        return Identified("npz", "arrays in a NumPy archive (.npz)")
     if file.under("code") and file.has("constants.pkl"):
         return Identified("torchscript", "a TorchScript archive", code=True)
     if file.has("archive_format") or file.under("models") or file.bare("serialized_exported_program.json"):

@@ -25,6 +25,7 @@ from ..model_metadata import (
     read_json,
     unused_generation_settings,
 )
+from ..model_patches.base_encoder_decoders import without_logits_bias
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
 from ..model_patches.image_decoders import vision_config
 from ..model_patches.longformer_attention import use_masked_attention
@@ -34,6 +35,7 @@ from ..quantized_weights import open_quantized
 from ..sentence_transformers.sentence_transformers import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weights import FiniteReader, WeightReader, num_bytes
+from .absent_architecture import with_architecture
 from .huggingface_class import ModelPart, choose_class, choose_part, possible_heads
 
 CARRIED = (
@@ -62,8 +64,12 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
     _require_transformers()
+    stored = _open_stored(config, folder, weights) if not config.get("architectures") else None
+    chosen: list[Finding] = []
+    if stored is not None and sentence.task != "embedding":
+        config, chosen = with_architecture(config, folder, stored.reader)
     possible, refusal = possible_heads(config, folder, sentence)
-    stored = _open_stored(config, folder, weights)
+    stored = stored or _open_stored(config, folder, weights)
     part = choose_part(plan, config, folder, sentence, possible, stored.reader)
     name, settings, config = part.name, part.settings, part.config
     reader = stored.reader if part.tower is None else part.tower
@@ -72,7 +78,11 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
-        made = use_masked_attention(made)
+        made = (
+            without_logits_bias(use_masked_attention(made))
+            if name.endswith("Model")
+            else use_masked_attention(made)
+        )
         return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -88,7 +98,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     joined = sentence.reader(convert_names(reader, model, str(folder)))
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit)]
-    findings += [*stored.findings(reader), *_class_findings(part, head, model_class, given)]
+    findings += [*chosen, *stored.findings(reader), *_class_findings(part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)

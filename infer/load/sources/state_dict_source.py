@@ -16,6 +16,7 @@ from ..loaded_model import LoadedModel
 from ..weight_loading.meta_model import assign, build_on_meta
 from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
 from ..weights.nested_state_dict import refuse_expanded, unwrap
+from ..weights.npz_archive import read_npz
 from ..weights.safetensors_reader import SafetensorsReader
 from ..weights.torch_reader import TorchReader, load_safely
 from .user_module import UserModule
@@ -61,6 +62,11 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
 def _missing_model(path: Path) -> str:
     if folder := model_folder(path):
         return f"It is a part of a Hugging Face folder: give that, {folder}"
+    if path.suffix == ".npz":
+        return (
+            "Give the code of the model whose weights these are: --model net.py:build; arrays to run a model on are "
+            "given with --data"
+        )
     return "Give the Python file and the function that builds the model: --model net.py:build"
 
 
@@ -71,6 +77,8 @@ def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader,
     """
     if kind == "safetensors":
         return SafetensorsReader(path), [], key
+    if kind == "npz":
+        return read_npz(path), ["a NumPy archive: read whole into memory"], key
     if kind == "state-dict":
         reader = TorchReader(path, verify=True, key=key)
         return reader, reader.notes, reader.prefix

@@ -17,7 +17,7 @@ from ...tasks import text_answers
 from ...tasks.score_activation import activation_of, scores_of
 from ..api.media import image_texts, media_predictions, media_request
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
-from ..api.text import text_request, text_spans
+from ..api.text import text_request, text_spans, zero_shot
 from ..api.text.text_types import (
     Classification,
     Classified,
@@ -193,6 +193,8 @@ async def _predictions(context: RequestContext, request: PredictRequest) -> Pred
         predictions = await media_predictions.predict_files(context, engine, files, places, parameters)
         batch: list[Any] = [[*one] for one in predictions]
         return batch if many else [*predictions[0]]
+    if request.parameters.candidate_labels is not None:
+        return await zero_shot.classify(context, engine, request, _labels(engine))
     texts, many = _read(request.inputs)
     applied = "none" if request.raw_scores else request.parameters.function_to_apply
     values, _ = await _values(context, engine, texts, "inputs", applied=applied)

@@ -22,7 +22,7 @@ from .text_types import PredictRequest
 # Parameters of /predict by task.
 _LABELS = ("top_k", "function_to_apply")
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    "classification": _LABELS,
+    "classification": (*_LABELS, "candidate_labels", "hypothesis_template", "multi_label"),
     "image-classification": _LABELS,
     "audio-classification": _LABELS,
     ZERO_SHOT: ("top_k", "candidate_labels", "hypothesis_template"),

@@ -139,7 +139,8 @@ class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     `top_k`: labels, objects, answers or tokens of a mask; `threshold`: least score of an object; `function_to_apply`:
     the activation of labels; `aggregation_strategy`: "none" gives tokens, "simple" entities; `ignore_labels`: labels of
     tokens that are no entity; `max_answer_len`: tokens of an answer; `targets`: the only tokens to fill a mask with;
-    `candidate_labels`: texts to compare an image with, in the place of {} in the `hypothesis_template`;
+    `candidate_labels`: texts to compare an image with, or that a model of entailment classifies a text by, in the place
+    of {} in the `hypothesis_template`; `multi_label`: each of the latter for itself;
     `text`: with which the text about an image begins.
     """
 
@@ -152,6 +153,7 @@ class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     targets: str | list[str] | None = None
     candidate_labels: list[str] | None = None
     hypothesis_template: str | None = None
+    multi_label: bool | None = None
     text: str | None = None
 
 
