@@ -217,7 +217,7 @@ def _encoder_decoder(name: str, model_type: str, folder: Path) -> tuple[Head, ..
     """Return the head of an encoder-decoder that generates; raise `SourceError` for one with another head."""
     if name == SPEECH.ending:
         return (SPEECH,)
-    if name.endswith("Model") and model_type in _generating():
+    if name.endswith("Model") and not name.endswith("EncoderDecoderModel") and model_type in _generating():
         return (ENCODER_DECODERS[0], SPEECH)  # the base model, whose output layer is its embedding
     found = tuple(head for head in ENCODER_DECODERS if name.endswith(head.ending))
     if not found:
