@@ -26,6 +26,7 @@ from bench.search.sources import arguments
 from bench.serve.reporting import progress, write_results
 from infer import Predictor, cli, latency, plugins
 from infer.artifact import golden
+from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.openvino.openvino_model import NumericSettings
 
@@ -168,8 +169,12 @@ def _forms(backend: str, artifact: Path, folder: Path) -> Iterator[tuple[str, Fo
         place = folder / f"{artifact.stem}-{number}"
         place.mkdir()
         storage.save(graph, place)
-        with mock.patch.object(torch._inductor, "aoti_compile_and_package", changed):
-            module.lower(graph, plan, place)
+        try:
+            with mock.patch.object(torch._inductor, "aoti_compile_and_package", changed):
+                module.lower(graph, plan, place)
+        except NotUsableError as error:
+            progress(f"inductor: {name} is left out: {error.message}")
+            continue
         yield name, module.open(place, "cpu").run
 
 

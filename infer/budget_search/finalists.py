@@ -30,14 +30,30 @@ def nearest(known: KnownTrials) -> list[TrialRecord]:
     best = known.best
     if best is None or known.budgets.aim not in TIMED:
         return []
-    rivals = [
-        r
+    near = {
+        r.candidate: distance
         for r in known.records.values()
         if r.candidate.threads == best.candidate.threads
         and eligible(r, known.limits, known.budgets, known.plan)
-        and known.cost(r) <= NEAR * known.cost(best)
-    ]
-    return sorted(rivals, key=lambda r: (r is not best, known.cost(r)))[:MOST]
+        and (distance := _distance(known, r, best)) <= NEAR
+    }
+    ranked = sorted(near, key=lambda one: (one != best.candidate, near[one]))
+    return [known.records[one] for one in ranked[:MOST]]
+
+
+def _distance(known: KnownTrials, record: TrialRecord, best: TrialRecord) -> float:
+    """Return how many times the best one's time a trial takes: by cost or by shortest calls, whichever says less."""
+    by_cost = known.cost(record) / known.cost(best)
+    own, other = (_shortest(r, known.budgets.aim) for r in (record, best))
+    return by_cost if own is None or other is None else min(by_cost, own / other)
+
+
+def _shortest(record: TrialRecord, aim: str) -> float | None:
+    """Return the seconds of a row in the shortest call, at the batch size that the objective measures."""
+    least = (record.measured or Measured()).least
+    if not least:
+        return None
+    return least[min(least)] if aim == "latency" else min(s / batch for batch, s in least.items())
 
 
 def compare(

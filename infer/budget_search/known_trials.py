@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -145,9 +146,10 @@ class KnownTrials:
         return tuple(dict.fromkeys(fastest))
 
     def expected_seconds(self, candidate: Candidate) -> float:
-        """Return how long the longest trial of the same backend took; 0 where there was none."""
-        took = [r.took for r in self.records.values() if r.candidate.backend == candidate.backend]
-        return max(took, default=0.0)
+        """Return the median duration of trials of the same backend that ran; 0 where there was none."""
+        own = (r for r in self.records.values() if r.candidate.backend == candidate.backend)
+        took = [r.took for r in own if r.outcome != "skipped" or r.measured is not None]
+        return statistics.median(took) if took else 0.0
 
 
 def _error(record: TrialRecord) -> float:

@@ -113,8 +113,8 @@ def budget_texts(record: SearchRecord) -> list[str]:
         value = getattr(record.budgets, field.name)
         if field.name.startswith(("max_", "min_")) and value is not None:
             written.append(f"{field.flag} {field.texts(value)[0]}")
-    for flag, value in (("--max-drop", record.max_drop), ("--max-error", record.max_error)):
-        written += [] if value is None else [f"{flag} {value:g}"]
+    written += [] if record.max_drop is None else [f"--max-drop {100 * record.max_drop:g}%"]
+    written += [] if record.max_error is None else [f"--max-error {record.max_error:g}"]
     return written
 
 

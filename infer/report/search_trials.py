@@ -17,6 +17,7 @@ ORDERS = ("outcome", "latency", "per second", "memory", "size", "loss")
 
 CSS = (
     """
+.whole { white-space: nowrap; }
 .sort { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; border: 0; padding: 0; margin: .8rem 0 0; }
 .sort legend { padding: 0; color: var(--soft); font-size: .9rem; float: left; margin-right: 1rem; }
 .sort label { display: flex; gap: .4rem; align-items: center; }

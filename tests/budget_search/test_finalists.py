@@ -104,7 +104,9 @@ class BusyMachine:
 
 
 def searched(machine: BusyMachine, folder: Path, **budgets: Any) -> Search:
-    asked = Budgets(objective="latency", space={"backend": BACKENDS, "quant": ("none",)}, **budgets)
+    space = {"backend": BACKENDS, "quant": ("none",)}
+    asked = Budgets(**{"objective": "latency", "space": space, **budgets})
+    folder.mkdir(exist_ok=True)
     search = Search(
         Plan(source="model.pt", device="cpu", batches=(1,)),
         asked,
@@ -220,3 +222,25 @@ def test_a_trial_says_how_it_compared_in_turns(verdict: str, text: str) -> None:
     own = TrialRecord(candidate=Candidate(backend="ort"), outcome="published", turns=turns)
     assert in_turns(own) == ""
     assert finalists.confidence([own, record], own.candidate) == f"inductor float {text}"
+
+
+def test_a_trial_with_short_calls_is_near_whatever_its_ratio_was(tmp_path: Path) -> None:
+    """A trial that was held up has a large ratio; its shortest call tells that it may be the best."""
+
+    def trial(name: str, ratio: float, least: float, batch: int = 1) -> TrialRecord:
+        found = Measured(
+            seconds={batch: 2 * least},
+            least={batch: least},
+            ratios={batch: ratio},
+            rivals={batch: "torch eager"},
+            rival_seconds={"torch eager": {batch: 1e-3}},
+        )
+        return TrialRecord(candidate=Candidate(backend=name), outcome="published", measured=found)
+
+    for aim in ("latency", "throughput"):
+        search = searched(BusyMachine(0), tmp_path / aim, objective=aim)
+        known = search.known
+        known.records.clear()
+        for one in (trial("ort", 0.3, 3e-4), trial("eager", 9.0, 3.3e-4), trial("inductor", 9.0, 3e-3)):
+            known.add(one)
+        assert [r.candidate.backend for r in finalists.nearest(known)] == ["ort", "eager"]

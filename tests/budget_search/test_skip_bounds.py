@@ -212,6 +212,14 @@ def test_a_pair_that_noise_left_undecided_counts_by_its_shortest_calls(verdict: 
     assert trial_result.undisturbed_ratio(pair) == pytest.approx(ratio)
 
 
+def test_one_long_trial_and_skipped_ones_do_not_say_how_long_the_next_takes() -> None:
+    ran = [trial("ort", quant, took=took) for quant, took in (("none", 5.0), ("int8", 7.0), ("int4", 60.0))]
+    skipped = TrialRecord(candidate=Candidate(backend="ort", quant="nf4"), outcome="skipped")
+    known = knowledge(*ran, skipped, trial("eager", took=90.0))
+    assert known.expected_seconds(Candidate(backend="ort", quant="cluster")) == 7.0
+    assert known.expected_seconds(Candidate(backend="inductor")) == 0.0
+
+
 def compiled(difference: float, *, best: float = 0.0010, timed: float = 0.0020) -> str:
     """Return why `inductor nf4` is skipped where `inductor int8` took `timed` and its layers alone differ so much."""
     known = knowledge(

@@ -52,8 +52,9 @@ def _search(report: Report) -> str:
     record = report.search
     if record is None:
         return ""
-    budgets = ", ".join(search_tables.budget_texts(record)) or "none"
-    said = f"<p>{escape(search_tables.summary(record))}. Budgets: {escape(budgets)}; for {record.budgets.aim}.</p>"
+    each = [f'<span class="whole">{escape(text)}</span>' for text in search_tables.budget_texts(record)]
+    budgets = f"Budgets: {', '.join(each) or 'none'}; for {record.budgets.aim}."
+    said = f"<p>{escape(search_tables.summary(record))}. {budgets}</p>"
     said += f"<p>Chosen: {escape(record.why)}.</p>" if record.why else ""
     table = search_trials.trials_table(record)
     made = "\n".join(f"# {label}\n{command}" for label, command in search_tables.commands(record))
