@@ -35,11 +35,14 @@ def main(words: list[str]) -> int:
 
 def config(source: Path, folder: Path) -> dict[str, Any]:
     """Return a workflow that searches dynamic int8 and the sessions' settings by latency, as Olive documents it."""
-    latency = {"name": "latency", "type": "latency", "sub_types": [{"name": "avg", "priority": 1}]}
+    subs = [{"name": "avg", "priority": 1}]
+    latency = {"name": "latency", "type": "latency", "sub_types": subs, "data_config": "rows"}
+    rows = {"name": "rows", "type": "DummyDataContainer", "load_dataset_config": one_row(source)}
     accelerators = [{"device": "cpu", "execution_providers": ["CPUExecutionProvider"]}]
     return {
         "input_model": {"type": "ONNXModel", "model_path": str(source)},
         "systems": {"here": {"type": "LocalSystem", "accelerators": accelerators}},
+        "data_configs": [rows],
         "evaluators": {"speed": {"metrics": [latency]}},
         "passes": {
             "quantize": {"type": "OnnxDynamicQuantization"},
@@ -52,6 +55,16 @@ def config(source: Path, folder: Path) -> dict[str, Any]:
         "cache_dir": str(folder / "cache"),
         "output_dir": str(folder / "out"),
     }
+
+
+def one_row(source: Path) -> dict[str, Any]:
+    """Return the inputs of a model for one row, symbolic sizes as 1, as Olive's dummy data set takes them."""
+    import onnx
+
+    inputs = onnx.load(source, load_external_data=False).graph.input
+    types = [onnx.helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type).name for i in inputs]
+    shapes = [[size.dim_value or 1 for size in i.type.tensor_type.shape.dim] for i in inputs]
+    return {"input_names": [i.name for i in inputs], "input_shapes": shapes, "input_types": types}
 
 
 def plant(fault: str) -> None:
