@@ -41,6 +41,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "donut": ("DonutSwinConfig", SWIN, "MBartConfig", {**BART, "scale_embedding": True, "add_final_layer_norm": True}),
     "vit-gpt2": ("ViTConfig", VIT, "GPT2Config", GPT2),
     "swin-bert": ("SwinConfig", SWIN, "BertConfig", BERT),
+    "beit-roberta": ("BeitConfig", VIT, "XLMRobertaConfig", BERT),
 }  # fmt: skip
 NAMES = (*PAIRS, "blip")
 

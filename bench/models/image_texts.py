@@ -22,7 +22,7 @@ TITLE = "Text about images"
 COLUMNS = ("captured", "decodes", "int8:weight", "nf4", "served")
 SHOWN = {
     "trocr": "TrOCR (ViT, TrOCR)", "trocr-small": "TrOCR small (DeiT, TrOCR)", "donut": "Donut (DonutSwin, mBART)",
-    "vit-gpt2": "ViT, GPT-2", "swin-bert": "Swin, BERT", "blip": "BLIP, captions",
+    "vit-gpt2": "ViT, GPT-2", "swin-bert": "Swin, BERT", "beit-roberta": "BEiT, XLM-RoBERTa", "blip": "BLIP, captions",
 }  # fmt: skip
 ENTRIES = {SHOWN[name]: name for name in NAMES}
 NEW = 16

@@ -125,6 +125,47 @@ def test_a_lora_file_of_kohya_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert "fuse_lora" in str(caught.value)
 
 
+def test_models_of_a_vector_for_each_token_are_named(tmp_path: Path) -> None:
+    import transformers
+
+    saved(tmp_path, "BertModel", SIZES)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    with pytest.raises(SourceError, match="HF_ColBERT, which gives a vector for each token"):
+        load.load(Plan(source=str(tmp_path), data="random"))
+    (tmp_path / "modules.json").write_text('[{"idx": 0, "path": "", "type": "pylate.models.Dense.Dense"}]')
+    with pytest.raises(SourceError, match="a ColBERT of PyLate"):
+        load.load(Plan(source=str(tmp_path), data="random"))
+    folder = tmp_path / "gliner"
+    folder.mkdir()
+    (folder / "gliner_config.json").write_text("{}")
+    with pytest.raises(SourceError, match="a GLiNER model.*ONNX"):
+        load.load(Plan(source=str(folder), data="random"))
+    assert hasattr(transformers, "ColPaliForRetrieval")
+
+
+@pytest.mark.parametrize("kind", ["vocab.txt", "merges.txt"])
+def test_a_folder_without_tokenizer_json_has_its_vocabulary_converted(kind: str, tmp_path: Path) -> None:
+    from infer.llm.text.tokenizer import LLMTokenizer
+
+    name = "BertModel" if kind == "vocab.txt" else "RobertaModel"
+    saved(tmp_path, name, {**SIZES, "max_position_embeddings": 40}, unnamed=False)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "##s"]
+    if kind == "vocab.txt":
+        (tmp_path / kind).write_text("\n".join(words))
+    else:
+        pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "h", "i", "hi"]
+        (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+        (tmp_path / kind).write_text("#version: 0.2\nh i\n")
+    loaded = load.load(Plan(source=str(tmp_path), data="random"))
+    tokenizer = LLMTokenizer(loaded.files["tokenizer.json"])
+    wanted = [2, 5, 6, 3] if kind == "vocab.txt" else [0, 7, 2]
+    assert tokenizer.encode("hellos" if kind == "vocab.txt" else "hi") == wanted
+    assert any(found.what == "tokenizer" and found.value == "tokenizer.json" for found in loaded.findings)
+    assert loaded.directory is not None
+    loaded.directory.cleanup()
+
+
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [

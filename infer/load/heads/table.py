@@ -196,6 +196,13 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
 
 def no_task(name: str, folder: Path) -> SourceError:
     """Return the error of an architecture whose head is in no table."""
+    if "ColBERT" in name or name.endswith("ForRetrieval"):
+        return SourceError(
+            f"infer has no task for {name}, which gives a vector for each token (late interaction)",
+            where=str(folder / "config.json"),
+            hint="Give its state dict and --model file.py:factory that returns the vectors of all tokens, and compare "
+            "them (MaxSim) in your code",
+        )
     return SourceError(
         f"infer has no task for the head of {name}",
         where=str(folder / "config.json"),

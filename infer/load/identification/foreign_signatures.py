@@ -160,6 +160,8 @@ ZIPS: tuple[tuple[str, str, str], ...] = (
 FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("saved_model.pb", "a TensorFlow SavedModel", "Convert it to ONNX with tf2onnx"),
     ("adapter_config.json", *ADAPTER),
+    ("gliner_config.json", "a GLiNER model, whose class transformers does not have",
+     "Export it to ONNX with the package gliner, and give the .onnx file"),
     ("Data/com.apple.CoreML", "a Core ML package (.mlpackage)", "Give the PyTorch model it was converted from"),
     ("coremldata.bin", "a compiled Core ML model (.mlmodelc)", "Give the PyTorch model it was converted from"),
     ("openvino_model.xml", "an OpenVINO model (IR XML)", "Give the original model it was converted from"),

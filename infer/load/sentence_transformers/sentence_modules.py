@@ -71,6 +71,12 @@ def read_modules(listing: Path) -> list[Module]:
     found: list[Module] = []
     for entry in entries:
         kind = str(entry.get("type", "")).rpartition(".")[2]
+        if str(entry.get("type", "")).startswith("pylate."):
+            raise SourceError(
+                "the folder is a ColBERT of PyLate, which gives a vector for each token (late interaction)",
+                where=str(listing),
+                hint="Give its state dict and --model file.py:factory that returns the vectors of all tokens",
+            )
         if not str(entry.get("type", "")).startswith("sentence_transformers."):
             raise UnsafeSourceError(
                 f"the folder needs the module {entry.get('type')!r}, which is code in the folder",

@@ -12,10 +12,11 @@ from torch import nn
 
 from ...errors import NotUsableError, UnsafeSourceError
 from ...plan import Plan
-from ...spec import Finding, TensorSpec
+from ...spec import DECODER_IDS, Finding, TensorSpec
 from .. import heads
 from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
+from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
 from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preprocessor
 from ..loaded_model import LoadedModel
 from ..model_metadata import (
@@ -104,6 +105,9 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
     meta |= image_decoder_metadata(settings, folder) if head in heads.IMAGE_DECODERS else {}
     meta |= heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}
+    has_text = any(spec.name in ("input_ids", DECODER_IDS) for spec in inputs)
+    tokenizer = convert_tokenizer(folder) if has_text else ConvertedTokenizer({}, [])
+    findings += tokenizer.findings
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
@@ -115,7 +119,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         task=head.task,
         sizes=sizes,
         renames=fit.renames,
-        files={name: folder / name for name in CARRIED if (folder / name).is_file()},
+        files={name: folder / name for name in CARRIED if (folder / name).is_file()} | tokenizer.files,
+        directory=tokenizer.directory,
         meta=meta,
         preprocessor=preprocessor,
         stored_as=stored.method,

@@ -74,7 +74,8 @@ class DecoderStep(nn.Module):
             LENGTHS: source_lens,
         }
         unread = torch.zeros((1, 1, hidden_size(self.model)), device=kv_cache.device)
-        own = {"decoder_position_ids": positions[None]} if counts_positions(self.model) else {}
+        first = first_position(self.model)
+        own = {} if first is None else {"decoder_position_ids": positions[None] + first}
         token = CALL.set(StepCall(tensors, self.page, self.dtype, records_attention=False))
         try:
             out = self.model(
@@ -147,10 +148,17 @@ def hidden_size(model: Any) -> int:
     return int(getattr(config, "d_model", 0) or config.hidden_size)
 
 
-def counts_positions(model: Any) -> bool:
-    """Return True for a model of images whose decoder takes positions, which it would else count from 0."""
-    takes = inspect.signature(model.get_decoder().forward).parameters
-    return model.main_input_name == PIXELS and "position_ids" in takes
+def first_position(model: Any) -> int | None:
+    """Return the place of position 0 in the table of a model of images whose decoder takes positions, else None.
+
+    RoBERTa and its relatives begin behind the padding's row.
+    """
+    decoder = model.get_decoder()
+    if model.main_input_name != PIXELS or "position_ids" not in inspect.signature(decoder.forward).parameters:
+        return None
+    tables = (m for name, m in decoder.named_modules() if name.endswith("position_embeddings"))
+    padding = next((getattr(table, "padding_idx", None) for table in tables), None)
+    return 0 if padding is None else int(padding) + 1
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ...engine.scheduling.engine_limits import MAX_TOKENS
 from ..schedules.schedule_consistency import Uncaptured
 from ..step_shape import PAGE, SourceShape, StepShape
 from ..token_mixing import sample_tokens
-from .capture_encoder_decoder import PIXELS, hidden_size, source_of
+from .capture_encoder_decoder import PIXELS, first_position, hidden_size, source_of
 from .cross_attention import cross_attentions
 from .encoder_decoder_runner import SourceSequenceRunner
 
@@ -64,6 +64,8 @@ def _shape(
     heads, width = cross[0].heads, cross[0].width
     positions = getattr(config, "max_position_embeddings", None)
     most = getattr(config, "max_target_positions", None) or positions
+    if reads_images and most:
+        most = int(most) - (first_position(model) or 0)
     if hidden_size(model) < 1:
         raise NotUsableError("its configuration has no d_model")
     return StepShape(
