@@ -27,6 +27,8 @@ def main(words: list[str]) -> int:
     began = time.monotonic()
     found = run(asked)
     best = found.get_best_candidate()
+    if best is None:
+        raise SystemExit("the workflow ended without a model")
     tried = [str(one.model_path) for one in found.get_output_models()]
     result = {"model": str(best.model_path), "tried": len(tried), "seconds": time.monotonic() - began}
     (folder / "result.json").write_text(json.dumps(result))
@@ -46,7 +48,7 @@ def config(source: Path, folder: Path) -> dict[str, Any]:
         "evaluators": {"speed": {"metrics": [latency]}},
         "passes": {
             "quantize": {"type": "OnnxDynamicQuantization"},
-            "tune": {"type": "OrtSessionParamsTuning"},
+            "tune": {"type": "OrtSessionParamsTuning", "data_config": "rows"},
         },
         "search_strategy": {"execution_order": "joint", "sampler": "tpe", "max_samples": 8, "seed": 0},
         "evaluator": "speed",
