@@ -71,7 +71,8 @@ class SearchResult:
     @property
     def trials(self) -> tuple[SearchTrial, ...]:
         """All trials, in the order in which they ended."""
-        return tuple(SearchTrial(r, r.candidate.plan(self.plan)) for r in self.record.trials)
+        plan = _trial_plan(self.plan, self.record.budgets)
+        return tuple(SearchTrial(r, r.candidate.plan(plan)) for r in self.record.trials)
 
     @property
     def best(self) -> SearchTrial:
@@ -105,8 +106,7 @@ def search(
     """
     plan, budgets = check_plan(plan), check_budgets(budgets, plan)
     reporter = reporter or Reporter()
-    aim_is_size = budgets.aim in ("memory", "size")
-    base = plan.with_(allow_slower=plan.allow_slower or aim_is_size)
+    base = _trial_plan(plan, budgets)
     if space.formats(plan, budgets) != ["none"]:  # once, outside the time of a trial
         device = hardware.resolve(plan.device).value
         stages.prepare_kernels(plan.with_(device=device, quant="int8"), reporter)
@@ -121,6 +121,11 @@ def search(
         record = run.record(best, interrupted)
         made = publish_best(run.artifacts[best.candidate], record, folder, output)
     return SearchResult(made.path, made.report, record, plan)
+
+
+def _trial_plan(plan: Plan, budgets: Budgets) -> Plan:
+    """Return the plan that all trials start from: one slower than float is kept where memory or size is the aim."""
+    return plan.with_(allow_slower=plan.allow_slower or budgets.aim in ("memory", "size"))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -115,6 +116,17 @@ def test_an_artifact_opens_with_the_threads_it_was_timed_with(
     Predictor.load(result.path).close()
     Predictor.load(result.path, threads=2).close()
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize(("objective", "allowed"), [("size", True), ("memory", True), ("latency", False)])
+def test_a_trial_is_published_by_the_plan_it_was_made_with(
+    plan: Plan, best: SearchResult, objective: str, allowed: bool
+) -> None:
+    record = msgspec.structs.replace(best.record, budgets=Budgets(objective=objective))
+    again = msgspec.structs.replace(best.record.trials[0], measured=None)
+    record = msgspec.structs.replace(record, trials=(again,))
+    (trial,) = SearchResult(best.path, best.report, record, plan).trials
+    assert trial.plan.allow_slower is allowed
 
 
 @pytest.mark.usefixtures("in_process")

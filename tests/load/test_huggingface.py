@@ -250,7 +250,11 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
             SourceError,
             "quantized by .aqlm., which infer does not",
         ),
-        ({"is_encoder_decoder": True}, SourceError, "LlamaForCausalLM is an encoder-decoder model; infer opens those"),
+        (
+            {"is_encoder_decoder": True},
+            SourceError,
+            "LlamaForCausalLM is an encoder-decoder model; infer opens those",
+        ),
         ({"architectures": ["CLIPTextModel"]}, SourceError, "CLIPTextModel has no projection"),
         ({"model_type": "unheard-of"}, SourceError, "transformers can't read the configuration: "),
         ({"hidden_size": "wide"}, SourceError, "transformers can't read the configuration: .*hidden_size"),

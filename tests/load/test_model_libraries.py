@@ -131,7 +131,11 @@ def test_the_input_option_sets_another_image_size(tmp_path: Path) -> None:
         ("torchvision:tiny", {}, "torchvision has no model named 'tiny'. Did you mean tiny_net"),
         ("torchvision:tiny_net.V9", {}, "no weights named 'V9'. Known: IMAGENET1K_V1, IMAGENET1K_V2"),
         ("torchvision:boxes", {}, "takes a list of images and returns a list of boxes"),
-        ("torchvision:googlenet", {}, "transform_input=True, a second normalization that a checkpoint does not record"),
+        (
+            "torchvision:googlenet",
+            {},
+            "transform_input=True, a second normalization that a checkpoint does not record",
+        ),
         (
             "net.pt",
             {"weights": "w.pt"},
