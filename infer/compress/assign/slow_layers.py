@@ -200,8 +200,9 @@ def _totals(now: Mapping[str, Sequence[LayerTime]]) -> list[LayerTime]:
 def _layer_seconds(timings: WeightTimings, free: Sequence[Weight]) -> dict[int, float]:
     """Return the seconds of all timed layers in the formats decided for them, by batch size; {} without any."""
     assignment, now = timings.assignment, {}
+    formats = assignment.now()
     for weight in free:
-        format = assignment.now()[weight.name]
+        format = formats[weight.name]
         if assignment.plan.quant not in assignment.candidates.accepted(weight):
             continue
         times = timings.layer_times(weight, assignment.plan.quant if format == FLOAT else format)
