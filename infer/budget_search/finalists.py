@@ -21,7 +21,7 @@ from .known_trials import TIMED, KnownTrials
 from .trial_process.messages import Done, Rounds, RoundTimes
 
 NEAR = 1.5  # times the least cost: within it the order of costs may be the machine's
-MOST = 4
+MOST = 6  # all of them are open at once
 Ask = Callable[[Rounds], RoundTimes | Done]
 
 
