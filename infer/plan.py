@@ -90,10 +90,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     recover: Annotated[
         str,
         Option(
-            "after quantizing, let the float model teach the quantized one, without labels, for so long (30min) or on "
-            "so many tokens, or rows of other models: scales, tables, norms and biases are trained on rows that do not "
-            "judge, and the codes too where the time and the memory allow it; formats and sizes stay. Once more each "
-            "time that layers rise to pass the fidelity gate",
+            "after quantizing, train the quantized model on the outputs of the float one, without labels, for so long "
+            "(30min) or on so many tokens, or rows of other models: scales, tables, norms and biases, and codes too "
+            "where the time and the memory allow it; formats and sizes stay. The rows that judge are not trained on. "
+            "Repeated whenever layers get a larger format to pass the fidelity gate",
             group=QUANT,
             metavar="TIME|TOKENS",
             parse=values.check_recovery,

@@ -1,4 +1,4 @@
-"""docs/results.md from bench/results: the newest file of each benchmark and machine, and every bar that was missed.
+"""docs/results.md from bench/results: the newest files of each benchmark and machine, and every bar that was missed.
 
     python -m bench.shared.results_page
 
@@ -76,8 +76,8 @@ INTRO = """# Results
 
 Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor
 and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are
-shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and 2026-11-24, a Zen 4 on 2026-11-23,
-*Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
+shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and 2026-11-24, a Zen 4 on 2026-11-23 and
+2026-11-25, *Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
 """
 
 
@@ -96,6 +96,14 @@ class ResultFile:
         return f"{NAMES.get(self.cpu, self.cpu)}, {self.date}"
 
     @property
+    def bars(self) -> dict[tuple[str, str], str]:
+        """Lines of the table of bars, by work and rival."""
+        lines = [line for line in self.body.splitlines() if line.endswith(("met |", "**missed** |"))]
+        return {
+            (cells[0].strip(), cells[1].strip()): line for line in lines for cells in [line[1:].split("|")]
+        }
+
+    @property
     def body(self) -> str:
         """Text without headings of the first level."""
         lines = self.path.read_text().strip().splitlines()
@@ -103,28 +111,37 @@ class ResultFile:
 
 
 def newest() -> list[ResultFile]:
-    """Return the newest file of each benchmark and machine; of the table only the one with the most rows."""
-    kept: dict[tuple[str, str], ResultFile] = {}
-    for path in sorted(RESULTS.glob("*.md")):
+    """Return the newest files of each benchmark and machine; of the table only the one with the most rows.
+
+    A file with less than half as many bars as an older one is of a part of that benchmark: both are shown.
+    """
+    kept: dict[tuple[str, str], list[ResultFile]] = {}
+    for path in sorted(RESULTS.glob("*.md"), reverse=True):
         found = FILE.fullmatch(path.name)
         if found is None or found["name"] not in SECTIONS:
             continue
         result = ResultFile(found["name"], found["date"], found["cpu"] or "intel-xeon-2-50ghz", path)
-        key = (result.name, result.cpu)
-        if key not in kept or kept[key].date < result.date:
-            kept[key] = result
-    tables = [result for result in kept.values() if result.name == "table"]
+        newer = kept.setdefault((result.name, result.cpu), [])
+        if not newer or len(result.bars) > 2 * len({bar for one in newer for bar in one.bars}):
+            newer.append(result)
+    results = [result for group in kept.values() for result in group]
+    tables = [result for result in results if result.name == "table"]
     fullest = max(tables, key=lambda result: result.body.count("\n"), default=None)
-    return [result for result in kept.values() if result.name != "table" or result is fullest]
+    return [result for result in results if result.name != "table" or result is fullest]
 
 
 def missed(results: list[ResultFile]) -> Iterator[str]:
-    """Yield one table row for each bar that a machine missed."""
-    for result in results:
-        for line in result.body.splitlines():
-            if "**missed**" in line:
-                work, rival, _, _, bar, got = (cell.strip() for cell in line.strip("| ").split("|")[:6])
-                yield f"| {work} | {rival} | {bar} | {got} | {result.machine} |"
+    """Yield one table row for each bar that a machine missed when it was last measured there."""
+    seen: set[tuple[str, tuple[str, str]]] = set()
+    for result in sorted(results, key=lambda result: result.date, reverse=True):
+        for bar, line in result.bars.items():
+            key = (result.cpu, bar)
+            if key in seen:
+                continue
+            seen.add(key)
+            if line.endswith("**missed** |"):
+                work, rival, _, _, need, got = (cell.strip() for cell in line.strip("| ").split("|")[:6])
+                yield f"| {work} | {rival} | {need} | {got} | {result.machine} |"
 
 
 def page() -> str:

@@ -93,7 +93,7 @@ def chat(
     threads: Threads = None,
     trust_code: Trust = False,
 ) -> None:
-    """Chat with a model in the terminal; of a pipe, every line is a message."""
+    """Chat with a model in the terminal; from a pipe, every line is a message."""
     from ..predict import Predictor, isolated_open
     from .chat_session import ChatSession
 

@@ -47,7 +47,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="also write the report as an HTML page here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the full report that an artifact carries."""
+    """Show the full report of an artifact."""
     from ..report import inspection
     from ..report.rendering.html import render_html
     from . import output

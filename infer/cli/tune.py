@@ -30,7 +30,7 @@ def tune(
     verbose: Annotated[bool, typer.Option("--verbose", help="print every finding")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a LoRA adapter of SOURCE on chats or text; its folder is of PEFT's format.
+    """Train a LoRA adapter of SOURCE on chats or text, and write it in PEFT's format.
 
     The weights of SOURCE stay frozen, packed as --base says. `infer serve ARTIFACT --lora NAME=FOLDER` serves it.
     Several processes: accelerate launch -m infer tune …
