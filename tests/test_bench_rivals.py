@@ -41,4 +41,4 @@ def test_a_crashed_layer_rival_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -
 def test_a_crashed_experts_benchmark_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_decode, "_measure_with", planted_engines.expert_layer_crashes)
     row = expert_decode.measure_apart("phi", "nf4", 1, 0.1)
-    assert expert_decode.said(row) == "phi      nf4          1 sequences: crashed: signal 11"
+    assert expert_decode.row_text(row) == "phi      nf4          1 sequences: crashed: signal 11"

@@ -136,7 +136,7 @@ def test_a_node_that_lacks_the_source_is_left_out() -> None:
 
 
 def test_without_ray_or_a_cluster_a_search_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="a search runs on a node of the cluster"):
+    with pytest.raises(UsageError, match="a search with --ray must run on a node of the cluster"):
         ray_nodes.connect("ray://127.0.0.1:10001")
     monkeypatch.setattr(ray_nodes, "find_spec", lambda name: None)
     with pytest.raises(NotUsableError, match="a search on a cluster needs ray") as caught:

@@ -33,7 +33,7 @@ std::vector<float> rows() {
   y.assign(width, 0.0f);
   const bool clean = kernels.block_maxima(a.data(), width, y.data());
   found.push_back(clean), keep();
-  found.push_back(kernels.weights(a.data(), 1.5f, 0.7f, width, y.data())), keep();
+  found.push_back(kernels.softmax_weights(a.data(), 1.5f, 0.7f, width, y.data())), keep();
   return found;
 }
 

@@ -119,7 +119,7 @@ def test_an_expert_that_does_not_exist_is_refused() -> None:
     for wrong in (-1, 2):
         with pytest.raises(RuntimeError, match=rf"expert {wrong} is not in 0\.\.1"):
             OPS.linear_experts_int8_packed(torch.ones(1, 8), torch.tensor([wrong]), *weight, 16, 8, 1)
-    with pytest.raises(RuntimeError, match="expected int64 experts of 2 places, got 1"):
+    with pytest.raises(RuntimeError, match="expected int64 experts of 2 assignments, got 1"):
         OPS.linear_experts_int8_packed(torch.ones(1, 8), torch.tensor([0]), *weight, 16, 8, 2)
 
 
