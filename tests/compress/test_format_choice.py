@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infer import plugins
+from infer import latency, plugins
 from infer.compress import assign, resolve_pins
 from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
 from infer.compress.assign.budget import for_drop
@@ -164,6 +164,29 @@ def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
     second = assignment({("nf4", "second"): 0.1})
     assert decided(second)["second"] == "int8", "what was measured before counts"
     assert "0 timed now" in second.reporter.of("layer timings").why
+
+
+def pair_of(ours: list[float], floats: list[float]) -> latency.Paired:
+    ratios = [a / b for a, b in zip(ours, floats, strict=True)]
+    return latency.Paired(
+        *latency.decide(ratios), len(ratios), latency.summarize(ours), latency.summarize(floats)
+    )
+
+
+def test_a_layer_that_other_processes_hold_up_counts_by_its_shortest_calls() -> None:
+    stalled = [9.5e-3] * 9 + [1.1e-3] * 2  # a team of threads, one of which waits for its processor
+    assert pair_of(stalled, [1e-3] * 11).low > 9
+    time = layer_timing.LayerTime.of(pair_of(stalled, [1e-3] * 11))
+    assert (time.seconds, time.float_seconds, time.ratio) == (1.1e-3, 1e-3, pytest.approx(1.1))
+    assert not layer_timing.LayerTime.of(pair_of([9.5e-3] * 9 + [1e-3] * 2, [1e-3] * 11)).loses
+    assert not layer_timing.LayerTime.of(pair_of([1e-3] * 11, [4e-3] * 8 + [1e-3] * 3)).ratio < 1
+
+
+def test_a_layer_that_is_slow_in_every_call_loses_by_its_medians() -> None:
+    pair = pair_of([1.5e-3] * 10 + [1.0e-3], [1e-3] * 11)
+    time = layer_timing.LayerTime.of(pair)
+    assert time.loses
+    assert (time.seconds, time.ratio, time.low) == (1.5e-3, 1.5, pair.low)
 
 
 def test_a_damaged_cache_of_timings_is_measured_again() -> None:
