@@ -48,6 +48,18 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
+def head_metadata(
+    head: heads.Head, preprocessor: Preprocessor | None, settings: Any, folder: Path
+) -> dict[str, Any]:
+    """Return what serving needs of a head and of its image processor or feature extractor."""
+    found = processor_metadata(preprocessor, settings)
+    if head in heads.IMAGE_DECODERS:
+        found |= image_decoder_metadata(settings, folder)
+    if head == heads.DUAL_TOWERS:
+        found |= heads.whole_meta(settings.model_type)
+    return found
+
+
 def processor_metadata(preprocessor: Preprocessor | None, settings: Any) -> dict[str, Any]:
     """Return the preprocessing, and of CTC the samples of sound that a frame of outputs stands for, where known."""
     found = {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}

@@ -161,18 +161,7 @@ def test_a_last_round_that_crashes_leaves_the_order_of_costs(tmp_path: Path) -> 
 @pytest.mark.parametrize("objective", ["size", "memory"])
 def test_only_a_search_for_speed_has_a_last_round(tmp_path: Path, objective: str) -> None:
     machine = BusyMachine(0)
-    asked = Budgets(objective=objective, space={"backend": BACKENDS, "quant": ("none",)})
-    search = Search(
-        Plan(source="model.pt", device="cpu", batches=(1,)),
-        asked,
-        tmp_path / "o.infer",
-        tmp_path,
-        Reporter(),
-        TrialLimits(),
-        start=machine.start,  # type: ignore[arg-type]
-    )
-    search.journal = NoJournal()  # type: ignore[assignment]
-    search.all_trials()
+    searched(machine, tmp_path, objective=objective)
     assert machine.rounds == []
 
 

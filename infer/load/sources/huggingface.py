@@ -20,9 +20,8 @@ from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
 from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preprocessor
 from ..loaded_model import LoadedModel
 from ..model_metadata import (
-    image_decoder_metadata,
+    head_metadata,
     metadata,
-    processor_metadata,
     read_json,
     unused_generation_settings,
 )
@@ -79,11 +78,9 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
-        made = (
-            without_logits_bias(use_masked_attention(made))
-            if name.endswith("Model")
-            else use_masked_attention(made)
-        )
+        made = use_masked_attention(made)
+        if name.endswith("Model"):
+            made = without_logits_bias(made)
         return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -102,9 +99,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     findings += [*chosen, *stored.findings(reader), *_class_findings(part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
-    meta = metadata(config, head.task, sentence, sizes) | processor_metadata(preprocessor, settings)
-    meta |= image_decoder_metadata(settings, folder) if head in heads.IMAGE_DECODERS else {}
-    meta |= heads.whole_meta(settings.model_type) if head == heads.DUAL_TOWERS else {}
+    meta = metadata(config, head.task, sentence, sizes) | head_metadata(head, preprocessor, settings, folder)
     has_text = any(spec.name in ("input_ids", DECODER_IDS) for spec in inputs)
     tokenizer = convert_tokenizer(folder) if has_text else ConvertedTokenizer({}, [])
     findings += tokenizer.findings
