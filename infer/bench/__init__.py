@@ -16,6 +16,7 @@ from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import GateError, UsageError
 from ..fidelity.thresholds import LIMITS, precision_class
+from ..graph.typical_inputs import typical_inputs
 from ..latency import Latency, Paired, measure, paired
 from ..pipeline import float_graph
 from ..plan import Plan
@@ -79,7 +80,7 @@ def run(
         bandwidth = hardware.bandwidth_for(weight_bytes, manifest.device)
         rows = []
         for batch in batches:
-            inputs = {s.name: s.with_rows(golden[s.name], batch) for s in ours.inputs}
+            inputs = typical_inputs(ours.inputs, golden, ours.sizes, batch)
             rows.append(_row(ours, other, inputs, batch, weight_bytes / bandwidth, seconds))
         return Bench(
             name=ours.name,

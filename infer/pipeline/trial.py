@@ -28,6 +28,7 @@ class Timing:
     batch: int
     pair: latency.Paired
     rival: str = ""  # name of that form
+    lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
 
 
 @dataclass(frozen=True)

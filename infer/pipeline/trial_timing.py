@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import latency, plugins
 from ..graph.program import Graph
+from ..graph.typical_inputs import timed_lengths, typical_inputs
 from ..latency import WORKLOAD
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
@@ -21,7 +22,6 @@ from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
 from .float_reference import FloatReferences
-from .run_trial import batches_of
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -145,7 +145,15 @@ def _time_pairs(
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
         pair = latency.paired(ours, theirs, device=plan.device, **limits)  # type: ignore[arg-type]
-        trial.latency.append(Timing(batch, pair, rival.name))
+        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch)))
+
+
+def _lengths(trial: Trial, original: Graph, batch: int) -> tuple[int, int] | None:
+    """Return the shortest and the longest row that was timed; None without an attention mask."""
+    if isinstance(trial.runner, FullSequenceRunner):
+        return None
+    found = timed_lengths(original.inputs, original.samples, original.sizes, batch)
+    return None if found is None else (int(found.min()), int(found.max()))
 
 
 def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:
@@ -157,14 +165,13 @@ def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:
 
 
 def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
-    """Return one call on a batch of the samples, or one decode step of a language model.
+    """Return one call on a typical batch of the samples, or one decode step of a language model.
 
     With `served` the call goes through the input checks of the Predictor.
     """
     if isinstance(runner, FullSequenceRunner):
         return runner.decoding(batch)
-    inputs = next(batches_of(graph, batch))
-    inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
+    inputs = typical_inputs(graph.inputs, graph.samples, graph.sizes, batch)
     if served:
         calls = CheckedRunner(graph.inputs, graph.outputs, graph.sizes, runner)
         return lambda: calls.predict(inputs)

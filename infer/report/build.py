@@ -25,10 +25,14 @@ MOST_PINS = 8  # on a command line that people read
 
 
 class Timed(Protocol):
-    """Paired times at one batch size: `pair.a` of the artifact, `pair.b` of the form it is compared with."""
+    """Paired times at one batch size: `pair.a` of the artifact, `pair.b` of the form it is compared with.
+
+    `lengths`: tokens of the shortest and the longest row, of a model with an attention mask.
+    """
 
     batch: int
     pair: Paired
+    lengths: tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +125,15 @@ def _latency_row(timed: Timed, ceiling: MachineRoofline | None) -> LatencyRow:
     p50 = timed.pair.a.p50
     per_second = timed.batch / max(p50, 1e-12)
     least = ceiling.floor(timed.batch) if ceiling is not None else None
+    row = LatencyRow(timed.batch, timed.pair, per_second, lengths=timed.lengths)
     if least is None:
-        return LatencyRow(timed.batch, timed.pair, per_second)
-    return LatencyRow(
-        timed.batch, timed.pair, per_second, least.seconds, least.seconds / p50, least.bound, least.in_cache
+        return row
+    return msgspec.structs.replace(
+        row,
+        floor=least.seconds,
+        of_ceiling=least.seconds / p50,
+        bound=least.bound,
+        in_cache=least.in_cache,
     )
 
 

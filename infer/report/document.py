@@ -21,7 +21,8 @@ from .search_record import SearchRecord
 class LatencyRow(msgspec.Struct, frozen=True):
     """One batch size. `floor` is the least time possible, in seconds; `of_ceiling` is floor / p50.
 
-    `in_cache`: what a call reads stays in the processor's caches, whose bandwidth the floor takes.
+    `in_cache`: what a call reads stays in the processor's caches, whose bandwidth the floor takes. `lengths`: tokens of
+    the shortest and the longest row, of a model with an attention mask.
     """
 
     batch: int
@@ -31,6 +32,7 @@ class LatencyRow(msgspec.Struct, frozen=True):
     of_ceiling: float | None = None
     bound: str = ""
     in_cache: bool = False
+    lengths: tuple[int, int] | None = None
 
     @property
     def ours(self) -> Latency:

@@ -33,6 +33,7 @@ DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name
 class Timed:
     batch: int
     pair: Paired
+    lengths: tuple[int, int] | None = None
 
 
 def pair(ours: float, theirs: float, verdict: str) -> Paired:

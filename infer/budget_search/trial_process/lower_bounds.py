@@ -39,7 +39,12 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
     is_step = shape is not None
     count = sum(one.count for one in weights)
     read = sum(one.count for one in weights if not one.looked_up and not (is_step and one.dims > 2))
-    row = 2 * read if is_step else roofline.flops_of_one_row(graph)
+    flops = {
+        batch: 2 * read * (batch if roofline.is_batched(graph) else 1)
+        if is_step
+        else roofline.flops_of_call(graph, batch)
+        for batch in plan.batches
+    }
     saved = WINOGRAD if any("conv" in str(node.target) for node in graph.program.graph.nodes) else 1.0
     slack = SLACK * hardware.busy_factor(plan.device)
     found = LowerBounds()
@@ -54,8 +59,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
             hardware.bandwidth_for(max(found.read[name], 1), plan.device),
         )
         for batch in plan.batches:
-            work = None if row is None else row * (batch if roofline.is_batched(graph) else 1)
-            least = roofline.least_time(found.read[name], work, bandwidth, peak)[0]
+            least = roofline.least_time(found.read[name], flops[batch], bandwidth, peak)[0]
             found.seconds.setdefault(name, {})[batch] = least / slack
     return found
 

@@ -14,6 +14,7 @@ from ... import compress, library_errors
 from ...errors import NotUsableError, UsageError
 from ...fidelity import Comparison, OutputDivergence, drop
 from ...graph.program import flatten
+from ...graph.typical_inputs import typical_inputs
 from ...plan import Plan
 from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
@@ -59,8 +60,8 @@ class CalibrationSet:
         return [{n: v[i : i + rows] for n, v in self.calibration.items()} for i in range(0, stop, rows)]
 
     def call(self, rows: int) -> dict[str, Tensor]:
-        """Return the inputs of a call with so many rows."""
-        return {s.name: s.with_rows(self.samples[s.name][:rows], rows) for s in self.inputs}
+        """Return the inputs of a typical call with so many rows."""
+        return typical_inputs(self.inputs, self.samples, {}, rows)
 
 
 @dataclass(frozen=True)

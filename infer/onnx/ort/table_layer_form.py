@@ -11,6 +11,7 @@ import torch
 
 from ... import latency
 from ...graph.program import Graph
+from ...graph.typical_inputs import typical_inputs
 from ...plan import Plan
 from ...spec import Finding
 from .. import export as exporter
@@ -58,7 +59,7 @@ def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -
     )
     seconds, loss, words = [0.0, 0.0], 0.0, []
     for batch in plan.batches:
-        inputs = {spec.name: spec.with_rows(graph.samples[spec.name], batch) for spec in graph.inputs}
+        inputs = typical_inputs(graph.inputs, graph.samples, graph.sizes, batch)
         loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
         pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0)  # noqa: B023
         seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]

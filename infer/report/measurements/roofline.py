@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ... import device as hardware
 from ...fidelity.thresholds import precision_class
 from ...graph.program import Graph
+from ...graph.typical_inputs import MASK, cut, fixed_length, timed_lengths
 from ...llm.step.full_sequence_runner import CONTEXT
 from ...llm.step.step_shape import StepShape
 from ...plan import Plan
@@ -114,6 +115,24 @@ def flops_of_one_row(graph: Graph) -> int | None:
     return count_flops(lambda: graph.run(rows))
 
 
+def flops_of_call(graph: Graph, batch: int) -> int | None:
+    """Count the operations that the inputs of `typical_inputs` need, of padding none.
+
+    Of rows with an attention mask these are at least `batch` times those of a row of their mean length, as they grow
+    faster than the length. A fixed length can't be cut: there all is taken to be quadratic, as attention is.
+    """
+    lengths = timed_lengths(graph.inputs, graph.samples, graph.sizes, batch)
+    if lengths is None or graph.program is None:
+        row = flops_of_one_row(graph)
+        return None if row is None else row * (batch if is_batched(graph) else 1)
+    mean = max(int(lengths.double().mean()), 1)
+    rows = {name: value[:1] for name, value in graph.samples.items()}
+    row = count_flops(lambda: graph.run(cut(rows, graph.inputs, graph.sizes, mean)))
+    if row is not None and fixed_length(graph.inputs):
+        row = int(row * (mean / graph.samples[MASK].shape[1]) ** 2)
+    return None if row is None else row * batch
+
+
 def multiply_peak(plan: Plan) -> tuple[float, str]:
     """Operations per second of the plan's arithmetic, and how that number came about."""
     dtype = plan.dtype if plan.dtype in ("float32", "float16", "bfloat16") else "float32"
@@ -142,17 +161,20 @@ def probe(
     """
     memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
-    once = flops_of_one_row(graph)
-    if shape is not None and shape.source is not None:
-        once = None  # that of the whole holds the encoder's, which a decode step does not run
-    if shape is not None and once is not None:
-        once //= next(iter(graph.samples.values())).shape[1]
-    kv_bytes = 0
+    kv_bytes, step_flops = 0, None
     if shape is not None:
+        if (
+            shape.source is None
+        ):  # the whole of an encoder-decoder holds the encoder's, which a step does not run
+            whole = flops_of_one_row(graph)
+            step_flops = None if whole is None else whole // next(iter(graph.samples.values())).shape[1]
         kv_bytes = CONTEXT * shape.layers * shape.page_bytes // shape.page + shape.state_bytes
     floors = []
     for batch in batches or plan.batches:
-        flops = None if once is None else once * (batch if is_batched(graph) else 1)
+        if shape is None:
+            flops = flops_of_call(graph, batch)
+        else:
+            flops = None if step_flops is None else step_flops * (batch if is_batched(graph) else 1)
         reads = weight_bytes + batch * kv_bytes
         bandwidth = hardware.bandwidth_for(reads, plan.device)
         seconds, bound = least_time(reads, flops, bandwidth, peak)

@@ -16,6 +16,7 @@ from rich.text import Text
 from .. import search_tables
 from ..document import Report
 from . import formatting
+from .terminal import timed_rows
 
 WIDTH, HEIGHT = 100, 24
 LABEL = 10  # columns of the names at the left
@@ -97,7 +98,7 @@ def _speed(report: Report) -> str:
         f"{what}{row.batch} {formatting.seconds(row.ours.p50)} ({formatting.speed(row.pair)})"
         for row in report.latency
     ]
-    return ", ".join(parts)
+    return ", ".join(parts) + timed_rows(report, "; rows of ")
 
 
 def _fidelity(report: Report, width: int) -> str:

@@ -172,7 +172,18 @@ def latency_heads(report: Report) -> tuple[str, ...]:
 
 def latency_title(report: Report) -> str:
     """Name the batch column: of a language model, sequences that each decode one token."""
-    return f"Decode step, {CONTEXT} tokens in the cache" if report.decodes else "Latency"
+    if report.decodes:
+        return f"Decode step, {CONTEXT} tokens in the cache"
+    return f"Latency{timed_rows(report, ' on rows of ')}"
+
+
+def timed_rows(report: Report, before: str) -> str:
+    """Name the lengths of the rows that were timed after `before`; "" for a model without an attention mask."""
+    lengths = [length for row in report.latency for length in row.lengths or ()]
+    if not lengths:
+        return ""
+    low, high = min(lengths), max(lengths)
+    return f"{before}{low if low == high else f'{low} to {high}'} token{'s' * (high > 1)}"
 
 
 def fidelity_cells(row: FidelityRow) -> tuple[str, str, str, str]:
