@@ -147,7 +147,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 def open(
     folder: Path, device: str
-) -> ort_session.OrtRunner | ort_step_runner.StepRunner | ort_step_runner.EncoderRunner:
+) -> ort_session.OrtRunner | ort_step_runner.OrtStepRunner | ort_step_runner.OrtEncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
     settings = ort_session.USUAL
@@ -157,7 +157,9 @@ def open(
     try:
         if is_step(signature.inputs):
             kind = (
-                ort_step_runner.EncoderRunner if signature.task == "encoder" else ort_step_runner.StepRunner
+                ort_step_runner.OrtEncoderRunner
+                if signature.task == "encoder"
+                else ort_step_runner.OrtStepRunner
             )
             return kind(path, signature.inputs, signature.outputs, settings)
         return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)

@@ -8,8 +8,7 @@ import msgspec
 
 from .options import Option, values
 
-MODEL, TARGET, QUANT = "Source", "Target", "Quantization"
-LLM, CHECKS = "Language models", "Data and checks"
+MODEL, TARGET, QUANT, LLM, CHECKS = "Source", "Target", "Quantization", "Language models", "Data and checks"
 GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --help
 
 
@@ -31,10 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ]
     backend: Annotated[
         str,
-        Option(
-            "what runs the model: auto (the fastest here), eager, inductor, openvino, ort, trt[:rtx|:sm_89]",
-            group=TARGET,
-        ),
+        Option("backend: auto (the fastest), eager, inductor, openvino, ort, trt[:rtx|:sm_89]", group=TARGET),
     ] = "auto"
     quant: Annotated[
         str,
@@ -53,7 +49,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME=FORMAT",
             repeat=True,
             parse=values.parse_layers,
-            format=values.format_layers,
         ),
     ] = {}
     bits: Annotated[
@@ -75,7 +70,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             group=QUANT,
             metavar="SHARE",
             parse=values.parse_share,
-            format=repr,
         ),
     ] = None
     calibrate: Annotated[
@@ -108,7 +102,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME=VALUE",
             repeat=True,
             parse=values.parse_backend_options,
-            format=values.format_layers,
         ),
     ] = {}
     dtype: Annotated[
@@ -122,13 +115,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     kv_dtype: Annotated[
         str,
-        Option(
-            "dtype of the KV cache: auto, fp32, fp16, bf16, int8, fp8", group=LLM, parse=values.parse_kv_dtype
-        ),
+        Option("KV cache dtype: auto, fp32, fp16, bf16, int8, fp8", group=LLM, parse=values.parse_kv_dtype),
     ] = "auto"
     chat_template: Annotated[
-        str | None,
-        Option("chat template (a Jinja file) to use instead of the model's own", group=LLM, path=True),
+        str | None, Option("chat template (Jinja file) instead of the model's own", group=LLM, path=True)
     ] = None
     adapters: Annotated[
         str,
@@ -191,8 +181,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[
         str | None,
         Option(
-            "real inputs, to calibrate and to judge with: .npz, .npy, .pt, a text file, a folder, "
-            "FILE.py:FUNCTION, or random",
+            "real inputs to calibrate and judge with: .npz, .npy, .pt, text, a folder, FILE.py:FUNCTION, or random",
             group=CHECKS,
         ),
     ] = None
@@ -216,10 +205,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     load: Annotated[
         str,
-        Option(
-            "how weights are read: auto (by free memory), meta, sequential, per-tensor, torch, offload",
-            group=MODEL,
-        ),
+        Option("weight loading: auto (by memory), meta, sequential, per-tensor, torch, offload", group=MODEL),
     ] = "auto"
     trust_code: Annotated[
         bool, Option("open files that hold code, which then runs here", group=MODEL, one_way=True)
@@ -231,13 +217,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option("keep a result with less than a tenth of its weights quantized", group=CHECKS)
     ] = False
     max_error: Annotated[
-        float | None,
-        Option("accept this relative error of the outputs, and judge nothing else", group=CHECKS),
+        float | None, Option("accept this relative error of outputs, and judge nothing else", group=CHECKS)
     ] = None
-    max_batch: Annotated[int, Option("largest batch that the artifact accepts", group=TARGET, minimum=1)] = 64
-    max_length: Annotated[
-        int, Option("longest sequence that the artifact accepts", group=TARGET, minimum=1)
-    ] = 512
+    max_batch: Annotated[int, Option("largest batch the artifact accepts", group=TARGET, minimum=1)] = 64
+    max_length: Annotated[int, Option("longest sequence the artifact accepts", group=TARGET, minimum=1)] = 512
     threads: Annotated[int | None, Option("CPU threads; default: all", group=TARGET, minimum=1)] = None
     batches: Annotated[
         tuple[int, ...],

@@ -105,6 +105,14 @@ def role_infer(artifact: str, *, in_process: bool = False) -> int:
             return server.serve(Service([starting.wait_ready()]), listener)
 
 
+def role_ordinary(artifact: str) -> int:
+    """Serve with our server without its fast path, the model in a worker process."""
+    from infer.serve import server
+
+    server.Coalescer = lambda app: None  # type: ignore[assignment,misc]
+    return role_infer(artifact)
+
+
 def role_embedded(artifact: str) -> int:
     """Serve with our server, the model in the server's own process."""
     return role_infer(artifact, in_process=True)
@@ -214,6 +222,7 @@ def role_model(artifact: str) -> int:
 
 ROLES: dict[str, Callable[[str], int]] = {
     "infer": role_infer,
+    "ordinary": role_ordinary,
     "embedded": role_embedded,
     "naive": role_naive,
     "bare": role_bare,

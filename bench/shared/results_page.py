@@ -44,6 +44,10 @@ SECTIONS = {
         "`make bench-serve`. Each server at its best settings, one worker, in turns on one machine that also runs the "
         "client. *-same* serves the artifact of `infer`, *-float* the model in torch float32.",
     ),
+    "serve-fast-path": (
+        "Serving: with and without the fast path",
+        "`python -m bench.serve.fast_path_gain`.",
+    ),
     "serve-encoders": (
         "Serving: encoders with texts of mixed lengths",
         "`python -m bench.serve.encoder_goodput`.",

@@ -20,7 +20,7 @@ from ..report.measurements import step_breakdown
 from ..report.measurements.step_breakdown import StepBreakdown
 
 
-class RoundTimes(msgspec.Struct, frozen=True):
+class DecodeTimes(msgspec.Struct, frozen=True):
     """Seconds until each request had its first token, until the last one had, and of each step that decoded all."""
 
     first: list[float]
@@ -39,7 +39,7 @@ def engine_for(model: LanguageModel, batch: int, length: int) -> Engine:
     return model.new_engine(kv_bytes=size, limits=limits, speculation=False)
 
 
-def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> RoundTimes:
+def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> DecodeTimes:
     """Answer `batch` random prompts of `context` tokens with `tokens` tokens each, and time it."""
     first: dict[str, float] = {}
     steps: list[float] = []
@@ -58,7 +58,7 @@ def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: in
                 first.setdefault(output.id, ended - start)
         if running == len(outputs) == batch:
             steps.append(ended - began)
-    return RoundTimes(list(first.values()), max(first.values()), steps)
+    return DecodeTimes(list(first.values()), max(first.values()), steps)
 
 
 def watch_steps(engine: Engine, batch: int, context: int, tokens: int, *, seed: int = 0) -> StepBreakdown:

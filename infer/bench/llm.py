@@ -24,7 +24,7 @@ from ..report.measurements import memory
 from ..report.measurements.step_breakdown import StepBreakdown
 from ..spec import Finding
 from . import check_equal_outputs
-from .decode_rounds import RoundTimes, engine_for, run_round, watch_steps
+from .decode_rounds import DecodeTimes, engine_for, run_round, watch_steps
 
 CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
@@ -160,7 +160,7 @@ def _measure(
         run_round(
             engine, batch, context, min(tokens, 4), seed=0
         )  # so that nothing is done for the first time
-    rounds: list[list[RoundTimes]] = [[] for _ in engines]
+    rounds: list[list[DecodeTimes]] = [[] for _ in engines]
     start, number = time.perf_counter(), 0
     least = 1 if other is None else LEAST_ROUNDS
     while number < least or time.perf_counter() - start < seconds * len(engines):

@@ -19,6 +19,7 @@ from .options import AsJson
 
 if TYPE_CHECKING:
     from ..budget_search.progress import RunningSearch
+    from ..report.search_record import TrialRecord
 
 INTERVAL = 1.0  # seconds between two looks at the running searches
 HEADS = ("when", "source", "trial", "latency", "size", "outcome")
@@ -45,8 +46,6 @@ def trials(
         watch_searches(source, as_json=as_json)
         return
     from ..budget_search import journal
-    from ..report.rendering.formatting import seconds, size
-    from ..report.search_record import Measured
 
     found = journal.listed(source)
     if fresh:
@@ -61,6 +60,16 @@ def trials(
     if not found:
         print("no trials are kept")
         return
+    console = Console()
+    console.print(_table(found))
+    console.print(f"{len(found)} trials{', forgotten' if fresh else ''}", highlight=False)
+
+
+def _table(found: Sequence[tuple[str, float, TrialRecord]]) -> Table:
+    """Make a table of trials: source, time of the record in seconds since 1970, record."""
+    from ..report.rendering.formatting import seconds, size
+    from ..report.search_record import Measured
+
     table = Table(box=None, pad_edge=False)
     for index, name in enumerate(HEADS):
         table.add_column(
@@ -72,9 +81,7 @@ def trials(
         said = record.outcome if record.outcome == "published" else f"{record.outcome}: {record.reason}"
         cells = (when, path, record.candidate.label, seconds(own.latency), size(own.size), said)
         table.add_row(*(Text(cell) for cell in cells))
-    console = Console()
-    console.print(table)
-    console.print(f"{len(found)} trials{', forgotten' if fresh else ''}", highlight=False)
+    return table
 
 
 def watch_searches(source: str | None, *, as_json: bool = False) -> None:

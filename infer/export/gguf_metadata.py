@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import NotUsableError
-from ..load.gguf.architecture import Architecture
-from ..load.gguf.architectures import ARCHITECTURES
+from ..load.gguf.architecture_layout import Architecture
+from ..load.gguf.architecture_table import ARCHITECTURES
 from ..load.weights import WeightReader
 
 _ALIKE = {"mistral": "llama"}  # model types whose settings and tensors are another's

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotUsableError
-from ..load.gguf.architecture import Architecture
+from ..load.gguf.architecture_layout import Architecture
 from ..load.gguf.block_types import BLOCK_TYPES
 from ..load.gguf.reader import rotary_order
 from ..load.weights import WeightReader, stored_codes

@@ -14,7 +14,7 @@ from ..regular_files import MAX_JSON, read_regular
 from . import heads
 from .hf_preprocessor import Preprocessor
 from .model_patches.image_decoders import decoder_config, replaces_start
-from .sentence_transformers.sentence_transformers import SentenceFolder, score_activation
+from .sentence_transformers.sentence_folder import SentenceFolder, score_activation
 
 # Of generation_config.json, and of config.json in older checkpoints.
 UNUSED_SETTINGS = (

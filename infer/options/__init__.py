@@ -67,9 +67,13 @@ class Field(NamedTuple):
         return kinds[0] if len(kinds) == 1 and kinds[0] in (bool, int, float, str) else None
 
     def texts(self, value: Any) -> list[str]:
-        """Format a value as typed on a command line; several texts for a repeated flag."""
+        """Format a value as typed on a command line; several texts for a repeated flag, NAME=VALUE for a dict."""
         made = self.option.format(value) if self.option.format else value
-        return [str(item) for item in made] if self.option.repeat else [str(made)]
+        if not self.option.repeat:
+            return [str(made)]
+        return (
+            [f"{n}={v}" for n, v in made.items()] if isinstance(made, dict) else [str(item) for item in made]
+        )
 
 
 @cache

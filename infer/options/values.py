@@ -144,11 +144,6 @@ def check_recovery(text: str) -> str:
     return text
 
 
-def format_layers(layers: Mapping[str, str]) -> list[str]:
-    """Format values by name as `parse_layers` and `parse_backend_options` take them."""
-    return [f"{name}={format}" for name, format in layers.items()]
-
-
 def format_batches(sizes: Sequence[int]) -> str:
     """Format batch sizes as `parse_batches` takes them."""
     return ",".join(map(str, sizes))
@@ -177,8 +172,3 @@ def parse_folders(folders: Mapping[str, str | os.PathLike[str]] | Sequence[str])
             raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where="--lora")
         found[name] = folder
     return found
-
-
-def format_folders(folders: Mapping[str, str]) -> list[str]:
-    """Format folders as `parse_folders` takes them."""
-    return [f"{name}={folder}" for name, folder in folders.items()]

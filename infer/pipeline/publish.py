@@ -26,6 +26,7 @@ from ..spec import Finding
 from .float_graph import Original
 from .resolve_plan import Resolved
 from .select import Selected
+from .trial import Trial
 from .try_backends import Compressed
 
 
@@ -53,12 +54,7 @@ def publish(
     """Complete the staged `folder` and publish it at `output`; `measure_memory` replaces `memory.probe`."""
     loaded, best = original.loaded, selected.trial
     reporter.step("publish", str(output))
-    if best.shape is None or best.shape.source is None:
-        shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)  # of a step that was not chosen
-    for part in ("compiled", f"{storage.ENCODER}/compiled"):
-        if (best.folder / part).exists():
-            shutil.move(best.folder / part, folder / part)
-    _stage_chosen_graph(best.folder, folder)
+    _stage_trial(best, folder)
     _write_golden(best.golden, folder / "golden")
     reporter.found([golden.finding(run.plan, best.golden, loaded.samples_from)])
     for name, path in loaded.files.items():
@@ -107,10 +103,15 @@ def _cache_size(shape: StepShape | None) -> document.CacheSize | None:
     return document.CacheSize(shape.kv_dtype, shape.bytes_per_token, shape.page, shape.state_bytes)
 
 
-def _stage_chosen_graph(chosen: Path, folder: Path) -> None:
-    """Stage the graph that the chosen trial lowered, where it is another form than the staged one."""
+def _stage_trial(chosen: Trial, folder: Path) -> None:
+    """Move the compiled form of the chosen trial to the staged folder, and its graph where that is another form."""
+    if chosen.shape is None or chosen.shape.source is None:
+        shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)  # of a step that was not chosen
+    for part in ("compiled", f"{storage.ENCODER}/compiled"):
+        if (chosen.folder / part).exists():
+            shutil.move(chosen.folder / part, folder / part)
     for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
-        source, target = (chosen / name).resolve(), folder / name
+        source, target = (chosen.folder / name).resolve(), folder / name
         if not source.exists() or source == target.resolve():
             continue
         shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)

@@ -182,7 +182,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             metavar="NAME=FOLDER",
             repeat=True,
             parse=values.parse_folders,
-            format=values.format_folders,
         ),
     ] = {}
     log_requests: Annotated[

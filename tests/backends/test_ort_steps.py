@@ -29,15 +29,15 @@ LENGTHS = [sum(counts) for counts in zip(*STEPS, strict=True)]
 
 def opened(
     model: nn.Module, folder: Path, kv_dtype: str = "float32"
-) -> tuple[llm.StepShape, ort_step_runner.StepRunner]:
+) -> tuple[llm.StepShape, ort_step_runner.OrtStepRunner]:
     shape = llm.probe(model, page=4, kv_dtype=kv_dtype)
     graph = llm.capture_step(model, shape)
     done = export.export(graph, "ort-u8u8", folder / "model.onnx")
-    return shape, ort_step_runner.StepRunner(done.path, graph.inputs, graph.outputs)
+    return shape, ort_step_runner.OrtStepRunner(done.path, graph.inputs, graph.outputs)
 
 
 def in_steps(
-    shape: llm.StepShape, runner: ort_step_runner.StepRunner, ids: Tensor, cache: Tensor
+    shape: llm.StepShape, runner: ort_step_runner.OrtStepRunner, ids: Tensor, cache: Tensor
 ) -> list[Tensor]:
     """Logits of each sequence, pages interleaved and given out backwards."""
     blocks = -(-max(LENGTHS) // shape.page)

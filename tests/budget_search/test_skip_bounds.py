@@ -212,7 +212,7 @@ def test_a_pair_that_noise_left_undecided_counts_by_its_shortest_calls(verdict: 
     assert trial_result.undisturbed_ratio(pair) == pytest.approx(ratio)
 
 
-def test_one_long_trial_and_skipped_ones_do_not_say_how_long_the_next_takes() -> None:
+def test_one_long_trial_does_not_set_the_expected_duration() -> None:
     ran = [trial("ort", quant, took=took) for quant, took in (("none", 5.0), ("int8", 7.0), ("int4", 60.0))]
     skipped = TrialRecord(candidate=Candidate(backend="ort", quant="nf4"), outcome="skipped")
     known = knowledge(*ran, skipped, trial("eager", took=90.0))
@@ -234,7 +234,7 @@ def compiled(difference: float, *, best: float = 0.0010, timed: float = 0.0020) 
     return why_skip(known, Candidate(backend="inductor", quant="nf4"))
 
 
-def test_compiled_formats_are_bound_by_one_that_was_timed_and_their_layers_alone() -> None:
+def test_compiled_formats_are_bound_by_a_timed_one_and_their_layers() -> None:
     why = (
         "inductor int8 takes 2.00 ms, its layers alone 1.00 ms, of this format 1.20 ms: slower than ort float"
     )

@@ -29,7 +29,7 @@ def test_a_kv_type_with_fewer_bits_is_tried_where_memory_counts() -> None:
     assert space.refinements(best, PLAN, Budgets(max_memory=10**9), generates=False) == []
 
 
-def test_beside_a_quantized_winner_the_float_model_is_tried_in_another_dtype(
+def test_float_in_another_dtype_is_tried_beside_a_quantized_winner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hardware, "has_bfloat16", lambda: True)

@@ -368,7 +368,7 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
     assert layer_timing.LayerTimer(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
 
 
-def test_a_layer_is_lowered_once_for_all_rows_and_float_once_for_all_formats(
+def test_layers_are_lowered_once_for_all_rows_and_float_once_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captured = []

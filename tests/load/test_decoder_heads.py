@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from infer.graph import capture, storage
 from infer.load.heads.text import Encoder
 from infer.load.heads.wrappers import TextHead
-from infer.load.sentence_transformers.sentence_layers import EmbeddingHead
+from infer.load.sentence_transformers.pooling_layers import EmbeddingHead
 from infer.spec import TensorSpec
 from tests.support.tiny_decoders import SIZES
 

@@ -35,7 +35,7 @@ from infer.llm.text.embedding_prompts import with_prompt
 from infer.llm.text.tokenizer import Tokenizer as TextTokenizer
 from infer.load import LoadedModel, fill, load
 from infer.load.identification.identify import identify
-from infer.load.sentence_transformers.sentence_layers import MODES
+from infer.load.sentence_transformers.pooling_layers import MODES
 from infer.plan import Plan
 from infer.tasks.score_activation import activation_of, scores_of
 

@@ -162,7 +162,7 @@ def crowd(name: str, data: bytes) -> list[tuple[str, bytes]]:
     ("change", "text"),
     [
         ("deflate", "compressed: torch.save never compresses"),
-        (twice, "is there twice"),
+        (twice, "duplicate member"),
         (outside, "points outside the file"),
         (crowd, "expected at most 10000 members"),
     ],
@@ -195,7 +195,7 @@ def entry(start: int, stop: int, shape: list[int] | None = None, dtype: str = "F
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (header(b'{"a":1,"a":2}'), "holds 'a' twice"),
+        (header(b'{"a":1,"a":2}'), "duplicate key 'a'"),
         (header({}, length=200_000_000), "at most 100000000 bytes, got 200000000"),
         (header({"a": entry(0, 8)}, length=5000), "expected 5008 bytes of header, got a file of"),
         (header({"a": entry(4, 8)}), "leaves a hole before it: expected offset 0, got 4"),

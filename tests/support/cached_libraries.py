@@ -6,6 +6,7 @@ Each takes longer than the test's own work where the model is small, and depends
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
 import sys
 import typing
@@ -33,6 +34,19 @@ def cache_results() -> None:
             setattr(place, name, property(cache(slow)) if isinstance(found, property) else cache(slow))
     _cache_schema_types(sys.modules.get("torch._export.serde.serialize"))
     _cache_sympy_names(sys.modules.get("sympy.parsing.sympy_parser"))
+    _patch_triton_once(sys.modules.get("triton.runtime.interpreter"))
+
+
+def _patch_triton_once(interpreter: ModuleType | None) -> None:
+    """Put the interpreter's functions into Triton's language once, not for each kernel and each function it calls."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or not hasattr(interpreter, "_LangPatchScope"):
+        return
+    patch, language = interpreter._patch_lang, interpreter.tl
+    if hasattr(patch, "cache_info"):
+        return
+    modules = SimpleNamespace(__globals__={"tl": language, "core": language.core})
+    interpreter._patch_lang = cache(lambda _: interpreter._LangPatchScope())  # restores nothing
+    patch(modules)
 
 
 def _cache_schema_types(serialize: ModuleType | None) -> None:

@@ -1,10 +1,14 @@
-"""Train the tiny network in every process of a launch; the first one prints losses and a digest of the weights."""
+"""Train the tiny network in every process of a launch; the first one prints losses and a digest of the weights.
+
+python -m tests.support.distributed_training FOLDER STEPS MICRO_BATCH RUNS
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +17,8 @@ from infer.tune.training_loop import train
 from tests.support.tiny_objective import TokenObjective, token_rows
 
 
-def main(folder: Path, steps: int, micro_batch: int) -> None:
-    """Print {"losses", "held_out", "norms", "weights"} of a run, resumed where the folder has a checkpoint."""
+def trained(folder: Path, steps: int, micro_batch: int) -> dict[str, Any]:
+    """Return {"losses", "held_out", "norms", "weights"} of a run, resumed where the folder has a checkpoint."""
     objective = TokenObjective()
     settings = TrainSettings(
         steps=steps,
@@ -30,18 +34,22 @@ def main(folder: Path, steps: int, micro_batch: int) -> None:
     for name, parameter in objective.model.named_parameters():
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         weights[name] = float(whole.detach().double().square().sum())
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    if rank == 0:
-        points = result.curve
-        found = {
-            "sharded": any(hasattr(each, "full_tensor") for each in objective.model.parameters()),
-            "losses": [point.loss for point in points],
-            "held_out": [point.held_out for point in points],
-            "norms": [point.gradient_norm for point in points],
-            "weights": weights,
-        }
+    points = result.curve
+    return {
+        "sharded": any(hasattr(each, "full_tensor") for each in objective.model.parameters()),
+        "losses": [point.loss for point in points],
+        "held_out": [point.held_out for point in points],
+        "norms": [point.gradient_norm for point in points],
+        "weights": weights,
+    }
+
+
+def main(folder: Path, steps: int, micro_batch: int, runs: int) -> None:
+    """Print what each of `runs` runs in the folder gives; all but the first go on from its last checkpoint."""
+    found = [trained(folder, steps, micro_batch) for _ in range(runs)]
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -35,7 +35,7 @@ EXIT_CODES = {
     0: "done",
     1: "internal error, a bug in infer",
     2: "usage: an option, a name or an input is wrong",
-    3: "bad file or artifact, or code that nobody trusts",
+    3: "bad file or artifact, or untrusted code",
     4: "a gate refused: less faithful or slower than allowed",
     5: "not usable: this machine or this model can't do it",
     6: "busy, or the output exists",

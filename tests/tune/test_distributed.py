@@ -17,19 +17,18 @@ from infer.tune.gradient_accumulation import micro_batches
 from infer.tune.settings import TrainSettings
 from infer.tune.training_environment import _check_sharding, new_accelerator
 from tests.conftest import ROOT
+from tests.support.distributed_training import trained
 
-LAUNCH = {
-    "one process": [],
-    "DDP": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
-    "FSDP": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
-}
+LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+STEPS, MICRO_BATCH = 6, 2
 SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
 
 
-def launched(kind: str, folder: Path) -> dict[str, Any]:
+def launched(kind: str, folder: Path, runs: int) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     environment |= SHARDED if kind == "FSDP" else {}
-    words = [sys.executable, *LAUNCH[kind], "-m", "tests.support.distributed_training", str(folder), "6", "2"]
+    asked = map(str, (folder, STEPS, MICRO_BATCH, runs))
+    words = [sys.executable, *LAUNCH, "-m", "tests.support.distributed_training", *asked]
     done = subprocess.run(
         words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=580, check=False
     )
@@ -39,8 +38,10 @@ def launched(kind: str, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Losses and weights of one process."""
-    return launched("one process", tmp_path_factory.mktemp("one"))
+    """Losses and weights of one process, this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        return trained(tmp_path_factory.mktemp("one"), STEPS, MICRO_BATCH)
 
 
 @pytest.mark.slow
@@ -48,16 +49,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_two_processes_have_the_losses_and_weights_of_one(
     kind: str, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = launched(kind, tmp_path / "two")
+    found, *again = launched(kind, tmp_path / "two", 2 if kind == "FSDP" else 1)
     assert found["sharded"] is (kind == "FSDP")
     for name in ("losses", "norms"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5)
-    if kind == "DDP":
-        return
-    again = launched(kind, tmp_path / "two")  # from the last checkpoint, without a step
-    assert again["weights"] == found["weights"]
-    assert again["losses"] == found["losses"]
+    for resumed in again:  # from the last checkpoint, without a step
+        assert resumed["weights"] == found["weights"]
+        assert resumed["losses"] == found["losses"]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

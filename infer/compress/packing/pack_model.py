@@ -50,11 +50,8 @@ def quantize_model(
     `NotUsableError` (no layer accepts the format).
     """
     formats, calibrated, packing_cache = formats or {}, stats or {}, packing_cache or PackingCache(room=0)
-    for name in {plan.quant, *formats.values()} - {FLOAT}:
-        if needs_stats(plan.with_(quant=name)) and stats is None:
-            raise UsageError(
-                f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
-            )
+    if stats is None:
+        _refuse_calibrated_formats(plan, formats)
 
     def reason(site: NamedLayer, format: Format) -> str | None:
         said = refuses(site, format, calibrated)
@@ -84,6 +81,14 @@ def quantize_model(
         progress(len(accepted), len(accepted), "")
     _disable_fast_paths(model)
     return QuantizationResult(tuple(layers), refused, totals, tuple(sources))
+
+
+def _refuse_calibrated_formats(plan: Plan, formats: Mapping[str, str]) -> None:
+    for name in {plan.quant, *formats.values()} - {FLOAT}:
+        if needs_stats(plan.with_(quant=name)):
+            raise UsageError(
+                f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
+            )
 
 
 def refuses(site: NamedLayer, format: Format, stats: Mapping[str, Stats]) -> str | None:

@@ -85,10 +85,9 @@ class Engine:
         # Drafts that are rejected have changed the state already; those of an encoder-decoder would be of its source.
         exact = self.limits.batch_invariant or self.state_rows is not None or shape.source is not None
         self._speculation = None if exact else speculation
+        pages = self.block_manager.num_pages
         self._admission = Admission(
-            *(self.limits, shape, self.context),
-            texts=tokenizer is not None,
-            pages=self.block_manager.num_pages,
+            self.limits, shape, self.context, texts=tokenizer is not None, pages=pages
         )
         self._request_manager = RequestManager(
             self.scheduler,

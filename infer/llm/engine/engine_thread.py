@@ -18,7 +18,7 @@ CLOSE_SECONDS = 30.0
 MAX_INBOX = 1024  # requests that came since the last step began
 
 
-class Engine(Protocol):
+class SteppedEngine(Protocol):
     """Interface of `infer.llm.engine.engine.Engine`; all but `check` is called on the engine's thread."""
 
     @property
@@ -56,7 +56,7 @@ class EngineThread:
     """
 
     def __init__(self, engine: Any, *, name: str = "engine") -> None:
-        self.engine: Engine = engine
+        self.engine: SteppedEngine = engine
         self.failure: BaseException | None = None
         self.beat, self.steps = time.monotonic(), 0
         self._changed = threading.Condition()

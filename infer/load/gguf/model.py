@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import SourceError
-from .architecture import Architecture
-from .architectures import ARCHITECTURES
+from .architecture_layout import Architecture
+from .architecture_table import ARCHITECTURES
 from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
 from .reader import RenamedTensor, expert_slices, rotary_order

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
-from .architecture import Architecture
+from .architecture_layout import Architecture
 from .header import GgufHeader
 from .reader import GgufReader, RenamedTensor
 

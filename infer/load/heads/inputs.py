@@ -14,7 +14,7 @@ from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
 from ..model_patches.image_decoders import vision_config
-from ..sentence_transformers.sentence_transformers import SentenceFolder
+from ..sentence_transformers.sentence_folder import SentenceFolder
 from .sound_wrappers import (
     AudioEncoder,
     AudioHead,

@@ -13,7 +13,7 @@ from ..model_patches.image_decoders import CAPTIONER, VISION_ENCODER_DECODER
 from ..model_patches.vlm_language_model import has_tower
 
 if TYPE_CHECKING:
-    from ..sentence_transformers.sentence_transformers import SentenceFolder
+    from ..sentence_transformers.sentence_folder import SentenceFolder
 
 
 @dataclass(frozen=True)

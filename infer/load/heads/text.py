@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from ..sentence_transformers.sentence_layers import EmbeddingHead
+from ..sentence_transformers.pooling_layers import EmbeddingHead
 
 
 class Decoder(nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...errors import SourceError, UsageError
 from ...regular_files import MAX_JSON, read_regular
 from ..gguf import describe_gguf
-from ..sentence_transformers.sentence_modules import transformer_folder
+from ..sentence_transformers.modules_json import transformer_folder
 from ..sources.diffusers_pipeline import diffusers_class
 from ..weights.pickle_scan import MAX_PICKLE, code_among, globals_of
 from ..weights.safetensors_reader import read_header

@@ -100,7 +100,7 @@ def _size(transform: Any) -> Size:
 
 def _preprocess(transform: Any, size: Size, about: str) -> tuple[ImagePreprocessor | None, str]:
     if transform is None:
-        return None, "torchvision has no weights of this model, which would tell"
+        return None, "torchvision has no weights of this model to take the preprocessing from"
     crop, resized = getattr(transform, "crop_size", None), transform.resize_size
     if crop and size != _size(transform):
         return None, f"--input gives another size than {about}"

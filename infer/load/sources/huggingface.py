@@ -32,7 +32,7 @@ from ..model_patches.longformer_attention import use_masked_attention
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..quantized_weights import open_quantized
-from ..sentence_transformers.sentence_transformers import read_sentence_folder
+from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weights import FiniteReader, WeightReader, num_bytes
 from .absent_architecture import with_architecture

@@ -11,7 +11,7 @@ from ...spec import TensorSpec
 from .. import heads
 from ..model_patches.image_decoders import decoder_metadata
 from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
-from ..sentence_transformers.sentence_transformers import SentenceFolder
+from ..sentence_transformers.sentence_folder import SentenceFolder
 from ..weights import WeightReader
 
 Heads = tuple[heads.Head, ...]

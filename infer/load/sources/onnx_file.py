@@ -39,16 +39,12 @@ def _invalid(model: Any, path: Path, error: Exception) -> SourceError:
     )
 
 
-def load_onnx(plan: Plan) -> LoadedModel:
-    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
-
-    Where outputs are no tensors, `onnx` is a changed copy that lives as long as the loaded model.
-    """
+def _read_checked(path: Path) -> tuple[Any, int]:
+    """Parse a file that onnx's checker accepts; return it and the number of its tensors in external files."""
     if find_spec("onnx") is None:
         raise NotUsableError("an ONNX source needs the package onnx", hint="pip install 'infer[ort]'")
     import onnx
 
-    path = Path(plan.source)
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
@@ -58,6 +54,16 @@ def load_onnx(plan: Plan) -> LoadedModel:
         onnx.checker.check_model(path)
     except onnx.checker.ValidationError as error:
         raise _invalid(model, path, error) from error
+    return model, num_external
+
+
+def load_onnx(plan: Plan) -> LoadedModel:
+    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
+
+    Where outputs are no tensors, `onnx` is a changed copy that lives as long as the loaded model.
+    """
+    path = Path(plan.source)
+    model, num_external = _read_checked(path)
     said = onnx_outputs.keep_tensors(model, str(path))
     changed = onnx_outputs.write(model, path) if said else None
     weights = {tensor.name for tensor in model.graph.initializer}

@@ -152,7 +152,7 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise _bad(path, f"the header holds {key!r} twice")
+                raise _bad(path, f"duplicate key {key!r} in the header")
             found[key] = value
         return found
 

@@ -136,7 +136,7 @@ def _check_names(infos: list[zipfile.ZipInfo], path: Path) -> None:
     for info in infos:
         name = info.orig_filename
         if name in seen or info.filename in seen:
-            raise _unsafe(path, f"member {name!r} is there twice")
+            raise _unsafe(path, f"duplicate member {name!r}")
         seen |= {name, info.filename}
         if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name or "\0" in name:
             raise _unsafe(path, f"member name {name!r} points outside the file")

@@ -69,7 +69,7 @@ class _CacheRunner:
         return found
 
 
-class StepRunner(_CacheRunner):
+class OrtStepRunner(_CacheRunner):
     """Session as the runner of `paged_step`; the cache is written in place. One call at a time."""
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ class StepRunner(_CacheRunner):
         return {"logits": torch.from_numpy(logits)}
 
 
-class EncoderRunner(_CacheRunner):
+class OrtEncoderRunner(_CacheRunner):
     """Session as the runner of the encoder of an encoder-decoder; keys and values are written in place."""
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

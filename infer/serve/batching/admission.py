@@ -88,11 +88,8 @@ class AdmissionController:
             return
         busy, (rows_ahead, work_ahead) = self._busy(), waiting.ahead(priority)
         done, left = self._done(busy, rows_ahead, work_ahead, rows, work), deadline - queue.clock()
-        if (
-            not self.overloaded
-            and queue.limits.max_wait_seconds is None
-            and done <= min(left, MAX_WAIT_LIMIT)
-        ):
+        usual = not self.overloaded and queue.limits.max_wait_seconds is None
+        if usual and done <= min(left, MAX_WAIT_LIMIT):
             return  # the usual case: no limit below is less, and no wait is more than `done`
         wait = busy + self._predict(rows_ahead, work_ahead)
         enough, most = self._bounds(busy, rows_ahead, work_ahead)

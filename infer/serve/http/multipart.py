@@ -26,7 +26,7 @@ class FilePart(NamedTuple):
 
 
 @dataclass
-class Form:
+class MultipartForm:
     """Parts by name: texts of fields and files, in the order of the body."""
 
     fields: dict[str, list[str]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def media_of(headers: Mapping[bytes, bytes]) -> str:
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
-def parse_form(body: bytes | bytearray, headers: Mapping[bytes, bytes]) -> Form:
+def parse_form(body: bytes | bytearray, headers: Mapping[bytes, bytes]) -> MultipartForm:
     """Parse a body of multipart/form-data.
 
     Raises `UnsupportedMediaError` for another media type or one without a boundary, `InputError` for a malformed body,
@@ -85,7 +85,7 @@ class _Parts:
     """Callbacks of the parser, which gather one part at a time."""
 
     def __init__(self, body: bytes) -> None:
-        self.body, self.form, self.ended, self.count = body, Form(), False, 0
+        self.body, self.form, self.ended, self.count = body, MultipartForm(), False, 0
         self._headers: dict[bytes, bytes] = {}
         self._name = self._value = b""
         self._pieces: list[bytes] = []

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import InputError, NotReadyError
 from ...preprocess.image import ImagePreprocessor
 from ..workers.messages import ErrorMessage, decode_error
-from ..workers.process import ClosedError, WorkerProcess
+from ..workers.process import ChildProcess, ClosedError
 
 MODULE = "infer.serve.media_decoder"
 SECONDS = 120.0  # for one file, until its process is killed
@@ -68,7 +68,7 @@ class MediaDecoders:
 
     def __init__(self, module: str = MODULE) -> None:
         self._module = module
-        self._lock, self._idle = threading.Lock(), list[WorkerProcess]()
+        self._lock, self._idle = threading.Lock(), list[ChildProcess]()
         self._closed = False
 
     def start(self) -> None:
@@ -115,15 +115,15 @@ class MediaDecoders:
             raise decode_error(answer)
         return answer
 
-    def _take(self) -> WorkerProcess:
+    def _take(self) -> ChildProcess:
         with self._lock:
             if self._closed:
                 raise NotReadyError("the server is stopping")
             if self._idle:
                 return self._idle.pop()
-        return WorkerProcess(FromDecoder, module=self._module)
+        return ChildProcess(FromDecoder, module=self._module)
 
-    def _put(self, process: WorkerProcess) -> None:
+    def _put(self, process: ChildProcess) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(process)

@@ -154,7 +154,7 @@ class Metrics:
             "infer_model_load_seconds", "Model load time in seconds, by phase", (*MODEL, "phase")
         )
         self._gauges: dict[str, Family[CallbackGauge]] = {}
-        self._children: dict[tuple[str, str, str, str], tuple[Scalar, Histogram]] = {}
+        self._series: dict[tuple[str, str, str, str], tuple[Scalar, Histogram]] = {}
         self.times: dict[str, LogHistogram] = {}  # of a model's requests that were answered with success
         own.gauge("infer_build_info", "Version of infer; the value is always 1", ("infer",)).labels(
             version
@@ -178,7 +178,7 @@ class Metrics:
     def remove_gauges(self, model: str, version: str) -> None:
         """Remove the gauges of an unloaded model; its counters stay."""
         for family in self._gauges.values():
-            family.children.pop((model, version), None)
+            family.series.pop((model, version), None)
 
     def add_process_gauges(self, body_bytes: Callable[[], float]) -> None:
         """Register gauges of request body memory and event-loop tasks."""
@@ -199,16 +199,16 @@ class Metrics:
     def request(self, model: str, version: str, status: int, api: str, *seconds: float) -> None:
         """Record responses with one status, each with its own seconds."""
         key = (model, version, str(status), api)
-        children = self._children.get(key)
-        if children is None:
-            children = self.requests.labels(*key), self.request_seconds.labels(model, version)
-            self._children[key] = children
-        children[0].inc(len(seconds))
+        series = self._series.get(key)
+        if series is None:
+            series = self.requests.labels(*key), self.request_seconds.labels(model, version)
+            self._series[key] = series
+        series[0].inc(len(seconds))
         times = None
         if status == 200 and model:
             times = self.times.get(model) or self.times.setdefault(model, LogHistogram())
         for one in seconds:
-            children[1].observe(one)
+            series[1].observe(one)
             if times is not None:
                 times.observe(one)
 
@@ -216,10 +216,10 @@ class Metrics:
         """Return a counter's values for one model, by one of its labels."""
         at = family.names.index(label) if label else None
         found: dict[str, int] = {}
-        for values, child in family.children.items():
+        for values, series in family.series.items():
             if values[0] == model:
                 value = "" if at is None else values[at]
-                found[value] = found.get(value, 0) + int(child.value)
+                found[value] = found.get(value, 0) + int(series.value)
         return found
 
     def text(self) -> bytes:

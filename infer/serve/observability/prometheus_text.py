@@ -19,13 +19,13 @@ PER_OCTAVE = 8  # a bucket is 9 % wide, so a percentile read from it is within 4
 UNIT = 1e-6  # seconds at which bucket 0 begins
 
 
-class Child(Protocol):
+class TimeSeries(Protocol):
     """One time series: a metric with its label values; `lines` returns its samples."""
 
     def lines(self) -> Iterator[str]: ...
 
 
-C = TypeVar("C", bound=Child)
+C = TypeVar("C", bound=TimeSeries)
 
 
 class Family(Generic[C]):
@@ -34,23 +34,23 @@ class Family(Generic[C]):
     def __init__(
         self, kind: str, name: str, text: str, names: Sequence[str], make: Callable[[str, str], C]
     ) -> None:
-        self.name, self.names, self.children = name, tuple(names), dict[Labels, C]()
+        self.name, self.names, self.series = name, tuple(names), dict[Labels, C]()
         self._make = make
         self._head = f"# HELP {name} {escape(text)}\n# TYPE {name} {kind}\n"
 
     def labels(self, *values: str) -> C:
-        child = self.children.get(values)
-        if child is None:
+        series = self.series.get(values)
+        if series is None:
             pairs = sorted(zip(self.names, values, strict=True))
             inside = ",".join(f'{name}="{escape(value, quote=True)}"' for name, value in pairs)
-            child = self.children[values] = self._make(self.name, inside)
-        return child
+            series = self.series[values] = self._make(self.name, inside)
+        return series
 
     def lines(self) -> Iterator[str]:
-        if self.children:
+        if self.series:
             yield self._head
-            for child in self.children.values():
-                yield from child.lines()
+            for series in self.series.values():
+                yield from series.lines()
 
 
 class Scalar:

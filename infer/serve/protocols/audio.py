@@ -22,7 +22,7 @@ from ..api.media.audio_types import (
 from ..api.media.transcripts import Transcript
 from ..api.openai.openai_errors import ERROR_FORMAT, find_model
 from ..batching.tensor_engine import TensorEngine
-from ..http.multipart import FORM, Form
+from ..http.multipart import FORM, MultipartForm
 from ..http.request_context import RequestContext
 from ..http.routing import Response, Route
 from ..llm.llm_engine import LLMEngine
@@ -134,7 +134,7 @@ def _transcribes(engine: TensorEngine | LLMEngine) -> bool:
     return media is not None and media.reads_sound and decodes
 
 
-def _request(form: Form) -> TranscriptionRequest:
+def _request(form: MultipartForm) -> TranscriptionRequest:
     """Return the fields of a form; unknown ones are ignored."""
     fields: dict[str, Any] = {"file": ""}
     for name in ("model", "response_format", "language", "temperature", "prompt", "stream"):

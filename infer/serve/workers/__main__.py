@@ -23,8 +23,8 @@ from ..observability.memory import page_bytes
 from .loops import run_llm_loop, run_tensor_loop
 from .messages import (
     LoadModel,
-    Manifest,
     ModelInfo,
+    ServedManifest,
     ToWorker,
     WorkerReady,
     apply_names,
@@ -127,7 +127,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
         sizes=dict(getattr(predictor, "sizes", {})),
         max_batch=getattr(predictor, "max_batch", 1),
         padding=dict(getattr(predictor, "padding", {})),
-        manifest=Manifest(
+        manifest=ServedManifest(
             getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
         ),
         path=None if path is None else os.fspath(path),

@@ -34,7 +34,7 @@ def apply_names(predictor: Any, source: ModelSource) -> Any:
     return predictor
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ServedManifest(msgspec.Struct, frozen=True):
     """Parts of an artifact's manifest that serving reads."""
 
     backend: str | None = None
@@ -53,7 +53,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, tuple[int, int]]
     max_batch: int
     padding: dict[str, int]
-    manifest: Manifest
+    manifest: ServedManifest
     path: str | None = None
     context: int = 0  # of a language model: tokens of prompt and answer together
     start_tokens: int = (

@@ -114,10 +114,10 @@ class Channel(Generic[M]):
         self._socket.close()
 
 
-class WorkerProcess:
-    """A running worker, or another `module`, and its channel, which receives `kinds`; ended by `close` or `kill`.
+class ChildProcess:
+    """Process that runs `module`, and its channel, which receives `kinds`; ended by `close` or `kill`.
 
-    Create it on a thread that lives as long as the worker shall: Linux ends a child with the thread that
+    Create it on a thread that lives as long as the process shall: Linux ends a child with the thread that
     started it.
     """
 

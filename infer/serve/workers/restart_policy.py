@@ -141,7 +141,7 @@ class Quarantine:
     def refuse(self, digest: bytes) -> None:
         """Raise `PoisonError` for a quarantined digest; callers skip hashing while this is empty."""
         if digest in self:
-            raise PoisonError("this request was being run when the model's process died, twice")
+            raise PoisonError("the model's process crashed on this request twice; it is not run again")
 
 
 def digest_of(arrays: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ from .messages import (
     decode_error,
 )
 from .opening_progress import OpeningWatch
-from .process import Channel, ClosedError, WorkerProcess
+from .process import Channel, ChildProcess, ClosedError
 from .restart_policy import (
     MessageNotSentError,
     RestartLimitError,
@@ -66,7 +66,7 @@ class SupervisedWorker:
         self.last_message_at = self._last_read_at = time.monotonic()
         self.channel_lock = threading.Lock()  # held while the channel is read
         self._descriptors = list(descriptors)
-        self._process: WorkerProcess | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def answering(self) -> bool:
@@ -92,7 +92,7 @@ class SupervisedWorker:
     def start(self) -> None:
         """Start the process; it opens its model in the background."""
         self.last_message_at = time.monotonic()
-        self._process = WorkerProcess(FromWorker, self._descriptors)
+        self._process = ChildProcess(FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
             self.channel.send(LoadModel(self.source, again=self.info is not None))
 

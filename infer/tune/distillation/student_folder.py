@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...load import LoadedModel
-from ...load.sentence_transformers.sentence_transformers import read_sentence_folder
+from ...load.sentence_transformers.sentence_folder import read_sentence_folder
 from .settings import WEIGHTS
 
 NO_TEXT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot", ".index.json")

@@ -153,7 +153,7 @@ def test_an_old_artifact_refuses_unsupported_transcription_options(tmp_path: Pat
         httpx.Client(base_url=server.url) as raw,
     ):
         assert post(raw).json()["text"] == WORDS
-        assert "does not tell the time of a frame" in post(raw, {"response_format": "srt"}).text
+        assert "does not record the duration of a frame" in post(raw, {"response_format": "srt"}).text
         answer = post(raw, file=wav(np.zeros(LONGEST + 1, np.float32)))
         assert answer.status_code == 400
         assert "expected at most 4 s of sound, got 4.0 s" in answer.text

@@ -26,7 +26,7 @@ Read = Callable[
 ]  # (queries [1, heads, tokens, width], scale) → [1, tokens, heads, width]
 
 
-class Form(NamedTuple):
+class ProjectionNames(NamedTuple):
     """Names of a cross-attention module's projections and sizes; `out` "" where another module projects the output.
 
     Where `key` and `value` are one projection, keys are its first half.
@@ -40,12 +40,16 @@ class Form(NamedTuple):
     width: str
 
 
-# Ending of a module's name → the form that it has.
-FORMS: dict[str, Form] = {
-    "EncDecAttention": Form("q", "k", "v", "o", "n_heads", "key_value_proj_dim"),
-    "encoder_attn": Form("q_proj", "k_proj", "v_proj", "out_proj", "num_heads", "head_dim"),
-    "crossattention": Form("q_attn", "c_attn", "c_attn", "c_proj", "num_heads", "head_dim"),  # GPT-2
-    "crossattention.self": Form("query", "key", "value", "", "num_attention_heads", "attention_head_size"),
+# Ending of a module's name → its names.
+PROJECTION_NAMES: dict[str, ProjectionNames] = {
+    "EncDecAttention": ProjectionNames("q", "k", "v", "o", "n_heads", "key_value_proj_dim"),
+    "encoder_attn": ProjectionNames("q_proj", "k_proj", "v_proj", "out_proj", "num_heads", "head_dim"),
+    "crossattention": ProjectionNames(
+        "q_attn", "c_attn", "c_attn", "c_proj", "num_heads", "head_dim"
+    ),  # GPT-2
+    "crossattention.self": ProjectionNames(
+        "query", "key", "value", "", "num_attention_heads", "attention_head_size"
+    ),
 }
 
 
@@ -53,20 +57,20 @@ class CrossAttention(NamedTuple):
     """A cross-attention module of a decoder, and the names of its projections."""
 
     module: Any
-    form: Form
+    names: ProjectionNames
 
     @property
     def heads(self) -> int:
-        return int(getattr(self.module, self.form.heads))
+        return int(getattr(self.module, self.names.heads))
 
     @property
     def width(self) -> int:
-        return int(getattr(self.module, self.form.width))
+        return int(getattr(self.module, self.names.width))
 
     @property
     def is_t5(self) -> bool:
         """True for T5's attention, which does not scale its logits."""
-        return self.form.out == "o"
+        return self.names.out == "o"
 
     @property
     def scale(self) -> float:
@@ -74,14 +78,14 @@ class CrossAttention(NamedTuple):
 
     def project(self, which: str, x: Tensor) -> Tensor:
         """Project x [1, tokens, hidden] to [1, tokens, heads, width]."""
-        flat: Tensor = getattr(self.module, getattr(self.form, which))(x)
-        if which != "query" and self.form.key == self.form.value:
+        flat: Tensor = getattr(self.module, getattr(self.names, which))(x)
+        if which != "query" and self.names.key == self.names.value:
             flat = flat.chunk(2, -1)[which == "value"]
         return flat.unflatten(-1, (self.heads, self.width))
 
     def project_out(self, mixed: Tensor) -> Tensor:
         """Project the mixed values [1, tokens, heads * width] as the module itself does."""
-        found: Tensor = getattr(self.module, self.form.out)(mixed) if self.form.out else mixed
+        found: Tensor = getattr(self.module, self.names.out)(mixed) if self.names.out else mixed
         return found
 
 
@@ -92,9 +96,9 @@ def cross_attentions(model: nn.Module) -> list[CrossAttention]:
     """
     found = []
     for name, module in model.get_decoder().named_modules():  # type: ignore[operator]
-        form = next((form for ending, form in FORMS.items() if f".{name}".endswith(f".{ending}")), None)
-        if form is not None and _has(module, *filter(None, form)):
-            found.append(CrossAttention(module, form))
+        names = next((own for end, own in PROJECTION_NAMES.items() if f".{name}".endswith(f".{end}")), None)
+        if names is not None and _has(module, *filter(None, names)):
+            found.append(CrossAttention(module, names))
     if not found:
         raise NotUsableError(
             f"the decoder of {type(model).__name__} has no cross-attention of the form of T5, BART, GPT-2 or BERT, of "

@@ -15,7 +15,7 @@ from ....tasks import answers
 from ....tasks.media_model import ZERO_SHOT, MediaModel
 from ....tasks.score_activation import activation_of, scores_of
 from ...batching.tensor_engine import TensorEngine
-from ...http.multipart import Form
+from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext, queue_tenant_of
 from ..text.text_types import Box, LabelScore, PredictParameters
 from . import media_request
@@ -36,7 +36,7 @@ TASKS = (
 Prediction = list[LabelScore] | list[float]
 
 
-def parameters_of(form: Form) -> PredictParameters:
+def parameters_of(form: MultipartForm) -> PredictParameters:
     """Return the parameters that a form gives as fields, `candidate_labels` as one field for each label."""
     names = ("top_k", "threshold", "function_to_apply", "hypothesis_template")
     fields: dict[str, Any] = {name: value for name in names if (value := form.text(name)) is not None}

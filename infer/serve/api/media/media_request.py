@@ -15,7 +15,7 @@ from ....preprocess.image import MODES, ImagePreprocessor
 from ....tasks.media_model import MediaModel
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
-from ...http.multipart import Form, parse_form
+from ...http.multipart import MultipartForm, parse_form
 from ...http.request_context import RequestContext, queue_tenant_of
 from ...http.routing import NonfiniteError
 from ...llm.llm_engine import LLMEngine
@@ -30,7 +30,7 @@ async def in_thread(context: RequestContext, function: Callable[..., T], *given:
     return await asyncio.get_running_loop().run_in_executor(context.service.pool, function, *given)
 
 
-async def read_form(context: RequestContext) -> Form:
+async def read_form(context: RequestContext) -> MultipartForm:
     """Parse the body as a form; a large one in a thread."""
     if len(context.body) <= INLINE_BYTES:
         return parse_form(context.body, context.headers)

@@ -42,7 +42,7 @@ def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed
         )
     if timed and transcription.samples_per_frame(model) is None:
         raise InputError(
-            f"the artifact of {model.name} does not tell the time of a frame",
+            f"the artifact of {model.name} does not record the duration of a frame",
             where="response_format",
             hint="Make it again with this version of infer, or ask for json or text",
         )

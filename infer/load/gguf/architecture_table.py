@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .architecture import (
+from .architecture_layout import (
     ATTENTION,
     BIASES,
     COMMON,

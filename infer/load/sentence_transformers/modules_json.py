@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import SourceError, UnsafeSourceError
 from ...regular_files import MAX_JSON, read_regular
-from .sentence_layers import MODES, Dense, LayerNorm, Normalize, Pooling, SpladePooling
+from .pooling_layers import MODES, Dense, LayerNorm, Normalize, Pooling, SpladePooling
 
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 KNOWN = (*TRANSFORMERS, "Pooling", "SpladePooling", "Dense", "LayerNorm", "Normalize", "Dropout")

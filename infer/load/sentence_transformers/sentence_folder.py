@@ -11,8 +11,7 @@ from torch import nn
 from ...errors import SourceError
 from ..weights import WeightReader, open_reader
 from ..weights.prefixed_reader import PrefixedReader
-from .sentence_layers import EmbeddingHead, Normalize, Pooling
-from .sentence_modules import (
+from .modules_json import (
     Module,
     build_layer,
     build_pooling,
@@ -22,6 +21,7 @@ from .sentence_modules import (
     transformer_folder,
     weights_path,
 )
+from .pooling_layers import EmbeddingHead, Normalize, Pooling
 
 SCORES = ("Sigmoid", "Identity", "Softmax", "Tanh")
 
