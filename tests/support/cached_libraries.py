@@ -38,7 +38,9 @@ def cache_results() -> None:
 
 
 def _patch_triton_once(interpreter: ModuleType | None) -> None:
-    """Put the interpreter's functions into Triton's language once, not for each kernel and each function it calls."""
+    """Put the interpreter's functions into Triton's language once, not for each kernel and each function it calls,
+    and look dtypes up in one table of numpy's, not in one made for each look.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1" or not hasattr(interpreter, "_LangPatchScope"):
         return
     patch, language = interpreter._patch_lang, interpreter.tl
@@ -47,6 +49,16 @@ def _patch_triton_once(interpreter: ModuleType | None) -> None:
     modules = SimpleNamespace(__globals__={"tl": language, "core": language.core})
     interpreter._patch_lang = cache(lambda _: interpreter._LangPatchScope())  # restores nothing
     patch(modules)
+    of_scalar, slow = dict[str, Any](), interpreter._get_np_dtype
+
+    def numpy_dtype(kind: Any) -> Any:
+        if isinstance(kind, language.pointer_type):
+            return slow(kind)
+        if (name := kind.scalar.name) not in of_scalar:
+            of_scalar[name] = slow(kind.scalar)
+        return of_scalar[name]
+
+    interpreter._get_np_dtype = numpy_dtype
 
 
 def _cache_schema_types(serialize: ModuleType | None) -> None:
