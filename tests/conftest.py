@@ -21,6 +21,7 @@ import torch
 
 from tests.support.cached_libraries import cache_results
 from tests.support.clone import main_worktree
+from tests.support.lazy_graph_modules import generate_code_lazily
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
@@ -227,6 +228,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def cached_libraries() -> None:
     cache_results()
+    generate_code_lazily()
 
 
 @pytest.fixture(scope="module", autouse=True)
