@@ -17,7 +17,7 @@ import psutil
 
 from infer import cli
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.trial_process.messages import Request
+from infer.budget_search.trial_process.messages import TrialRequest
 from infer.report.search_record import Candidate
 
 START = "start"  # of a trial, before its first step
@@ -73,7 +73,7 @@ def main(words: list[str]) -> int:
     ask, step = Search.question, Search.step
 
     def question(search: Search, candidate: Candidate, asked: Any) -> Any:
-        profile.switch(candidate.label if isinstance(asked, Request) else "bounds", START)
+        profile.switch(candidate.label if isinstance(asked, TrialRequest) else "bounds", START)
         answer = ask(search, candidate, asked)
         profile.switch("", "")
         return answer

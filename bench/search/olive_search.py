@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main(words: list[str]) -> int:
-    """Search, and print the path of the best model with the number of models that were tried, as JSON."""
+    """Search; write the path of the best model, its session settings, and the number of models that were tried."""
     from olive import run
 
     source, folder = (Path(word).absolute() for word in words[:2])
@@ -30,7 +30,9 @@ def main(words: list[str]) -> int:
     if best is None:
         raise SystemExit("the workflow ended without a model")
     tried = [str(one.model_path) for one in found.get_output_models()]
-    result = {"model": str(best.model_path), "tried": len(tried), "seconds": time.monotonic() - began}
+    settings = best.get_inference_config().get("session_options") or {}
+    result = {"model": str(best.model_path), "settings": settings}
+    result |= {"tried": len(tried), "seconds": time.monotonic() - began}
     (folder / "result.json").write_text(json.dumps(result))
     return 0
 

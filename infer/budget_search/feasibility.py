@@ -88,14 +88,18 @@ def eligible(record: TrialRecord, limits: Sequence[Limit], budgets: Budgets, pla
     found = record.measured
     if record.outcome != "published" or found is None or misses(found, limits):
         return False
-    return not found.slower or slower_allowed(budgets, plan)
+    return not found.slower or bool(keeps_slower(budgets, plan))
 
 
-def slower_allowed(budgets: Budgets, plan: Plan) -> bool:
-    """Return True when memory or size is the point, so that a trial slower than float may win."""
-    return (
-        plan.allow_slower or budgets.aim in ("memory", "size") or bool(budgets.max_memory or budgets.max_size)
-    )
+def keeps_slower(budgets: Budgets, plan: Plan) -> str:
+    """Return the option for which a trial slower than float may win: memory or size is the point; "" for none."""
+    if budgets.aim in ("memory", "size"):
+        return f"--for {budgets.aim}"
+    if budgets.max_memory:
+        return "--max-memory"
+    if budgets.max_size:
+        return "--max-size"
+    return "--allow-slower" if plan.allow_slower else ""
 
 
 def cost(measured: Measured, budgets: Budgets, reference: Mapping[str, Mapping[int, float]]) -> float:

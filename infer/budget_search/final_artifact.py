@@ -29,7 +29,7 @@ _SEALED = (store.MANIFEST, store.SIGNATURE)
 
 def publish_best(artifact: Path, record: SearchRecord, folder: Path, output: Path) -> Outcome:
     """Move the winner into the staged `folder`, write its report anew with `record`, and publish it at `output`."""
-    manifest = read_manifest(artifact)
+    manifest = msgspec.structs.replace(read_manifest(artifact), name=output.name.removesuffix(".infer"))
     report = document.decode((artifact / "report.json").read_bytes())
     for path in list(artifact.iterdir()):
         if path.name not in (*_REPORT, *_SEALED):

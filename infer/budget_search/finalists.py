@@ -61,9 +61,17 @@ def compare(
 ) -> list[TrialRecord]:
     """Time the nearest trials whose artifacts are here in turns; return their records with what was found.
 
-    There are none where fewer than two are near, and where the question fails: then the order of costs stays.
+    There are none where fewer than two are near, where an earlier search timed all of them in one round, and where the
+    question fails: then the order of costs stays. A finding names those that are near but have no artifact here: trials
+    of other nodes, and of an earlier search whose artifacts are gone.
     """
-    found = [record for record in nearest(known) if record.candidate in artifacts]
+    near = nearest(known)
+    if all(r.from_journal and r.turns for r in near) and len({r.turns.against for r in near if r.turns}) == 1:
+        return []
+    found = [record for record in near if record.candidate in artifacts]
+    if absent := [record.candidate.label for record in near if record.candidate not in artifacts]:
+        why = f"without {', '.join(absent)}: no artifact here, so that the times of the trial itself count"
+        reporter.found([Finding("search", "the best trials in turns", None, why=why)])
     if len(found) < 2:
         return []
     asked = Rounds(
@@ -78,6 +86,7 @@ def compare(
         reporter.found([Finding("search", "the best trials in turns", None, why=failed)])
         return []
     turns = standings([record.candidate.label for record in found], answer.seconds)
+    turns = [msgspec.structs.replace(one, aim=known.budgets.aim) for one in turns]
     return [msgspec.structs.replace(one, turns=own) for one, own in zip(found, turns, strict=True)]
 
 

@@ -60,6 +60,10 @@ class Journal:
                 "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", (*row, msgspec.json.encode(record))
             )
 
+    def key(self, candidate: Candidate) -> str:
+        """Return the digest of all that a trial on this machine depends on."""
+        return _digest(self._key(candidate), self._machine)
+
     def _key(self, candidate: Candidate) -> str:
         asked = msgspec.json.encode(candidate.plan(self._plan)).decode()
         return _digest(self._shared, asked)

@@ -7,15 +7,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from .. import plugins
 from ..budgets import Budgets
 from ..latency import SLOWER
 from ..plan import Plan
 from ..report.search_record import Candidate, Measured, TrialRecord
 from . import feasibility
 from .feasibility import Limit
+from .space import BACKENDS, eager_twin
 from .trial_process.messages import LowerBounds, ToBeat
+from .trial_process.trial_result import gains_too_little
 
 LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
+CLEARLY = 1.25  # times the best trial: a bound from the times of other forms holds but for their noise
 TIMED = ("latency", "throughput")  # objectives
 
 
@@ -36,7 +42,12 @@ class KnownTrials:
     bounds: LowerBounds | None = None
 
     def add(self, record: TrialRecord) -> None:
-        """Add a finished trial, and the seconds of the float forms that it was timed against."""
+        """Add a finished trial, and the seconds of the float forms that it was timed against.
+
+        Times in turns of an earlier search for another objective are left out.
+        """
+        if record.turns is not None and record.turns.aim != self.budgets.aim:
+            record = msgspec.structs.replace(record, turns=None)
         self.records[record.candidate] = record
         if record.measured is not None:
             known = self._reference(record.candidate)
@@ -56,6 +67,12 @@ class KnownTrials:
             for batch, value in seconds.items():
                 both = (old[one][batch] / by[batch] for one, by in forms.items() if batch in old.get(one, {}))
                 known.setdefault(form, {}).setdefault(batch, value * next(both, 1.0))
+
+    def use_float_score(self) -> None:
+        """Set the limits again with the score of the first float trial, for a metric of the user."""
+        scores = [r.measured.score for r in self.records.values() if r.candidate.is_float and r.measured]
+        score = next((score for score in scores if score is not None), None)
+        self.limits = feasibility.limits_of(self.budgets, self.plan, score)
 
     @property
     def best(self) -> TrialRecord | None:
@@ -93,6 +110,11 @@ class KnownTrials:
         """Return the seconds by batch size, scaled by those of the float forms of the same trial."""
         return feasibility.typical(record.measured or Measured(), self._reference(record.candidate))
 
+    def expected_cost(self, candidate: Candidate) -> float:
+        """Return the cost of the candidate's format on the first backend; infinite where it is not known."""
+        twin = self.records.get(eager_twin(candidate, self.first))
+        return math.inf if twin is None else self.cost(twin)
+
     def to_beat(self, candidate: Candidate) -> ToBeat | None:
         """Return the best trial as the timing of a candidate needs it, its times as ratios to each float form.
 
@@ -114,14 +136,39 @@ class KnownTrials:
         }
         shortest = {size: found.least[size] for size in sizes if size in found.least}
         return ToBeat(
-            label=best.candidate.label, ratios=ratios, least=shortest, size=found.size, error=found.error
+            label=best.candidate.label,
+            ratios=ratios,
+            least=shortest,
+            size=found.size,
+            error=found.error,
+            gain_needed=self._gain_needed(candidate, {size: least * rows[size] for size in sizes}),
         )
+
+    def _gain_needed(self, candidate: Candidate, limits: Mapping[int, float]) -> dict[int, float]:
+        """Return the seconds that quantized layers must save over float on their backend to come near `limits`.
+
+        Only for runtimes of graphs: there what is between the layers is the same as in float, while the programs of
+        fused native operators leave parts of it out.
+        """
+        own = self.float_trial(candidate)
+        if own is None or not candidate.is_quantized or not plugins.get(BACKENDS, candidate.backend).PORTABLE:
+            return {}
+        times = self.typical(own)
+        return {size: times[size] - CLEARLY * seconds for size, seconds in limits.items() if size in times}
+
+    def float_trial(self, candidate: Candidate) -> TrialRecord | None:
+        """Return the float trial with the candidate's backend and threads."""
+        floats = (r for r in self.records.values() if r.candidate.is_float)
+        place = candidate.backend, candidate.threads
+        return next((r for r in floats if (r.candidate.backend, r.candidate.threads) == place), None)
 
     def still_lost(self, record: TrialRecord) -> bool:
         """Return whether a trial that was skipped as slower than another would still lose against the best one."""
         to_beat, found = self.to_beat(record.candidate), record.measured
-        if to_beat is None or found is None or self.best is None or not found.seconds:
+        if to_beat is None or found is None or self.best is None:
             return False
+        if not found.seconds:
+            return bool(gains_too_little(found.layer_gain, to_beat))
         worse = (found.size or 0) >= to_beat.size and (found.error or 0.0) >= to_beat.error
         return worse and self.cost(record) > LOST * self.cost(self.best)
 

@@ -17,7 +17,7 @@ from ..budgets import Budgets
 from ..errors import InferError
 from ..plan import Plan
 from . import journal
-from .trial_process.messages import Done, Failed, Question, Result, Setup, Step
+from .trial_process.messages import Done, Failed, Question, Result, Setup, StepStarted
 from .trial_process.trial_runner import TrialRunner
 from .trial_process.worker_process import TrialLimits, default_limits
 
@@ -76,7 +76,7 @@ class NodeTrials:
         return msgspec.json.encode(found)
 
     def step(self) -> bytes | None:
-        """Return the latest step of the trial that runs, a `Step`."""
+        """Return the latest step of the trial that runs, a `StepStarted`."""
         return self._step
 
     def close(self) -> None:
@@ -85,4 +85,4 @@ class NodeTrials:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _say(self, name: str, detail: str) -> None:
-        self._step = msgspec.json.encode(Step(name, detail))
+        self._step = msgspec.json.encode(StepStarted(name, detail))

@@ -16,7 +16,7 @@ from typing import Protocol
 from ..report.search_record import Candidate, TrialRecord
 from ..reporter import Reporter
 from ..spec import Finding
-from .trial_process.messages import Done, LowerBounds, Request, Survey
+from .trial_process.messages import Done, LowerBounds, Survey, TrialRequest
 
 ATTEMPTS = 3  # on nodes that were lost: then it is the trial that loses them
 
@@ -32,7 +32,7 @@ class Node(Protocol):
     times: bool
 
     def run(
-        self, question: Request | Survey, seconds_left: float | None, step: Callable[[str, str], None]
+        self, question: TrialRequest | Survey, seconds_left: float | None, step: Callable[[str, str], None]
     ) -> Done | LowerBounds:
         """Answer a question; raises `NodeLostError`, and the `InferError` that every trial would meet."""
 
@@ -47,7 +47,7 @@ class StageCallbacks(Protocol):
 
     def survey(self, candidate: Candidate) -> None: ...
     def without_running(self, candidate: Candidate) -> TrialRecord | None: ...
-    def request(self, candidate: Candidate, *, judge_only: bool = False) -> Request: ...
+    def request(self, candidate: Candidate, *, judge_only: bool = False) -> TrialRequest: ...
     def seconds_left(self) -> float | None: ...
     def ended(self, candidate: Candidate, done: Done, began: float, node: str) -> TrialRecord: ...
     def add(self, record: TrialRecord) -> None: ...
@@ -136,7 +136,7 @@ class ParallelTrials:
         self.trials.step(candidate, "judge" if judge_only else "trial", where)
         threading.Thread(target=self._ask, args=(task, question, left), daemon=True).start()
 
-    def _ask(self, task: _Task, question: Request, left: float | None) -> None:
+    def _ask(self, task: _Task, question: TrialRequest, left: float | None) -> None:
         """Wait for a node, in a thread of its own."""
 
         def step(name: str, detail: str) -> None:

@@ -15,6 +15,7 @@ from .. import paths
 from ..budgets import Budgets
 from ..report.search_record import TrialRecord
 from ..reporter import Reporter
+from .feasibility import objective_text
 from .final_artifact import mark
 from .known_trials import KnownTrials
 
@@ -49,6 +50,14 @@ def current_state(known: KnownTrials, running: str, step: str, output: str) -> S
         source=os.path.abspath(known.plan.source),
         output=output,
     )
+
+
+def progress_text(known: KnownTrials, left: float | None) -> str:
+    """Write the best trial so far and the seconds left: ` · best ort int8 1.21 ms · 12 s left`; "" without both."""
+    best = known.best
+    parts = [] if best is None else [f"best {best.candidate.label} {objective_text(best, known.budgets)}"]
+    parts += [] if left is None else [f"{left:.0f} s left"]
+    return f" · {' · '.join(parts)}" if parts else ""
 
 
 class RunningSearch(msgspec.Struct, frozen=True):

@@ -21,7 +21,16 @@ from ..reporter import Reporter
 from ..spec import Finding
 from .node_actor import THREADS, Facts, NodeTrials, facts_of
 from .parallel_trials import NodeLostError
-from .trial_process.messages import Done, Failed, LowerBounds, Request, Result, Setup, Step, Survey
+from .trial_process.messages import (
+    Done,
+    Failed,
+    LowerBounds,
+    Result,
+    Setup,
+    StepStarted,
+    Survey,
+    TrialRequest,
+)
 from .trial_process.worker_process import TrialLimits
 
 START_SECONDS = 120.0  # until an actor answers: it waits for CPUs that other work of the cluster holds
@@ -38,7 +47,7 @@ class RayNode:
     actor: Any
 
     def run(
-        self, question: Request | Survey, seconds_left: float | None, step: Callable[[str, str], None]
+        self, question: TrialRequest | Survey, seconds_left: float | None, step: Callable[[str, str], None]
     ) -> Done | LowerBounds:
         """Run a trial on the node."""
         import ray
@@ -50,7 +59,7 @@ class RayNode:
             while not ray.wait([running], timeout=LOOK)[0]:
                 if (now := ray.get(self.actor.step.remote())) != said and now is not None:
                     said = now
-                    found = msgspec.json.decode(now, type=Step)
+                    found = msgspec.json.decode(now, type=StepStarted)
                     step(found.name, found.detail)
             answer: Any = msgspec.json.decode(ray.get(running), type=Result)
         except RayError as error:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 from .. import device, plugins
 from ..budgets import Budgets
+from ..errors import GateError
 from ..latency import SLOWER
 from ..report.rendering import formatting
 from ..report.search_record import Candidate, Measured, TrialRecord
-from .known_trials import TIMED, KnownTrials
+from . import feasibility
+from .known_trials import CLEARLY, TIMED, KnownTrials
 from .space import BACKENDS, eager_twin
+from .trial_process.trial_result import shown
 
 # The most that a format or dtype gains over float32 on one backend: twice the bytes it saves, or twice the products of
 # its units (4 times those of float32 with VNNI, 16 times with AMX), for float forms that reach half of their peak.
@@ -19,11 +22,6 @@ MOST_GAIN = 16.0
 TILES_GAIN = 4.0  # more with AMX
 VARIANT_GAIN = 4.0  # of other KV types, dtypes and calibrations of a format that was measured
 HALF = ("bfloat16", "float16")
-CLEARLY = 1.25  # times the best trial: a bound from another format holds but for the noise of its times
-LOST_SHARE, GAINED_SHARE = (
-    0.5,
-    2.0,
-)  # of a difference of layers alone that shows in a model, at least and at most
 QUALITY = ("--max-error", "--max-drop", "--min-score")
 
 
@@ -55,6 +53,13 @@ def _too_large(known: KnownTrials, candidate: Candidate) -> str:
 def least_bytes(known: KnownTrials, candidate: Candidate) -> float:
     """Return the bytes below which no artifact of a candidate can be; 0 where that is not known."""
     return _bound(candidate, {} if known.bounds is None else known.bounds.size)
+
+
+def nothing_fits(known: KnownTrials) -> GateError:
+    """Make the error of a search without a winner: the nearest trials, of those not run the smallest first."""
+    records = sorted(known.records.values(), key=lambda one: least_bytes(known, one.candidate))
+    skipped = sum(record.outcome == "skipped" for record in records)
+    return feasibility.nothing_fits(records, known.limits, known.budgets, skipped=skipped)
 
 
 def _bound(candidate: Candidate, by_format: Mapping[str, float]) -> float:
@@ -106,7 +111,7 @@ def _seconds(record: TrialRecord, budgets: Budgets) -> float:
 
 def _float_failed(known: KnownTrials, candidate: Candidate) -> str:
     """Compare with the float trial of the same backend: where that failed, a format fails too."""
-    own = _float_of(known, candidate)
+    own = known.float_trial(candidate)
     if candidate.is_float or own is None or own.outcome in ("published", "skipped"):
         return ""
     return f"{own.candidate.label}: {own.outcome}, {own.reason}"
@@ -132,7 +137,7 @@ def _too_slow(known: KnownTrials, candidate: Candidate) -> str:
     own = _variant_of(known, candidate)
     gain, kind = VARIANT_GAIN, "a variant of it"
     if own is None and candidate.backend != known.first:
-        own, gain, kind = _float_of(known, candidate), _gain(candidate), "a format"
+        own, gain, kind = known.float_trial(candidate), _gain(candidate), "a format"
     if candidate.is_float or own is None or own.measured is None or not own.measured.seconds:
         return ""
     times = known.typical(own)
@@ -168,7 +173,7 @@ def _slower_layers(known: KnownTrials, candidate: Candidate) -> str:
         alone, times = _layers_alone(known, other, place), known.typical(record)
         if not times or not (own.keys() == alone.keys() == times.keys()):
             continue
-        least = {batch: times[batch] + _shown(own[batch] - alone[batch]) for batch in times}
+        least = {batch: times[batch] + shown(own[batch] - alone[batch]) for batch in times}
         batch = min(least)
         per_row = min(seconds / size for size, seconds in least.items())
         reachable = least[batch] if known.budgets.aim == "latency" else per_row
@@ -187,11 +192,6 @@ def _layers_alone(known: KnownTrials, candidate: Candidate, place: str) -> Mappi
     return {} if twin is None or twin.measured is None else twin.measured.layer_seconds
 
 
-def _shown(difference: float) -> float:
-    """Return the least difference of two models whose layers alone differ by so many seconds."""
-    return difference * (LOST_SHARE if difference > 0 else GAINED_SHARE)
-
-
 def _variant_of(known: KnownTrials, candidate: Candidate) -> TrialRecord | None:
     """Return a timed trial of the candidate's backend, format and threads with other dtypes or calibration."""
 
@@ -202,14 +202,6 @@ def _variant_of(known: KnownTrials, candidate: Candidate) -> TrialRecord | None:
         return None
     found = (r for r in known.records.values() if form(r.candidate) == form(candidate))
     return next((r for r in found if r.measured is not None and r.measured.seconds), None)
-
-
-def _float_of(known: KnownTrials, candidate: Candidate) -> TrialRecord | None:
-    """Return the float trial with the candidate's backend and threads."""
-    found = (
-        r for r in known.records.values() if r.candidate.is_float and r.candidate.threads == candidate.threads
-    )
-    return next((r for r in found if r.candidate.backend == candidate.backend), None)
 
 
 def _gain(candidate: Candidate) -> float:

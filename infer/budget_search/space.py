@@ -19,7 +19,8 @@ BITS = (6.0, 5.0)  # of mixed precision, where no budget of loss says how many
 
 
 def backends(plan: Plan, budgets: Budgets) -> list[str]:
-    """List the backends to try: plain torch, which needs no lowering, first; those not usable here are left out.
+    """List the backends to try, cheap ones first: plain torch, which needs no lowering, then runtimes of graphs, then
+    those that compile code; backends not usable here are left out.
 
     A backend that was named, by --backend or --space, stays in, so that its trial says why it can't run.
     """
@@ -30,7 +31,7 @@ def backends(plan: Plan, budgets: Budgets) -> list[str]:
             plugins.get(BACKENDS, name)
         return sorted(named, key=lambda name: name != "eager")
     usable = [name for name in plugins.names(BACKENDS) if plugins.why_not(BACKENDS, name) is None]
-    return sorted(usable, key=lambda name: name != "eager")
+    return sorted(usable, key=lambda name: (name != "eager", plugins.get(BACKENDS, name).EXECUTES_CODE))
 
 
 def formats(plan: Plan, budgets: Budgets) -> list[str]:

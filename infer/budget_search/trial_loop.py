@@ -12,17 +12,17 @@ from pathlib import Path
 from msgspec import structs
 
 from ..budgets import Budgets
-from ..errors import GateError
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import feasibility, finalists, journal, skip_bounds, space
-from .feasibility import objective_text, trial_finding
+from . import feasibility, finalists, journal, kept_artifacts, skip_bounds, space
+from .feasibility import trial_finding
 from .final_artifact import may_win, search_record
+from .kept_artifacts import KeptArtifacts
 from .known_trials import KnownTrials
 from .parallel_trials import Node, ParallelTrials
-from .progress import SearchReporter, State, current_state
-from .trial_process.messages import Done, LowerBounds, Request, Setup, Survey
+from .progress import SearchReporter, State, current_state, progress_text
+from .trial_process.messages import Done, LowerBounds, Setup, Survey, TrialRequest
 from .trial_process.trial_runner import SHORTEST, Start, TrialRunner
 from .trial_process.worker_process import TrialLimits, WorkerProcess
 
@@ -48,13 +48,17 @@ class Search:
 
     def __post_init__(self) -> None:
         work = str(self.work.absolute())
-        setup = Setup(plan=self.plan, name=self.output.name, work=work, metric=self.budgets.metric)
+        keeps = feasibility.keeps_slower(self.budgets, self.plan)
+        metric, name = self.budgets.metric, self.output.name
+        setup = Setup(plan=self.plan, name=name, work=work, metric=metric, keeps_slower=keeps)
         self.runner = TrialRunner(setup, self.limits, self.start)
         self.num_requests = 0
         self.began = self.clock()
         self.journal = journal.Journal(self.plan, self.budgets)
+        self.kept = KeptArtifacts(self.plan.source, self.journal)
         if self.budgets.fresh:
             journal.forget(self.plan.source)
+            kept_artifacts.forget(self.plan.source)
         first = space.backends(self.plan, self.budgets)[0]
         bounds = feasibility.limits_of(self.budgets, self.plan)
         self.known = KnownTrials(self.plan, self.budgets, first, bounds)
@@ -69,7 +73,7 @@ class Search:
             for number, stage in enumerate(space.first_candidates(self.plan, self.budgets)):
                 self.stage(stage)
                 if number == 0:
-                    self.use_float_score()
+                    self.known.use_float_score()
             for _ in range(2):  # what refines the best may itself be refined once
                 if (best := self.known.best) is not None:
                     more = space.refinements(
@@ -86,7 +90,9 @@ class Search:
         return ""
 
     def stage(self, candidates: Sequence[Candidate]) -> None:
+        """Run the candidates that have no record, those that promise most first: what they reach skips others."""
         fresh = [one for one in dict.fromkeys(candidates) if one not in self.known.records]
+        fresh.sort(key=self.known.expected_cost)
         if self.cluster is not None:
             self.cluster.stage(fresh)
             return
@@ -129,7 +135,8 @@ class Search:
     def run(self, candidate: Candidate) -> TrialRecord:
         """Run a trial on this machine."""
         began = self.clock()
-        self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + self.progress_text())
+        text = progress_text(self.known, self.seconds_left())
+        self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + text)
         answer = self.question(candidate, self.request(candidate))
         if isinstance(answer, LowerBounds):
             raise TypeError("a trial was answered with bounds")
@@ -149,10 +156,10 @@ class Search:
             node=node,
         )
 
-    def request(self, candidate: Candidate, *, judge_only: bool = False) -> Request:
+    def request(self, candidate: Candidate, *, judge_only: bool = False) -> TrialRequest:
         """Build the request of a trial from the trials known now."""
         self.num_requests += 1
-        return Request(
+        return TrialRequest(
             number=self.num_requests - 1,
             candidate=candidate,
             rivals=self.known.rivals(),
@@ -160,7 +167,7 @@ class Search:
             judge_only=judge_only,
         )
 
-    def question(self, candidate: Candidate, asked: Request | Survey) -> Done | LowerBounds:
+    def question(self, candidate: Candidate, asked: TrialRequest | Survey) -> Done | LowerBounds:
         """Send a request to the worker of this machine and wait for its result."""
         return self.runner.run(
             asked, self.seconds_left(), lambda name, detail: self.step(candidate, name, detail)
@@ -199,54 +206,46 @@ class Search:
         """Time the trials nearest to the best one in turns with it, while time is left."""
         if (left := self.seconds_left()) is not None and left < SHORTEST:
             return
+        for record in finalists.nearest(self.known):
+            self.has_artifact(record)
         ask = partial(self.runner.rounds, seconds_left=left, step=self.reporter.step)
         for record in finalists.compare(self.known, self.artifacts, ask, self.reporter):
             self.known.records[record.candidate] = record
-            self.journal.add(record)
+            self.journal.add(structs.replace(record, from_journal=False))
 
-    def use_float_score(self) -> None:
-        """Set the limits again with the score of the first float trial, for a metric of the user."""
-        scores = [
-            r.measured.score for r in self.known.records.values() if r.candidate.is_float and r.measured
-        ]
-        score = next((score for score in scores if score is not None), None)
-        self.known.limits = feasibility.limits_of(self.budgets, self.plan, score)
+    def has_artifact(self, record: TrialRecord) -> bool:
+        """Return whether the artifact of a trial is here, after a look for one that an earlier search kept."""
+        missing = record.candidate not in self.artifacts and record.from_journal
+        if missing and (path := self.kept.restore(record.candidate, self.work)) is not None:
+            self.artifacts[record.candidate] = path
+        return record.candidate in self.artifacts
 
     def best_with_artifact(self, *, interrupted: bool = False) -> TrialRecord:
         """Return the winner; one known from the journal is made once more, and judged by what it measures now."""
         try:
             while (best := self.known.best) is not None:
-                if best.candidate in self.artifacts:
+                if self.has_artifact(best):
                     return best
                 self.reporter.step("publish", f"{best.candidate.label} is known, its artifact is made again")
                 self.known.records.pop(best.candidate)
                 self.add(self.run(best.candidate))
         finally:
             self.close()
-        skipped = sum(r.outcome == "skipped" for r in self.known.records.values())
         if interrupted:
             raise KeyboardInterrupt
-        raise self.nothing_fits(skipped)
-
-    def nothing_fits(self, skipped: int) -> GateError:
-        records = sorted(
-            self.known.records.values(), key=lambda one: skip_bounds.least_bytes(self.known, one.candidate)
-        )
-        return feasibility.nothing_fits(records, self.known.limits, self.budgets, skipped=skipped)
-
-    def progress_text(self) -> str:
-        best, left = self.known.best, self.seconds_left()
-        parts = [] if best is None else [f"best {best.candidate.label} {objective_text(best, self.budgets)}"]
-        parts += [] if left is None else [f"{left:.0f} s left"]
-        return f" · {' · '.join(parts)}" if parts else ""
+        raise skip_bounds.nothing_fits(self.known)
 
     def record(self, best: TrialRecord, interrupted: str) -> SearchRecord:
         took = self.clock() - self.began
         return search_record(self.known, best.candidate, self.output.name, took=took, interrupted=interrupted)
 
     def close(self) -> None:
-        """End the worker processes of this machine and of other nodes."""
+        """End the worker processes of this machine and of other nodes; keep the best artifacts for the search again."""
         self.runner.close()
         if self.cluster is not None:
             self.cluster.close()
             self.cluster = None
+        near = finalists.nearest(self.known) or ([best] if (best := self.known.best) else [])
+        self.kept.keep(
+            (r.candidate, self.artifacts[r.candidate]) for r in near if r.candidate in self.artifacts
+        )

@@ -24,6 +24,7 @@ from ..errors import NotUsableError
 from ..graph.program import Graph
 from ..silence_logs import quiet
 from ..spec import TensorSpec
+from . import operator_table
 from .decompositions import decompose
 from .layers.int8_linear import Form
 from .layers.int8_operands import Target
@@ -111,7 +112,7 @@ def _copied(model: ir.Model) -> ir.Model:
 
 def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
     # With gradients a learned mask (T5) takes another kernel, of another layout.
-    with _quiet(), torch.no_grad():
+    with _quiet(), operator_table.built_once(), torch.no_grad():
         program = decompose(program, target)
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)

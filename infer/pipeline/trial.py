@@ -65,6 +65,7 @@ class Trial:
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
     scores_only: ScoresOnly | None = None  # of one that can't
     dtype: str = ""  # compute dtype where it is not the plan's
+    kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
@@ -164,7 +165,8 @@ class Trial:
         """List what the artifact can't do, or does worse than the original."""
         lines = [self.ahead_of_time] if self.ahead_of_time else []
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
-        return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
+        kept = f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float"
+        return [*lines, kept] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:
         """Return the float forms with their times, where there were several."""

@@ -25,7 +25,10 @@ from .float_reference import FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
-PAIR_SECONDS = 4.0  # that an undecided pair is timed for
+PAIR_SECONDS, PAIRS = (
+    4.0,
+    200,
+)  # that an undecided pair is timed for; of short calls that many turns tell as much
 SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
 LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
@@ -126,7 +129,7 @@ def _time_trial(
         if (trial.times_slower(to_beat) or 0.0) > LOST:
             return
         trial.latency.clear()
-    _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS)
+    _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS, max_pairs=PAIRS)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:

@@ -90,6 +90,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rival_seconds: dict[str, dict[int, float]] = {}
     floor: dict[int, float] = {}
     layer_seconds: dict[int, float] = {}  # of all layers that were timed alone before the trial, together
+    layer_gain: dict[int, float] = {}  # seconds that these take less than in float
     first_token: float | None = None
     memory: int | None = None  # peak of a fresh process
     kv_bytes_per_token: float | None = None
@@ -124,7 +125,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class InTurns(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a row over that of the trial named `against`, measured in turns: ratio, 95 % interval, rounds.
 
-    `verdict` is that of `infer.latency`: faster, slower, same, or within noise.
+    `verdict` is that of `infer.latency`: faster, slower, same, or within noise. `aim`: the objective, whose batch size
+    was timed.
     """
 
     against: str
@@ -133,6 +135,7 @@ class InTurns(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     rounds: int
     verdict: str
+    aim: str = ""
 
 
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):

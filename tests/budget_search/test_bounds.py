@@ -24,11 +24,11 @@ from infer.budget_search.trial_process.messages import (
     Done,
     Inquiry,
     LowerBounds,
-    Request,
     Rounds,
     Setup,
     Survey,
     ToBeat,
+    TrialRequest,
 )
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.worker_process import TrialLimits
@@ -294,7 +294,7 @@ def test_bounds_of_a_model_are_below_what_its_artifacts_take(plan: Plan, session
     values = 64 * 64 + 64 * 16
     assert bounds.size == bounds.read == {"none": 4 * values, "int8": values}
     for number, quant in enumerate(bounds.size):
-        request = Request(number=number, candidate=Candidate(backend="eager", quant=quant), rivals=())
+        request = TrialRequest(number=number, candidate=Candidate(backend="eager", quant=quant), rivals=())
         done = session.run(request)
         assert done.measured is not None
         assert done.measured.size is not None
@@ -316,7 +316,7 @@ def test_a_trial_that_lost_its_short_round_is_not_published(
     session: Session, ratio: float, outcome: str
 ) -> None:
     best = ToBeat(label="ort int8", ratios={"torch eager": {1: ratio}}, size=0, error=0.0)
-    done = session.run(Request(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
+    done = session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
     assert done.outcome == outcome
     assert ("slower than ort int8, no smaller and no more faithful" in done.reason) is (outcome == "skipped")
     assert done.measured is not None
@@ -326,7 +326,7 @@ def test_a_trial_that_lost_its_short_round_is_not_published(
 
 def test_a_trial_that_lost_but_is_smaller_is_published(session: Session) -> None:
     best = ToBeat(label="ort int8", ratios={"torch eager": {1: 1e-9}}, size=1 << 40, error=0.0)
-    done = session.run(Request(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
+    done = session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
     assert done.outcome == "published"
 
 

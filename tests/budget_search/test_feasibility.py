@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from infer.budget_search.feasibility import (
     cost,
     eligible,
+    keeps_slower,
     limits_of,
     misses,
     nothing_fits,
-    slower_allowed,
     typical,
 )
 from infer.budgets import Budgets
@@ -99,7 +100,22 @@ def test_a_slower_trial_wins_only_where_memory_or_size_counts() -> None:
     assert not eligible(slow, [], Budgets(objective="latency"), PLAN)
     assert eligible(slow, [], Budgets(objective="size"), PLAN)
     assert eligible(slow, [], Budgets(max_memory=10**9), PLAN)
-    assert slower_allowed(Budgets(objective="latency"), PLAN.with_(allow_slower=True))
+    assert eligible(slow, [], Budgets(objective="latency"), PLAN.with_(allow_slower=True))
+
+
+@pytest.mark.parametrize(
+    ("budgets", "option"),
+    [
+        ({"objective": "size"}, "--for size"),
+        ({"objective": "throughput", "max_memory": 10**9}, "--max-memory"),
+        ({"max_size": 10**6}, "--max-size"),
+        ({}, ""),
+    ],
+)
+def test_a_slower_trial_is_kept_for_an_option_that_was_given(budgets: dict[str, Any], option: str) -> None:
+    assert keeps_slower(Budgets(**budgets), PLAN) == option
+    asked = keeps_slower(Budgets(**budgets), PLAN.with_(allow_slower=True))
+    assert asked == (option or "--allow-slower")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,17 +12,19 @@ from typing import Any
 import pytest
 
 from infer import Budgets, Plan
-from infer.budget_search import finalists
+from infer.budget_search import finalists, kept_artifacts, space
 from infer.budget_search.finalists import standings
+from infer.budget_search.journal import Journal
+from infer.budget_search.kept_artifacts import KeptArtifacts
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process.messages import (
     Done,
     LowerBounds,
-    Request,
     Rounds,
     RoundTimes,
     Setup,
     Survey,
+    TrialRequest,
 )
 from infer.budget_search.trial_process.round_timing import LEAST_ROUNDS, MOST_ROUNDS, in_rounds
 from infer.budget_search.trial_process.worker_process import TrialLimits
@@ -83,7 +86,7 @@ class BusyMachine:
             if self.fails:
                 return Done(outcome="crashed", reason="its process ended with SIGSEGV")
             return RoundTimes(seconds=tuple(map(tuple, in_rounds(calls, clock=clock))))
-        assert isinstance(asked, Request)
+        assert isinstance(asked, TrialRequest)
         name = asked.candidate.backend
         stalled = {"inductor": 0.8}.get(name, 1.0)  # its float form was held up: the ratio is too small
         found = Measured(
@@ -103,7 +106,7 @@ class BusyMachine:
         self.alive = False
 
 
-def searched(machine: BusyMachine, folder: Path, **budgets: Any) -> Search:
+def searched(machine: BusyMachine, folder: Path, *, resumes: bool = False, **budgets: Any) -> Search:
     space = {"backend": BACKENDS, "quant": ("none",)}
     asked = Budgets(**{"objective": "latency", "space": space, **budgets})
     folder.mkdir(exist_ok=True)
@@ -116,7 +119,8 @@ def searched(machine: BusyMachine, folder: Path, **budgets: Any) -> Search:
         TrialLimits(),
         start=machine.start,  # type: ignore[arg-type]
     )
-    search.journal = NoJournal()  # type: ignore[assignment]
+    if not resumes:
+        search.journal = NoJournal()  # type: ignore[assignment]
     search.all_trials()
     return search
 
@@ -138,6 +142,72 @@ def test_artifacts_of_the_nearest_trials_are_kept_for_the_last_round(tmp_path: P
     assert {Path(name).name for name in machine.rounds[0].artifacts} == {"ort", "inductor"}
     assert all(Path(name).exists() for name in machine.rounds[0].artifacts)
     assert len(search.artifacts) >= 2
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test a cache without trials, in which folders without a manifest pass for artifacts."""
+    monkeypatch.setenv("INFER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(space, "refinements", lambda *given, **named: [])
+    monkeypatch.setattr(kept_artifacts.store, "read_manifest", lambda folder: None)
+    monkeypatch.setattr(kept_artifacts.store, "verify", lambda folder, manifest: None)
+    monkeypatch.setattr(kept_artifacts.store, "signed_here", lambda folder: True)
+    return tmp_path / "cache"
+
+
+FIRST = {"backend": BACKENDS[:2], "quant": ("none",)}
+
+
+def rounds_of(machine: BusyMachine) -> list[set[str]]:
+    return [{Path(name).name for name in one.artifacts} for one in machine.rounds]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_resumed_search_times_trials_of_the_first_one_in_turns(tmp_path: Path) -> None:
+    searched(BusyMachine(0), tmp_path / "first", resumes=True, space=FIRST)
+    machine = BusyMachine(1)
+    search = searched(machine, tmp_path / "second", resumes=True)
+    assert rounds_of(machine) == [{"ort", "inductor"}]
+    assert search.known.records[Candidate(backend="ort")].from_journal
+    again = BusyMachine(2)
+    best = searched(again, tmp_path / "third", resumes=True).known.best
+    assert best is not None
+    assert (best.candidate.backend, best.turns is not None, again.rounds) == ("ort", True, [])
+
+
+def test_a_resumed_search_says_which_trials_were_not_timed_in_turns(tmp_path: Path, own_cache: Path) -> None:
+    searched(BusyMachine(0), tmp_path / "first", resumes=True, space=FIRST)
+    kept_artifacts.forget("model.pt")
+    machine = BusyMachine(1)
+    search = searched(machine, tmp_path / "second", resumes=True)
+    assert machine.rounds == []
+    said = [one.why for one in search.reporter.findings if one.what == "the best trials in turns"]
+    assert said == ["without ort float: no artifact here, so that the times of the trial itself count"]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_times_in_turns_for_another_objective_do_not_count(tmp_path: Path) -> None:
+    searched(BusyMachine(0), tmp_path / "first", resumes=True)
+    search = searched(BusyMachine(0), tmp_path / "second", resumes=True, objective="size")
+    assert len(search.known.records) == len(BACKENDS)
+    assert all(one.turns is None for one in search.known.records.values())
+
+
+def test_the_oldest_kept_artifacts_are_deleted_when_there_is_no_room(tmp_path: Path) -> None:
+    kept = KeptArtifacts("model.pt", Journal(Plan(source="model.pt"), Budgets()), tmp_path / "kept", room=250)
+    for number, name in enumerate(BACKENDS):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x" * 100)
+        kept.keep([(Candidate(backend=name), tmp_path / name)])
+        for folder in (tmp_path / "kept").glob("*/*"):
+            if next(folder.iterdir()).name == name:
+                os.utime(folder, (number, number))
+    kept.keep([])
+    left = {folder.name for folder in (tmp_path / "kept").glob("*/*/*")}
+    assert left == set(BACKENDS[1:])
+    (tmp_path / "eager" / "file").write_bytes(b"x" * 300)
+    kept.keep([(Candidate(backend="eager"), tmp_path / "eager")])
+    assert {folder.name for folder in (tmp_path / "kept").glob("*/*/*")} == left, "larger than the room"
 
 
 def test_the_report_says_how_sure_the_choice_is(tmp_path: Path) -> None:

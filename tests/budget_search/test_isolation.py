@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infer.budget_search.trial_process.messages import Done, Request, Setup
+from infer.budget_search.trial_process.messages import Done, Setup, TrialRequest
 from infer.budget_search.trial_process.worker_process import TrialLimits, WorkerProcess
 from infer.plan import Plan
 from infer.report.search_record import Candidate
@@ -36,7 +36,7 @@ def worker(plan: Plan, tmp_path: Path, planted: Path) -> Iterator[Callable[..., 
 
 
 def ask(worker: WorkerProcess, backend: str, **limits: float) -> Done:
-    request = Request(number=worker.trials, candidate=Candidate(backend=backend))
+    request = TrialRequest(number=worker.trials, candidate=Candidate(backend=backend))
     answer = worker.run(request, TrialLimits(**limits), lambda name, detail: None)  # type: ignore[arg-type]
     assert isinstance(answer, Done)
     return answer

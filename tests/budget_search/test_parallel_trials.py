@@ -11,7 +11,7 @@ import pytest
 
 from infer.budget_search import trial_loop
 from infer.budget_search.parallel_trials import ATTEMPTS, NodeLostError
-from infer.budget_search.trial_process.messages import Done, LowerBounds, Request, Survey
+from infer.budget_search.trial_process.messages import Done, LowerBounds, Survey, TrialRequest
 from infer.budgets import Budgets
 from infer.errors import SourceError
 from infer.plan import Plan
@@ -28,13 +28,13 @@ class PlantedNode:
 
     def __init__(self, name: str, answers: dict[str, Any], *, times: bool = True, meet: Any = None) -> None:
         self.name, self.times, self.answers, self.meet = name, times, answers, meet
-        self.asked: list[Request] = []
+        self.asked: list[TrialRequest] = []
         self.at_once, self.most = 0, 0
 
     def run(
-        self, question: Request | Survey, seconds_left: float | None, step: Callable[[str, str], None]
+        self, question: TrialRequest | Survey, seconds_left: float | None, step: Callable[[str, str], None]
     ) -> Done | LowerBounds:
-        assert isinstance(question, Request)
+        assert isinstance(question, TrialRequest)
         self.asked.append(question)
         self.at_once += 1
         self.most = max(self.most, self.at_once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ import infer
 from infer import Budgets, Plan, Predictor, cli
 from infer import device as hardware
 from infer.artifact import store
-from infer.budget_search import run_search, trial_loop
+from infer.budget_search import kept_artifacts, run_search, trial_loop
 from infer.budget_search.run_search import SearchResult
 from infer.budget_search.trial_process.messages import (
     Done,
@@ -32,6 +33,7 @@ from infer.budget_search.trial_process.messages import (
 from infer.budget_search.trial_process.timing_lock import TimingLock
 from infer.budget_search.trial_process.worker_process import StopWatch, TrialLimits
 from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
+from infer.pipeline.trial import Trial
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
 from infer.report.search_record import Candidate, Measured
@@ -83,9 +85,40 @@ def test_the_artifact_carries_front_trials_and_commands(best: SearchResult) -> N
 
 
 @pytest.mark.usefixtures("in_process")
-def test_the_same_search_again_runs_only_its_winner(
-    plan: Plan, best: SearchResult, monkeypatch: pytest.MonkeyPatch
+def test_the_same_search_again_runs_no_trial(
+    plan: Plan, best: SearchResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ran = counted_trials(monkeypatch)
+    again = found(plan, tmp_path / "again.infer")
+    assert ran == []
+    assert all(t.record.from_journal for t in again.trials)
+    assert any("known from earlier runs" in line for line in cli_screen(again.path))
+    with Predictor.load(again.path) as predictor, Predictor.load(best.path) as first:
+        assert predictor.name == "again"
+        rows = {"input": torch.load(str(plan.data))["input"][:3].numpy()}
+        assert (predictor.predict(rows)["output"] == first.predict(rows)["output"]).all()
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_a_winner_whose_kept_artifact_is_lost_is_made_again(
+    plan: Plan, best: SearchResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    shutil.copytree(kept_artifacts.default_root(), tmp_path / "kept")
+    monkeypatch.setattr(kept_artifacts, "default_root", lambda: tmp_path / "kept")
+    if damage == "gone":
+        kept_artifacts.forget(plan.source)
+    else:
+        for file in (tmp_path / "kept").rglob("*.safetensors"):
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+    ran = counted_trials(monkeypatch)
+    again = found(plan, tmp_path / "again.infer")
+    assert ran == ["eager int8"]
+    Predictor.load(again.path).close()
+
+
+def counted_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list to which the labels of trials that run from now on are added."""
     ran: list[str] = []
     run = trial_loop.Search.run
 
@@ -94,10 +127,20 @@ def test_the_same_search_again_runs_only_its_winner(
         return run(self, candidate)
 
     monkeypatch.setattr(trial_loop.Search, "run", counted)
-    again = found(plan, best.path, replace=True)
-    assert ran == ["eager int8"]
-    assert any(t.record.from_journal for t in again.trials)
-    assert any("known from earlier runs" in line for line in cli_screen(best.path))
+    return ran
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_slower_winner_names_the_budget_that_keeps_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "slower", property(lambda self: self.changed))
+    own = plan.with_(source=shutil.copy(plan.source, tmp_path))  # of which no other test knows trials
+    result = found(own, tmp_path / "slow.infer", objective="latency", max_size=26_000)
+    assert result.best.candidate.quant == "int8"
+    verdict = store.read_manifest(result.path).verdict
+    assert verdict[0] == "kept although slower (--max-size)"
+    assert "kept although slower (--max-size)" in (result.path / "report.html").read_text()
 
 
 def cli_screen(artifact: Path) -> list[str]:

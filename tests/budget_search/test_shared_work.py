@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from infer import Plan, plugins
-from infer.budget_search.trial_process.messages import Done, Request, Setup
+from infer.budget_search.trial_process.messages import Done, Setup, ToBeat, TrialRequest
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
+from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -34,7 +35,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def run(session: Session, number: int, **candidate: Any) -> Done:
-    done = session.run(Request(number=number, candidate=Candidate(quant="int8", **candidate), rivals=()))
+    done = session.run(TrialRequest(number=number, candidate=Candidate(quant="int8", **candidate), rivals=()))
     assert done.outcome == "published", done.reason
     return done
 
@@ -87,7 +88,7 @@ def test_float_layers_are_lowered_once_for_all_formats(
 ) -> None:
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
     for number, quant in enumerate(("int8:weight", "int4")):
-        session.run(Request(number=number, candidate=Candidate(backend=backend, quant=quant), rivals=()))
+        session.run(TrialRequest(number=number, candidate=Candidate(backend=backend, quant=quant), rivals=()))
     floats = [layer for layer in captured if type(layer) is torch.nn.Linear]
     assert len(floats) == 1, "of the one shape that formats take"
     assert len(captured) >= 3, "each format is timed"
@@ -99,7 +100,7 @@ def test_float_layers_of_a_session_are_below_its_folder(
     (tmp_path / "work").mkdir()
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path / "work")), Reporter())
     before = set(Path(tempfile.gettempdir()).iterdir())
-    session.run(Request(number=0, candidate=Candidate(backend="ort", quant="int8"), rivals=()))
+    session.run(TrialRequest(number=0, candidate=Candidate(backend="ort", quant="int8"), rivals=()))
     assert captured
     assert set(Path(tempfile.gettempdir()).iterdir()) <= before | {tmp_path / "machine" / TIMING_LOCK}
 
@@ -109,5 +110,29 @@ def test_onnx_runtime_layers_that_it_decodes_if_slower_are_not_timed(
 ) -> None:
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
     for number, quant in enumerate(("nf4", "cluster")):
-        session.run(Request(number=number, candidate=Candidate(backend="ort", quant=quant), rivals=()))
+        session.run(TrialRequest(number=number, candidate=Candidate(backend="ort", quant=quant), rivals=()))
     assert captured == []
+
+
+def test_a_layer_is_lowered_once_for_all_batch_sizes(
+    plan: Plan, tmp_path: Path, captured: list[torch.nn.Module]
+) -> None:
+    own = plan.with_(batches=(1, 4, 8))
+    session = Session(Setup(plan=own, name="m.infer", work=str(tmp_path)), Reporter())
+    session.run(TrialRequest(number=0, candidate=Candidate(backend="ort", quant="int4"), rivals=()))
+    assert len(captured) <= 3, "in float, in the format, and in the format that takes its place"
+
+
+def test_a_form_whose_layers_save_too_little_is_not_lowered(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(1e-5, 2e-5, 0.5, 0.5, 0.5))
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    best = ToBeat(label="eager int8", ratios={}, size=1, error=0.0, gain_needed={1: 1.0})
+    candidate = Candidate(backend="ort", quant="int8:weight")
+    done = session.run(TrialRequest(number=0, candidate=candidate, rivals=(), to_beat=best))
+    assert done.outcome == "skipped"
+    assert done.reason.endswith("at batch 1, 1.00 s less are needed: slower than eager int8")
+    assert done.measured is not None
+    assert done.measured.layer_gain == {1: pytest.approx(1e-5)}
+    assert not list(tmp_path.glob("trial-*/*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from infer import device
@@ -277,3 +278,63 @@ def test_layers_alone_never_skip_the_fastest_form(seed: int) -> None:
     assert best is not None
     if why_skip(known, Candidate(backend="inductor", quant="nf4")):
         assert true["nf4"] > known.cost(best)
+
+
+def graph_runtimes(best: float, ort: float, aim: str = "latency") -> KnownTrials:
+    """Return float trials of torch, the fastest, and of ONNX Runtime, with times of each in turns with torch eager."""
+
+    def floats(backend: str, seconds: float) -> TrialRecord:
+        pair = {"ratios": {1: seconds / 0.01}, "rivals": {1: "torch eager"}}
+        forms = {"torch eager": {1: 0.01}}
+        return trial(backend, seconds=seconds, rival_seconds=forms, size=100, error=1e-6, **pair)
+
+    return knowledge(floats("inductor", best), floats("ort", ort), objective=aim)
+
+
+def test_layers_that_save_too_little_are_not_lowered() -> None:
+    known = graph_runtimes(best=0.0010, ort=0.0030)
+    to_beat = known.to_beat(Candidate(backend="ort", quant="int4"))
+    assert to_beat is not None
+    assert to_beat.gain_needed == pytest.approx({1: 0.00175})
+    why = "take 800 µs less than in float at batch 1, 1.75 ms less are needed: slower than inductor float"
+    assert trial_result.gains_too_little({1: 0.0008}, to_beat) == f"its layers alone {why}"
+    assert trial_result.gains_too_little({1: 0.0009}, to_beat) == "", "they may gain twice of it in the model"
+    assert "100 µs more than in float" in trial_result.gains_too_little({1: -0.0001}, to_beat)
+    assert trial_result.gains_too_little({}, to_beat) == "", "a layer was not timed"
+    assert trial_result.gains_too_little({1: -9.0}, None) == ""
+
+
+@pytest.mark.parametrize("candidate", [("ort", "none"), ("inductor", "int4"), ("openvino", "int4")])
+def test_layers_bound_only_quantized_forms_of_runtimes_timed_in_float(candidate: tuple[str, str]) -> None:
+    known = graph_runtimes(best=0.0010, ort=0.0030)
+    to_beat = known.to_beat(Candidate(backend=candidate[0], quant=candidate[1]))
+    assert to_beat is not None
+    assert to_beat.gain_needed == {}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_layers_that_save_too_little_are_never_those_of_the_fastest(seed: int) -> None:
+    """The rest of the model takes the same time in float; layers show by half to twice their time alone."""
+    draw = random.Random(seed)  # noqa: S311
+    between, floats = draw.uniform(0.0005, 0.005), draw.uniform(0.0005, 0.01)
+    own, share = floats * draw.uniform(0.1, 1.3), draw.uniform(0.5, 2.0)
+    in_float, best = between + share * floats, draw.uniform(0.0005, 0.02)
+    known = graph_runtimes(best, in_float * draw.uniform(0.9, 1.1))
+    to_beat = known.to_beat(Candidate(backend="ort", quant="int4"))
+    if trial_result.gains_too_little({1: floats - own}, to_beat):
+        assert between + share * own > min(best, in_float)
+
+
+def test_a_trial_skipped_by_its_layers_is_skipped_again_by_the_best_of_then() -> None:
+    lost = trial("ort", "int4", outcome="skipped")
+    lost = msgspec.structs.replace(lost, measured=Measured(layer_gain={1: 0.0008}))
+    assert graph_runtimes(best=0.0010, ort=0.0030).still_lost(lost)
+    assert not graph_runtimes(best=0.0020, ort=0.0030).still_lost(lost)
+
+
+@pytest.mark.parametrize("aim", ["latency", "throughput"])
+def test_formats_run_on_other_backends_in_the_order_of_plain_torch(aim: str) -> None:
+    known = knowledge(trial("eager", "nf4", 0.002), trial("eager", "int8", 0.001), objective=aim)
+    waiting = [Candidate(backend="ort", quant=quant) for quant in ("cluster", "nf4", "int8")]
+    waiting.sort(key=known.expected_cost)
+    assert [one.quant for one in waiting] == ["int8", "nf4", "cluster"]

@@ -17,6 +17,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     name: str  # of the artifacts, `model.infer`
     work: str  # folder for them
     metric: str | None = None
+    keeps_slower: str = (
+        "--allow-slower"  # the option for which a trial slower than float may win, "" for none
+    )
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
@@ -41,6 +44,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     seconds of its shortest calls (`least`).
 
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
+    `gain_needed`: seconds by batch size that its layers must gain over float for the trial to come near; {}: unknown.
     """
 
     label: str
@@ -48,9 +52,10 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     least: dict[int, float] = {}
     size: int
     error: float
+    gain_needed: dict[int, float] = {}
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+class TrialRequest(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet.
 
     `judge_only`: fidelity alone, on a machine whose times say nothing; nothing is timed or published.
@@ -77,7 +82,7 @@ class RoundTimes(msgspec.Struct, frozen=True, kw_only=True, tag="times"):
     seconds: tuple[tuple[float, ...], ...]
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class StepStarted(msgspec.Struct, frozen=True, tag="step"):
     """A step of the trial began, for display."""
 
     name: str
@@ -124,6 +129,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 Result = LowerBounds | RoundTimes | Done | Failed
-Answer = Step | Waiting | Result
-Inquiry = Survey | Request | Rounds
+Answer = StepStarted | Waiting | Result
+Inquiry = Survey | TrialRequest | Rounds
 Question = Setup | Inquiry

@@ -18,7 +18,7 @@ from ...predict import open_runner
 from ...predict.open_artifact import backend_of
 from .messages import RoundTimes
 
-LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS = 21, 400, 3.0  # seconds for each artifact
+LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS = 21, 200, 3.0  # seconds for each artifact
 
 
 def time_artifacts(

@@ -27,7 +27,7 @@ from ...report.search_record import Candidate, Measured
 from ...reporter import Reporter
 from . import trial_result
 from .lower_bounds import lower_bounds
-from .messages import Done, LowerBounds, Request, Rounds, RoundTimes, Setup, Survey
+from .messages import Done, LowerBounds, Rounds, RoundTimes, Setup, Survey, TrialRequest
 from .round_timing import time_artifacts
 from .source_cache import PreparedSource, SourceCache, SourceFailure, TrialReporter
 from .timing_lock import TimingLock
@@ -47,7 +47,7 @@ class Session:
         self._memory = ForkingProbe()
         self._metric = UserMetric(setup.metric) if setup.metric else None
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: TrialRequest) -> Done:
         """Run one trial as `optimize` does and publish its artifact in a folder of its own.
 
         A refusal of a backend, a format or a gate is an outcome. Raises `SourceFailure` for what no trial can cure.
@@ -71,7 +71,7 @@ class Session:
                     raise
                 return Done(outcome=trial_result.outcome(refusal), reason=str(refusal))
 
-    def _run(self, plan: Plan, request: Request, output: Path) -> Done:
+    def _run(self, plan: Plan, request: TrialRequest, output: Path) -> Done:
         """Quantize, lower, judge and time a candidate, and publish it unless it is refused or known to lose."""
         reporter = TrialReporter(self._reporter)
         prepared, run = self._opened(plan, reporter)
@@ -84,6 +84,11 @@ class Session:
         with store.stage(output, replace=False) as folder:
             assignment = prepared.assignment(run.plan, reporter)
             assign.decide(assignment)
+            gain = assignment.layer_gain or {}
+            if reason := trial_result.gains_too_little(gain, to_beat):
+                alone = Measured(layer_seconds=assignment.layer_seconds, layer_gain=gain)
+                command = _command(run.plan, request.candidate, self._setup.name)
+                return Done(outcome="skipped", reason=reason, measured=alone, command=command)
             small, selected, stuck = stages.search(
                 run.plan,
                 prepared.original,
@@ -99,6 +104,7 @@ class Session:
                 trial.close()
                 return done
             if trial.slower:
+                trial.kept_by = self._setup.keeps_slower
                 run = replace(run, plan=run.plan.with_(allow_slower=True))
             ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
             reporter.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
@@ -126,7 +132,7 @@ class Session:
         self,
         trial: Trial,
         measured: Measured,
-        request: Request,
+        request: TrialRequest,
         plan: Plan,
         prepared: PreparedSource,
         stuck: str,

@@ -12,6 +12,7 @@ from ...latency import WORKLOAD, Paired
 from ...pipeline.trial import TimesToBeat, Trial
 from ...pipeline.trial_timing import LOST
 from ...report import document
+from ...report.rendering import formatting
 from ...report.search_record import Measured, Outcome
 from .messages import ToBeat
 
@@ -41,6 +42,35 @@ def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
     if trial.size < to_beat.size or (measured.error or 0.0) < to_beat.error:
         return ""
     return f"{slower:.2g}x slower than {to_beat.label}, no smaller and no more faithful: not published"
+
+
+LOST_SHARE, GAINED_SHARE = (
+    0.5,
+    2.0,
+)  # of a difference of layers alone that shows in a model, at least and at most
+
+
+def shown(difference: float) -> float:
+    """Return the least difference of the times of two models whose layers alone differ by so many seconds."""
+    return difference * (LOST_SHARE if difference > 0 else GAINED_SHARE)
+
+
+def gains_too_little(gain: Mapping[int, float], to_beat: ToBeat | None) -> str:
+    """Return why a trial need not be lowered: its layers alone save too little at each batch size that counts."""
+    if (
+        to_beat is None
+        or not gain
+        or not to_beat.gain_needed
+        or not to_beat.gain_needed.keys() <= gain.keys()
+    ):
+        return ""
+    if any(-shown(-gain[batch]) >= needed for batch, needed in to_beat.gain_needed.items()):
+        return ""
+    batch, needed = min(to_beat.gain_needed.items())
+    return (
+        f"its layers alone take {formatting.seconds(abs(gain[batch]))} {'less' if gain[batch] > 0 else 'more'} than "
+        f"in float at batch {batch}, {formatting.seconds(needed)} less are needed: slower than {to_beat.label}"
+    )
 
 
 def measured(trial: Trial, layer_seconds: Mapping[int, float]) -> Measured:

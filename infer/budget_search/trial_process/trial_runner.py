@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from .messages import Done, Failed, Inquiry, LowerBounds, Request, Rounds, RoundTimes, Setup, Survey
+from .messages import Done, Failed, Inquiry, LowerBounds, Rounds, RoundTimes, Setup, Survey, TrialRequest
 from .worker_process import TrialLimits, WorkerProcess
 
 SHORTEST = 1.0  # seconds: with less time left no trial is begun
@@ -30,7 +30,9 @@ class TrialRunner:
     name: str = ""  # of the node, "" for the machine of the search
     times: bool = True  # its times are those of the machine that the search is for
 
-    def run(self, question: Request | Survey, seconds_left: float | None, step: OnStep) -> Done | LowerBounds:
+    def run(
+        self, question: TrialRequest | Survey, seconds_left: float | None, step: OnStep
+    ) -> Done | LowerBounds:
         """Answer a question within the limits and the time left; None: no limit.
 
         A trial that kills a process that ran others before runs once more in a new one, alone. Raises the `InferError`

@@ -1,12 +1,13 @@
 """The process of trials, below `subreaper`.
 
-It reads `Setup`, then one `Request` at a time, and answers with steps and a result. Its standard output belongs to
+It reads `Setup`, then one `TrialRequest` at a time, and answers with steps and a result. Its standard output belongs to
 libraries and goes to a log, whose last lines explain a crash.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import traceback
 from typing import IO, TYPE_CHECKING
@@ -15,7 +16,7 @@ import msgspec
 
 from ...errors import InferError
 from ...reporter import Reporter
-from .messages import Answer, Done, Failed, Inquiry, Question, Rounds, Setup, Step, Survey, Waiting
+from .messages import Answer, Done, Failed, Inquiry, Question, Rounds, Setup, StepStarted, Survey, Waiting
 
 if TYPE_CHECKING:
     from .session import Session
@@ -47,6 +48,8 @@ def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
 def _session(setup: Setup, answers: IO[bytes]) -> Session:
     from .session import Session
 
+    gc.collect()
+    gc.freeze()  # modules: the collections before measurements would look through them again and again
     pipe = _Pipe(answers)
     return Session(setup, pipe, pipe.waiting)
 
@@ -75,7 +78,7 @@ class _Pipe(Reporter):
         self._answers = answers
 
     def step(self, name: str, detail: str = "") -> None:
-        _send(self._answers, Step(name, detail))
+        _send(self._answers, StepStarted(name, detail))
 
     def waiting(self, began: bool) -> None:
         """Tell the search that the trial waits for the machine, or no longer does."""

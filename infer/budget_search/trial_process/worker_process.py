@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from ... import device as hardware
-from .messages import Answer, Done, Inquiry, Question, Result, Setup, Step, Waiting
+from .messages import Answer, Done, Inquiry, Question, Result, Setup, StepStarted, Waiting
 
 MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
 LOOK = 0.2  # seconds between two looks at memory, time and disk
@@ -107,7 +107,7 @@ class WorkerProcess:
         watch = StopWatch()
         while True:
             answer = self._next(LOOK)
-            if isinstance(answer, Step):
+            if isinstance(answer, StepStarted):
                 step(answer.name, answer.detail)
             elif isinstance(answer, Waiting):
                 watch.pause(answer.began)

@@ -87,6 +87,9 @@ class Assignment:
     layer_seconds: dict[int, float] = field(
         default_factory=dict
     )  # of all timed layers together, by batch size
+    layer_gain: dict[int, float] | None = (
+        None  # seconds less than in float; None where a quantized layer was not timed
+    )
     measured: sensitivity.Sensitivity | None = None
     risen: set[str] = field(default_factory=set)
     num_rounds: int = 0

@@ -24,7 +24,7 @@ from ..layer_kinds import is_linear
 from .lowered_layers import LoweredLayers, SharedFloatLayers
 
 SLOWER = 1.03  # as the whole-model gate has it
-SECONDS = 0.4  # of timing for one shape, format and number of rows
+SECONDS, PAIRS = 0.4, 100  # of timing for one shape, format and number of rows, at most
 DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
 
 
@@ -159,7 +159,7 @@ class LayerTimer:
     def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor, name: str, format: str) -> LayerTime:
         runners = self._lowered.runner(f"{format} {name}", small, x), self._floats.runner(name, layer, x)
         ours, theirs = (lambda runner=runner: runner.run({"x": x}) for runner in runners)
-        pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS)
+        pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS, max_pairs=PAIRS)
         return LayerTime.of(pair)
 
 

@@ -25,15 +25,16 @@ MAX_ROWS = 1 << 20
 class LoweredLayers:
     """Runners of single layers for `backend`, by name; the least recently used are closed.
 
-    Eager runs a program of any number of rows, so that it is made once for all; the other backends compile for the
-    number they are given. More than `KEPT` stay open while their weights take no more than `room` bytes. Files are
-    below `folder`, by default that of temporary files.
+    Plain torch and the runtimes of graphs (`PORTABLE`) run any number of rows, as they do in a model of any batch size,
+    so that a layer is made once for all; the other backends compile for the number they are given. More than `KEPT`
+    stay open while their weights take no more than `room` bytes. Files are below `folder`, by default that of temporary
+    files.
     """
 
     def __init__(self, plan: Plan, backend: str, room: int = 0, folder: Path | None = None) -> None:
         self.plan = plan.with_(backend_options={})
         self.backend = backend
-        self._any_rows = backend == "eager"
+        self._any_rows = backend == "eager" or plugins.get("backends", backend).PORTABLE
         self._room, self._folder = room, folder
         self._sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # bytes
         self._open: OrderedDict[tuple[str, tuple[int, ...]], tuple[Any, Path]] = OrderedDict()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from ...errors import GateError
 from ...latency import WORKLOAD
 from ...spec import Finding
@@ -85,7 +87,7 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     try:
         slowness, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
         if not assignment.budgeted and not assignment.calibration_set.steps:
-            assignment.layer_seconds = _layer_seconds(timings, free)
+            _set_layer_seconds(timings, free)
     finally:
         clock.close()
     clock.save()
@@ -197,9 +199,9 @@ def _totals(now: Mapping[str, Sequence[LayerTime]]) -> list[LayerTime]:
     return [LayerTime.total([(1, timed) for timed in column]) for column in zip(*now.values(), strict=True)]
 
 
-def _layer_seconds(timings: WeightTimings, free: Sequence[Weight]) -> dict[int, float]:
-    """Return the seconds of all timed layers in the formats decided for them, by batch size; {} without any."""
-    assignment, now = timings.assignment, {}
+def _set_layer_seconds(timings: WeightTimings, free: Sequence[Weight]) -> None:
+    """Set the seconds of all timed layers in the formats decided for them, by batch size, and what they gain."""
+    assignment, now, complete = timings.assignment, {}, True
     formats = assignment.now()
     for weight in free:
         format = formats[weight.name]
@@ -208,11 +210,14 @@ def _layer_seconds(timings: WeightTimings, free: Sequence[Weight]) -> dict[int, 
         times = timings.layer_times(weight, assignment.plan.quant if format == FLOAT else format)
         if times:
             now[weight.name] = [_float_time(t) for t in times] if format == FLOAT else times
-    return (
-        dict(zip(assignment.plan.batches, (total.seconds for total in _totals(now)), strict=False))
-        if now
-        else {}
-    )
+        elif format != FLOAT:
+            complete = complete and all(isinstance(site.layer, nn.Embedding) for site in weight.sites)
+    if not now:
+        return
+    totals = dict(zip(assignment.plan.batches, _totals(now), strict=False))
+    assignment.layer_seconds = {batch: total.seconds for batch, total in totals.items()}
+    if complete:
+        assignment.layer_gain = {batch: t.float_seconds - t.seconds for batch, t in totals.items()}
 
 
 def _float_time(timed: LayerTime) -> LayerTime:

@@ -1,0 +1,55 @@
+"""The table of operators of torch's ONNX exporter, built once for each opset in place of once for each export.
+
+Building it takes 0.4 s of CPU (torch 2.13), four fifths of the export of a single layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_lock = threading.RLock()
+_tables: dict[Any, Any] = {}  # by the arguments of `from_torchlib`
+
+
+@contextlib.contextmanager
+def built_once() -> Iterator[None]:
+    """Let exports within this context share the table; of a torch without such a table nothing changes."""
+    kind = _registry_class()
+    if kind is None:
+        yield
+        return
+    with _lock:
+        usual = kind.__dict__["from_torchlib"]
+
+        def shared(cls: Any, *args: Any, **named: Any) -> Any:
+            key = (cls, args, tuple(sorted(named.items())))
+            if key not in _tables:
+                _tables[key] = usual.__get__(None, cls)(*args, **named)
+            return _copied(_tables[key])
+
+        kind.from_torchlib = classmethod(shared)
+        try:
+            yield
+        finally:
+            kind.from_torchlib = usual
+
+
+def _registry_class() -> Any:
+    """Return the class of the table, a private one of torch; None where it has another name or form."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:
+        return None
+    known = isinstance(ONNXRegistry.__dict__.get("from_torchlib"), classmethod)
+    return ONNXRegistry if known and hasattr(ONNXRegistry(), "functions") else None
+
+
+def _copied(table: Any) -> Any:
+    """Copy a table, so that operators registered in one export are not those of the next."""
+    found = copy.copy(table)
+    found.functions = {target: list(forms) for target, forms in table.functions.items()}
+    return found
