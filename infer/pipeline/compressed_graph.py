@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
 
 from .. import compress, plugins
 from .. import load as sources
@@ -14,7 +18,7 @@ from ..llm.step.attention.latent_attention import keep_latents
 from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
 from ..plan import Plan
 from ..reporter import Reporter
-from ..spec import DTYPES
+from ..spec import DTYPES, Finding
 from .float_graph import Original, captured, decoder_of, module_of
 from .llm_mode import no_step
 from .recover_quality import recover_quality
@@ -45,9 +49,10 @@ def compress_model(
     original: Original,
     assignment: assign.Assignment | None = None,
     reporter: Reporter | None = None,
+    last: LastModel | None = None,
 ) -> Compressed:
     """Quantize a copy of the model, lower its dtype and capture it like the original; a language model
-    as a step.
+    as a step. The model of `last` is taken over where it has the same formats.
     """
     reporter, graph = reporter or Reporter(), original.graph
     if graph.onnx is not None:
@@ -61,10 +66,67 @@ def compress_model(
     if plan.quant == "none":
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
         return _form(plan, original, copy, reporter)
-    assignment, module = assignment or make_assignment(plan, original, reporter), module_of(copy)
-    if graph.program is not None:
-        reporter.found(compress.fold_batch_norms(original.module, graph.program, into=module))
-        reporter.found(compress.fold_weight_norms(original.module, into=module))
+    assignment = assignment or make_assignment(plan, original, reporter)
+    formats = dict(assignment.formats)
+    make = partial(_quantized, plan, original, copy, assignment, reporter)
+    model = (last or LastModel()).take(plan, formats, make)
+    reporter.findings += model.found
+    covered = compress.cover(
+        model.module, assignment.reasons(model.done), assignment.requested_float(model.pins)
+    )
+    reporter.found([*model.done.findings(), *covered.findings()])
+    compress.enforce(covered, plan)
+    layers = assignment.choices(model.module, model.done)
+    if model.form is None:
+        sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
+        if plan.recover:
+            reporter.found(recover_quality(plan, model.module, assignment.calibration_set, reporter))
+        model.form = _form(plan, original, copy, reporter)
+    return replace(model.form, layers=layers, quantized=covered.verdict())
+
+
+@dataclass
+class QuantizedModel:
+    """A quantized copy of the model, the result of its packing, and what was captured of it."""
+
+    module: nn.Module
+    pins: dict[str, str]  # layer → format, of the plan
+    done: compress.QuantizationResult
+    found: list[Finding]  # while it was made
+    form: Compressed | None = None
+
+
+@dataclass
+class LastModel:
+    """The quantized model of the last trial: the next one with the same formats, on another backend, takes it over.
+
+    One that is trained (`--recover`) is never taken over. Another model is forgotten before the next is made.
+    """
+
+    model: QuantizedModel | None = None
+    _key: tuple[Plan, dict[str, str]] | None = None
+
+    def take(self, plan: Plan, formats: dict[str, str], make: Callable[[], QuantizedModel]) -> QuantizedModel:
+        """Return the model of a plan and the formats decided for its layers."""
+        key = plan.with_(backend="auto", backend_options={}), formats
+        if self.model is None or self.model.form is None or key != self._key or plan.recover:
+            self.model = self._key = None
+            self.model, self._key = make(), key
+        return self.model
+
+
+def _quantized(
+    plan: Plan,
+    original: Original,
+    copy: sources.LoadedModel,
+    assignment: assign.Assignment,
+    reporter: Reporter,
+) -> QuantizedModel:
+    """Fold norms into the module of `copy` and quantize it, its other weights still unfilled."""
+    module, own = module_of(copy), reporter.attempt()
+    if original.graph.program is not None:
+        own.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
+        own.found(compress.fold_weight_norms(original.module, into=module))
     split = compress.split_recurrent(module)
     copy.renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
     pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
@@ -74,19 +136,11 @@ def compress_model(
         reader=copy.reader,
         renames=copy.renames,
         stats=assignment.stats,
-        progress=reporter.progress,
+        progress=own.progress,
         formats=pins | assignment.formats,
         packing_cache=assignment.packing_cache,
     )
-    covered = compress.cover(module, assignment.reasons(done), assignment.requested_float(pins))
-    reporter.found([*done.findings(), *covered.findings()])
-    compress.enforce(covered, plan)
-    layers = assignment.choices(module, done)
-    sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
-    if plan.recover:
-        reporter.found(recover_quality(plan, module, assignment.calibration_set, reporter))
-    small = _form(plan, original, copy, reporter)
-    return replace(small, layers=layers, quantized=covered.verdict())
+    return QuantizedModel(module, pins, done, own.findings)
 
 
 def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter: Reporter) -> Compressed:

@@ -30,7 +30,7 @@ from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import Finding, TensorSpec
 from . import half_precision
-from .compressed_graph import Compressed, compress_model, make_assignment
+from .compressed_graph import Compressed, LastModel, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
 from .float_reference import FloatReferences
 from .llm_mode import refuse_backend
@@ -40,6 +40,7 @@ from .select import Selected, choose, enforce
 from .try_backends import try_backends
 
 __all__ = [
+    "LastModel",
     "Original",
     "Outcome",
     "Reporter",
@@ -137,18 +138,19 @@ def search(
     floats: FloatReferences,
     *,
     half: bool = False,
+    last: LastModel | None = None,
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Compressed, Selected, str]:
     """Compress, lower, compare, time and choose; raise the formats of sensitive layers while the fidelity gate fails.
 
     `half` tries bfloat16 as well. Returns also why no layer rises further, "" where the gate passes; `enforce` judges.
-    Trials are timed inside `timing()`.
+    Trials are timed inside `timing()`. `last`: the quantized model of an earlier trial of this original.
     """
     backend = plan.backend
     while True:
         attempt = reporter.attempt()
         attempt.step("compress", plan.quant)
-        small = compress_model(plan, original, assignment, attempt)
+        small = compress_model(plan, original, assignment, attempt, last)
         if small.shape is not None and small.shape not in floats.judged_steps:
             judge_float_step(original, small.shape, reporter)
             floats.judged_steps.add(small.shape)

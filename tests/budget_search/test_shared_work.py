@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from infer import Plan, plugins
+from infer.artifact import store
 from infer.budget_search.trial_process.messages import Done, Setup, ToBeat, TrialRequest
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
+from infer.onnx import export
+from infer.pipeline import compressed_graph
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -136,3 +139,38 @@ def test_a_form_whose_layers_save_too_little_is_not_lowered(
     assert done.measured is not None
     assert done.measured.layer_gain == {1: pytest.approx(1e-5)}
     assert not list(tmp_path.glob("trial-*/*"))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "models", "exports"),
+    [
+        ((("eager", "int8"), ("ort", "int8"), ("openvino", "int8")), 1, 1),
+        ((("ort", "int8"), ("ort", "int4"), ("ort", "int8")), 3, 3),
+    ],
+    ids=["backends of a format", "formats in turns"],
+)
+@pytest.mark.openvino
+def test_a_format_is_captured_and_exported_once_for_all_backends(
+    plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    candidates: tuple[tuple[str, str], ...],
+    models: int,
+    exports: int,
+) -> None:
+    made, translated = list[str](), list[object]()
+    quantize, translate = compressed_graph._quantized, export._translated
+    monkeypatch.setattr(
+        compressed_graph, "_quantized", lambda own, *rest: made.append(own.quant) or quantize(own, *rest)
+    )
+    monkeypatch.setattr(
+        export, "_translated", lambda graph, *rest: translated.append(graph) or translate(graph, *rest)
+    )
+    own = plan.with_(allow_slower=True)  # no layer is timed alone
+    session = Session(Setup(plan=own, name="m.infer", work=str(tmp_path)), Reporter())
+    for number, (backend, quant) in enumerate(candidates):
+        candidate = Candidate(backend=backend, quant=quant)
+        done = session.run(TrialRequest(number=number, candidate=candidate, rivals=()))
+        assert done.outcome == "published", done.reason
+        assert quant in {layer.format for layer in store.read_manifest(Path(done.artifact)).layers}
+    assert (len(made), len(translated)) == (models, exports)

@@ -96,6 +96,7 @@ class Session:
                 folder,
                 reporter,
                 prepared.floats,
+                last=prepared.last_model,
                 timing=self._lock.timing,
             )
             trial = selected.trial

@@ -52,6 +52,7 @@ class PreparedSource:
     findings: list[Finding]
     stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
     packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
+    last_model: stages.LastModel = field(default_factory=stages.LastModel)
 
     def assignment(self, plan: Plan, reporter: Reporter) -> assign.Assignment:
         """Make the assignment of a trial, with calibration statistics, packed weights and open float layers of
