@@ -25,10 +25,8 @@ from .float_reference import FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
-PAIR_SECONDS, PAIRS = (
-    4.0,
-    200,
-)  # that an undecided pair is timed for; of short calls that many turns tell as much
+PAIR_SECONDS = 4.0  # that an undecided pair is timed for
+PAIRS = 200  # after which a pair of short calls ends
 SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
 LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
