@@ -43,7 +43,15 @@ PAIRS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "swin-bert": ("SwinConfig", SWIN, "BertConfig", BERT),
     "beit-roberta": ("BeitConfig", VIT, "XLMRobertaConfig", BERT),
 }  # fmt: skip
-NAMES = (*PAIRS, "blip")
+WITH_QUESTION = ("blip-vqa", "florence2")  # whose encoder reads tokens beside the image
+NAMES = (*PAIRS, "blip", *WITH_QUESTION)
+QUESTION = [70, 75, 80, 75, 90]  # token ids
+FLORENCE: dict[str, Any] = {
+    "depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1],
+    "patch_prenorm": [False, True], "embed_dim": [16, 32], "num_heads": [2, 4], "num_groups": [2, 4],
+    "window_size": 4, "projection_dim": 64,
+}  # fmt: skip
+IMAGE_TOKEN = 258
 
 
 def build(name: str) -> nn.Module:
@@ -51,7 +59,9 @@ def build(name: str) -> nn.Module:
     import transformers
 
     torch.manual_seed(0)
-    if name == "blip":
+    if name == "florence2":
+        return scaled(_florence2(), 4.0)
+    if name.startswith("blip"):
         text = {
             **BERT,
             **IDS,
@@ -61,7 +71,8 @@ def build(name: str) -> nn.Module:
         }
         text |= {"is_decoder": True, "sep_token_id": END, "eos_token_id": 5}
         config: Any = transformers.BlipConfig(text_config=text, vision_config=VIT)
-        return scaled(transformers.BlipForConditionalGeneration(config))
+        kind = "BlipForQuestionAnswering" if name == "blip-vqa" else "BlipForConditionalGeneration"
+        return scaled(getattr(transformers, kind)(config), 4.0 if name == "blip-vqa" else 1.5)
     encoder, images, decoder, sizes = PAIRS[name]
     own = {**IDS, **sizes, "vocab_size": VOCABULARY, "is_decoder": True, "add_cross_attention": True}
     own |= {"max_position_embeddings": 96, "is_encoder_decoder": False, "decoder_start_token_id": END}
@@ -74,12 +85,24 @@ def build(name: str) -> nn.Module:
     return scaled(transformers.VisionEncoderDecoderModel(config))
 
 
-def scaled(model: nn.Module) -> nn.Module:
+def _florence2() -> nn.Module:
+    import transformers
+
+    text = {**BART, **IDS, "encoder_attention_heads": 4, "encoder_ffn_dim": 96, "vocab_size": VOCABULARY}
+    text |= {"model_type": "bart", "max_position_embeddings": 96, "decoder_start_token_id": END}
+    text |= {"forced_eos_token_id": None, "forced_bos_token_id": None, "is_encoder_decoder": True}
+    config = transformers.Florence2Config(
+        vision_config=FLORENCE, text_config=text, image_token_id=IMAGE_TOKEN, **IDS
+    )
+    return transformers.Florence2ForConditionalGeneration(config)
+
+
+def scaled(model: nn.Module, spread: float = 1.5) -> nn.Module:
     """Draw the matrices of a model, by the width that each of them reads."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5 * 1.5)
+                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5 * spread)
     return model.eval()
 
 
@@ -93,9 +116,26 @@ def save(model: nn.Module, source: Path) -> Path:
     return source
 
 
-def greedy(model: Any, pixels: torch.Tensor, count: int, prompt: list[int] | None = None) -> list[int]:
-    """Return the greedy tokens of transformers' `generate` after those that the decoder begins with."""
-    given = {} if prompt is None else {"decoder_input_ids": torch.tensor([prompt])}
+def greedy(
+    model: Any,
+    pixels: torch.Tensor,
+    count: int,
+    prompt: list[int] | None = None,
+    question: list[int] | None = None,
+) -> list[int]:
+    """Return the greedy tokens of transformers' `generate` after those that the decoder begins with.
+
+    `prompt`: with which the decoder begins; `question`: tokens that the encoder reads beside the image.
+    """
+    given: dict[str, Any] = {"pixel_values": pixels}
+    if prompt is not None:
+        given["decoder_input_ids"] = torch.tensor([prompt])
     with torch.no_grad():
-        out = model.generate(pixels, max_new_tokens=count, do_sample=False, num_beams=1, **given)
+        if question is not None:
+            images = []
+            if hasattr(model.config, "image_token_id"):
+                rows = model.get_image_features(pixels).pooler_output.shape[1]
+                images = [model.config.image_token_id] * rows
+            given["input_ids"] = torch.tensor([images + question])
+        out = model.generate(**given, max_new_tokens=count, do_sample=False, num_beams=1)
     return [int(token) for token in out[0][1 if prompt is None else len(prompt) :]]

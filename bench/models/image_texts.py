@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from bench.models.checks import NONE, REFUSED, WORKS, Cell, Cells, ask_server, attempt, randomize
-from bench.models.image_text_configs import NAMES, build, greedy, save
+from bench.models.image_text_configs import NAMES, QUESTION, WITH_QUESTION, build, greedy, save
 
 TITLE = "Text about images"
 COLUMNS = ("captured", "decodes", "int8:weight", "nf4", "served")
 SHOWN = {
     "trocr": "TrOCR (ViT, TrOCR)", "trocr-small": "TrOCR small (DeiT, TrOCR)", "donut": "Donut (DonutSwin, mBART)",
     "vit-gpt2": "ViT, GPT-2", "swin-bert": "Swin, BERT", "beit-roberta": "BEiT, XLM-RoBERTa", "blip": "BLIP, captions",
+    "blip-vqa": "BLIP, answers to questions", "florence2": "Florence-2 (DaViT, BART)",
 }  # fmt: skip
 ENTRIES = {SHOWN[name]: name for name in NAMES}
 NEW = 16
@@ -33,7 +34,8 @@ def run(name: str, folder: Path) -> Cells:
     torch.manual_seed(0)
     model: Any = build(ENTRIES[name])
     source = save(model, folder / "model")
-    expected = [greedy(model, torch.from_numpy(pixels)[None], NEW) for pixels in _pixels()]
+    question = QUESTION if ENTRIES[name] in WITH_QUESTION else None
+    expected = [greedy(model, torch.from_numpy(pixels)[None], NEW, question=question) for pixels in _pixels()]
     artifact = folder / "float.infer"
     made = attempt(lambda: _optimize(source, artifact, "none"))
     yield "captured", made
@@ -74,7 +76,7 @@ def _tokens(artifact: Path) -> list[list[int]]:
         requests = [
             Request(
                 id=str(index),
-                prompt=list(source.start_ids),
+                prompt=QUESTION if source.reads_text else list(source.start_ids),
                 sampling=Sampling(max_tokens=NEW, temperature=0.0),
                 features=pixels.tobytes(),
             )

@@ -149,7 +149,7 @@ class LanguageModel:
     def start_tokens(self) -> int:
         """Tokens with which the decoder of an encoder-decoder begins; 0 where it reads the prompt itself."""
         source = self.shape.source
-        if source is None or source.features:
+        if source is None or not source.reads_text:
             return 0
         text = self.text_or_none
         return max(len(source.start_ids), 2 if text is not None and text.languages else 0)

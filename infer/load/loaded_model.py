@@ -45,7 +45,7 @@ class LoadedModel:
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     preprocessor: Preprocessor | None = None  # of image or sound files
     # float32 [rows, bands, frames] → int64 [rows, tokens], for a speech-to-text decoder
-    decode_greedily: Callable[[Tensor], Tensor] | None = None
+    decode_greedily: Callable[[Mapping[str, Tensor]], Tensor] | None = None
     findings: list[Finding] = field(default_factory=list)
     limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
     directory: TemporaryDirectory[str] | None = None  # holds `files` where the source is no folder

@@ -14,6 +14,7 @@ from ..regular_files import MAX_JSON, read_regular
 from . import heads
 from .hf_preprocessor import Preprocessor
 from .model_patches.image_decoders import decoder_config, replaces_start
+from .model_patches.image_text_encoders import TASK_PROMPTS
 from .sentence_transformers.sentence_folder import SentenceFolder, score_activation
 
 # Of generation_config.json, and of config.json in older checkpoints.
@@ -101,6 +102,7 @@ def image_decoder_metadata(settings: Any, folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     given = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
     found: dict[str, Any] = {"prompt_replaces_start": True} if replaces_start(settings) else {}
+    found |= {"task_prompts": TASK_PROMPTS} if settings.model_type == "florence2" else {}
     if settings.model_type == "blip":
         return {**found, "end_ids": [settings.text_config.sep_token_id]}
     end = None if given.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
@@ -138,4 +140,5 @@ def metadata(
     meta |= _special_tokens(folder)
     if task == "classification" and (named := score_activation(config, folder / "config.json")):
         meta["activation"] = named
-    return meta | (sentence.meta() if task in ("classification", "embedding") else {})
+    described = task in ("classification", "embedding") or sentence.multi_vector is not None
+    return meta | (sentence.meta() if described else {})

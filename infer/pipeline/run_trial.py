@@ -84,13 +84,11 @@ def _judge_schedules(
     source, name = runner.shape.source, runner.inputs[-1].name
     windows = judged_windows(original.samples[name], runner.shape.vocab_size, longest)
 
-    def logits(ids: Tensor, given: Tensor | None = None) -> Tensor:
-        inputs = {name: ids[None]}
-        if source is not None and given is not None:
-            inputs[source.name] = given[None]
+    def logits(ids: Tensor, given: Mapping[str, Tensor] | None = None) -> Tensor:
+        inputs = {name: ids[None], **{key: value[None] for key, value in (given or {}).items()}}
         return reference.run(inputs)["logits"][0]  # type: ignore[no-any-return]
 
-    sources = () if source is None else judged_sources(source, original.samples[source.name])
+    sources = () if source is None else judged_sources(source, original.samples)
     return compare_schedules(runner, windows, logits, spared=spared, sources=sources)
 
 

@@ -182,10 +182,10 @@ def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -
         reporter.found([Finding("capture", "float step", None, why=why)])
         return
     reporter.step("compare", "the float model in steps")
-    samples, source = original.graph.samples, shape.source
+    samples = original.graph.samples
     ids = samples[original.graph.inputs[-1].name]
-    rows = None if source is None else samples[source.name]
-    reporter.found(require_float_step(original.module.model, shape, ids, rows))  # type: ignore[arg-type]
+    given = None if shape.source is None else samples
+    reporter.found(require_float_step(original.module.model, shape, ids, given))  # type: ignore[arg-type]
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:

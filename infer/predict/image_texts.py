@@ -1,4 +1,4 @@
-"""Texts about images by a Predictor of a captioner or a reader of documents, such as BLIP, TrOCR and Donut."""
+"""Texts about images by a Predictor of a captioner or a reader of documents, such as BLIP, TrOCR and Florence-2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tasks.media_model import MediaModel
 
 
 def describe(rows: list[tuple[Any, str]], media: MediaModel, language_model: LanguageModel) -> list[Answer]:
-    """Return {"generated_text"} of pairs of an opened image and the text that the decoder begins with, greedy."""
+    """Return {"generated_text"} of pairs of an opened image and its prompt, greedy."""
     requests = [
         _request(image, text, media, language_model, f"images[{index}]")
         for index, (image, text) in enumerate(rows)
@@ -27,12 +27,13 @@ def _request(image: Any, text: str, media: MediaModel, language_model: LanguageM
     source = image_text.ImageSource.of(media.meta)
     if source is None:
         raise InputError(f"{media.name} reads no images", where=where)
-    tokens = language_model.encode(text, special=False) if text else []
+    text = source.text(text, where)
+    tokens = language_model.encode(text, special=source.reads_text) if text or source.reads_text else []
     prompt = source.prompt(tokens)
     return Request(
         id=new_id(),
         prompt=prompt,
-        sampling=image_text.greedy(prompt, language_model.context),
+        sampling=source.greedy(prompt, language_model.context),
         features=source.features(media.tensors([image]), where),
     )
 
@@ -43,5 +44,5 @@ def image_and_text(row: Any, where: str) -> tuple[Any, str]:
         row = (row.get("image"), row.get("text") or "")
     image, text = row if isinstance(row, tuple) and len(row) == 2 else (row, "")
     if image is None or not isinstance(text, str):
-        raise InputError("expected an image, or an image and a text that its answer begins with", where=where)
+        raise InputError("expected an image, or an image and a text about it", where=where)
     return image, text

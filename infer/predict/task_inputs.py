@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, UsageError
-from ..llm.text.embedding_prompts import with_prompt
-from ..tasks import answers, text_answers, transcription, zero_shot_text
+from ..errors import UsageError
+from ..tasks import answers, transcription
 from ..tasks.answers import Answer
 from ..tasks.image_text import ImageSource
-from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT, MediaModel, Preprocessor
+from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT
 from . import raw_inputs
 from .image_texts import image_and_text
-from .text_inputs import TextInputs
+from .text_tasks import TEXT_TASKS, TextTasks
 
-TEXT_TASKS = (
-    *("classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"),
-    "embedding",
-)
 GENERATION = "text-generation"
 
 
-class TaskInputs(TextInputs):
+class TaskInputs(TextTasks):
     """Predictor's methods for a task: raw inputs in, answers out."""
 
     def predict(self, inputs: Any) -> Any:
@@ -62,7 +56,7 @@ class TaskInputs(TextInputs):
           automatic-speech-recognition: the text.
         - text-generation from an image (BLIP, TrOCR, Donut), of an image or {"image": …, "text": …}: "generated_text",
           which begins after the text; from sound (Whisper): the text, its language and its segments with times.
-        - embedding, image-embedding, audio-embedding: the vector.
+        - embedding, image-embedding, audio-embedding: the vector; multi-vector-embedding: those of a document's tokens.
         - zero-shot-image-classification, of {"image": …, "candidate_labels": […]}: the labels with scores; a
           "hypothesis_template" is the text around a label.
 
@@ -102,21 +96,6 @@ class TaskInputs(TextInputs):
             return self.tokenize(rows)
         return self.media.tensors([self._open(row, i) for i, row in enumerate(rows)])
 
-    @cached_property
-    def media(self) -> MediaModel:
-        """Preprocessing and answers of images and sound."""
-        return MediaModel.of(self)
-
-    @property
-    def preprocessor(self) -> Preprocessor | None:
-        """The steps from an image or sound to tensors; None where the artifact holds none."""
-        return self.media.steps
-
-    @property
-    def labels(self) -> list[str]:
-        """Names of the classes; empty where the model has none."""
-        return self.media.labels
-
     def _why_no_answer(self) -> str | None:
         media = self.task in IMAGE_TASKS + SOUND_TASKS
         if (media and (self.task != ZERO_SHOT or self.preprocessor is None)) or (
@@ -128,65 +107,6 @@ class TaskInputs(TextInputs):
         if any(spec.name == "bbox" for spec in self.inputs):
             return "each token needs its box on the page (bbox), which a text does not have"
         return None if (self.path / "tokenizer.json").exists() else "it holds no tokenizer.json"
-
-    def _of_texts(self, rows: list[Any]) -> list[Any]:
-        if self.task == "embedding":
-            return [answers.unit_vector(row) for row in self.embed(raw_inputs.texts(rows))]
-        if self.task == "question-answering":
-            return [self._span(*raw_inputs.question_and_context(row, i)) for i, row in enumerate(rows)]
-        if self.task == "multiple-choice":
-            return [self._choices(*raw_inputs.question_and_choices(row, i)) for i, row in enumerate(rows)]
-        if self.task == "classification" and isinstance(rows[0], dict):
-            return [self._zero_shot(row, i) for i, row in enumerate(rows)]
-        if self.task == "classification":
-            outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
-            return [self.media.label_scores(row) for row in outputs]
-        texts = raw_inputs.texts(rows)
-        outputs = super().predict(self.tokenize(texts))["logits"]
-        encodings = self.tokenizer.encodings(texts)
-        if self.task == "token-classification":
-            triples = zip(outputs, encodings, texts, strict=True)
-            return [text_answers.entities(row, one, text, self.labels) for row, one, text in triples]
-        mask = self.tokenizer.token_id(str(self.manifest.meta.get("mask_token", "[MASK]")))
-        return [
-            self._masks(row, one.ids, mask, i)
-            for i, (row, one) in enumerate(zip(outputs, encodings, strict=True))
-        ]
-
-    def _zero_shot(self, row: Any, index: int) -> list[Answer]:
-        """Return candidate labels of a text with scores, by a model of entailment."""
-        where = f"texts[{index}]"
-        text = row.get("text") if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            raise InputError("expected a mapping of text and candidate_labels", where=where)
-        labels, sentences = zero_shot_text.hypotheses(
-            row.get("candidate_labels"), row.get("hypothesis_template"), where
-        )
-        entailed = zero_shot_text.entailment(self.labels, where)
-        logits = self._run_texts([(text, sentence) for sentence in sentences])
-        multi_label = bool(row.get("multi_label"))
-        return zero_shot_text.candidate_scores(logits, entailed, labels, multi_label=multi_label)
-
-    def _masks(self, logits: np.ndarray, ids: list[int], mask: int | None, index: int) -> list[list[Answer]]:
-        token = self.manifest.meta.get("mask_token", "[MASK]")
-        if mask is None or mask not in ids:
-            raise InputError(f"expected a text with {token} in it", where=f"texts[{index}]")
-        decode = self.tokenizer.decode
-        return [
-            [one.answer(decode([one.token], False), decode(one.ids, one.alone)) for one in row]
-            for row in text_answers.filled_masks(logits, ids, mask, pad_id=self.tokenizer.pad_id)
-        ]
-
-    def _span(self, question: str, context: str) -> Answer:
-        pieces = self.tokenizer.span_encodings([context], question)
-        wanted = {spec.name for spec in self.inputs}
-        found = super().predict({k: v for k, v in self.tokenizer.arrays(pieces).items() if k in wanted})
-        pairs = zip(found["start_logits"], found["end_logits"], pieces, strict=True)
-        return text_answers.best_spans(list(pairs), context)[0]
-
-    def _choices(self, question: str, choices: list[str]) -> list[Answer]:
-        outputs = self._run_texts([(question, choice) for choice in choices])
-        return text_answers.choice_scores(outputs, choices)
 
     def _of_images(self, rows: list[Any]) -> list[Any]:
         images = [self._open(row, i) for i, row in enumerate(rows)]

@@ -10,6 +10,8 @@ import numpy as np
 from ..errors import UsageError
 from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
+from ..tasks import late_interaction
+from ..tasks.late_interaction import LateInteraction
 from ..tasks.score_activation import activation_of, scores_of
 from .tensors import TensorInputs
 
@@ -59,6 +61,34 @@ class TextInputs(TensorInputs):
             raise UsageError(f"{self.name} is a {self.task} model, not an embedding model")
         return self._run_texts(with_prompt(texts, self.manifest.meta, prompt_name))
 
+    def embed_tokens(self, texts: list[str], *, role: str = "document") -> list[np.ndarray]:
+        """Embed the tokens of texts by a late-interaction model (ColBERT): float32 [tokens, dim] of each text.
+
+        `role`: "query" or "document", which differ in their tokens. Compare them by MaxSim, as `rank` does. Raises
+        `UsageError` for another kind of model, and `InputError` for another role.
+        """
+        if self.task != late_interaction.TASK:
+            raise UsageError(f"{self.name} is a {self.task} model, not one of vectors of tokens")
+        rules, role = LateInteraction.of(self.manifest.meta), late_interaction.role_of(role, "role")
+        prompted: list[TextOrPair] = [rules.text(text, role) for text in texts]
+        if self.manifest.meta.get("lower_case"):
+            prompted = [in_lower_case(text) for text in prompted]
+        longest = self.tokenizer.max_length
+        rows = [rules.row(ids, role, longest) for ids in self.tokenizer.encode(prompted)]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
+        found: list[np.ndarray] = [np.empty(0)] * len(rows)
+        wanted = {spec.name for spec in self.inputs}
+        for start in range(0, len(order), self.max_batch):
+            chosen = order[start : start + self.max_batch]
+            given = late_interaction.arrays_of([rows[i] for i in chosen], self.padding["input_ids"])
+            outputs = self.predict({name: value for name, value in given.items() if name in wanted})
+            vectors = outputs[late_interaction.OUTPUT]
+            for i, one in zip(
+                chosen, late_interaction.compared_vectors(vectors, [rows[i] for i in chosen]), strict=True
+            ):
+                found[i] = one
+        return found
+
     def score_pairs(self, pairs: Sequence[tuple[str, str]], *, raw: bool = False) -> np.ndarray:
         """Score pairs of texts by a cross-encoder: float32 [len(pairs)].
 
@@ -76,7 +106,15 @@ class TextInputs(TensorInputs):
     def rank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None
     ) -> list[tuple[int, float]]:
-        """Return (index of the document, score) for a query, best first; at most `top_n`. See `score`."""
+        """Return (index of the document, score) for a query, best first; at most `top_n`.
+
+        The score is that of `score_pairs`, of a late-interaction model (ColBERT) MaxSim.
+        """
+        if self.task == late_interaction.TASK:
+            rules, [one] = LateInteraction.of(self.manifest.meta), self.embed_tokens([query], role="query")
+            scores = rules.scores(one, self.embed_tokens(list(documents)))
+            order = np.argsort(-scores, kind="stable")[:top_n]
+            return [(int(index), float(scores[index])) for index in order]
         raw = self.score_pairs([(query, document) for document in documents], raw=True)
         scores = scores_of(raw[:, None], activation_of(self.manifest.meta, 1))[:, 0]
         order = np.argsort(-raw, kind="stable")[

@@ -19,8 +19,9 @@ from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
-from infer.llm.step.encoder_decoder.capture_encoder_decoder import HIDDEN, capture_encoder_decoder
+from infer.llm.step.encoder_decoder.capture_encoder_decoder import capture_encoder_decoder
 from infer.llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+from infer.llm.step.encoder_decoder.encoder_step import HIDDEN
 from infer.llm.step.schedules.schedule_consistency import (
     compare_schedules,
     judged_windows,
@@ -140,7 +141,9 @@ def test_steps_of_all_encoder_decoder_families_equal_the_model(name: str) -> Non
     model = build(name)
     shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
     ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
-    found = require_float_step(model, msgspec.structs.replace(shape, page=16), ids, ids.flip(1))
+    found = require_float_step(
+        model, msgspec.structs.replace(shape, page=16), ids, {"input_ids": ids.flip(1)}
+    )
     assert found[0].value < 1e-4
 
 
@@ -238,14 +241,16 @@ def test_fused_layers_keep_source_and_decoder_tokens_apart(name: str) -> None:
     assert calls["infer.chain_attend.default"] == 1
     assert calls["infer.attend_native.default"] == 0
 
-    def reference(ids: Tensor, source: Tensor) -> Tensor:
+    def reference(ids: Tensor, source: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
-            out = model(input_ids=source[None], decoder_input_ids=ids[None], use_cache=False)
+            out = model(input_ids=source["input_ids"][None], decoder_input_ids=ids[None], use_cache=False)
         logits: Tensor = out.logits[0]
         return logits
 
     ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
     windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
     stepping = sequence_runner(packed, shape)
-    found = compare_schedules(stepping, windows, reference, sources=windows[::-1])
+    found = compare_schedules(
+        stepping, windows, reference, sources=[{"input_ids": one} for one in windows[::-1]]
+    )
     assert max(float(metric.value) for metric in found) < 1e-4

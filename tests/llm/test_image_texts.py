@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,23 @@ import openai
 import pytest
 from PIL import Image
 
-from bench.models.image_text_configs import END, NAMES, SIDE, build, greedy, save
+from bench.models.image_text_configs import (
+    END,
+    NAMES,
+    QUESTION,
+    SIDE,
+    WITH_QUESTION,
+    build,
+    greedy,
+    save,
+)
 from infer import Plan, Predictor, load, optimize
 from infer.errors import InputError
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.request_streams import complete
 from infer.llm.step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
+from infer.tasks.image_text import ImageSource
 from tests.support.fake_predictors import live
 
 COUNT = 20
@@ -37,14 +48,16 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def wanted(source: Path, image: Image.Image, prompt: list[int] | None = None) -> list[int]:
+def wanted(
+    source: Path, image: Image.Image, prompt: list[int] | None = None, question: list[int] | None = None
+) -> list[int]:
     """Return the greedy tokens of transformers after those that the decoder begins with."""
     import transformers
 
-    kind = "BlipForConditionalGeneration" if source.name == "blip" else "VisionEncoderDecoderModel"
+    [kind] = json.loads((source / "config.json").read_text())["architectures"]
     model = getattr(transformers, kind).from_pretrained(source)
     processor: Any = transformers.ViTImageProcessor.from_pretrained(source)
-    return greedy(model, processor(image, return_tensors="pt").pixel_values, COUNT, prompt)
+    return greedy(model, processor(image, return_tensors="pt").pixel_values, COUNT, prompt, question)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: optimize(
             Plan(source=str(save(build(name), folder / name)), **plan), folder / f"{name}.infer"
         ).path  # type: ignore[arg-type]
-        for name in ("donut", "blip")
+        for name in ("donut", "blip", *WITH_QUESTION)
     }
 
 
@@ -114,6 +127,45 @@ def test_a_prompt_of_donut_stands_in_place_of_its_first_token(made: dict[str, Pa
         found = predictor.answer({"image": image, "text": "qa"})["generated_text"]
         tokens = wanted(made["donut"].with_suffix(""), image, prompt)
         assert found.startswith(predictor.language_model.decode(tokens).strip()[:8])
+
+
+@pytest.mark.parametrize("name", WITH_QUESTION)
+def test_answers_to_questions_about_an_image_equal_transformers(name: str, made: dict[str, Path]) -> None:
+    """The encoder reads the question beside the image: another question gives another answer."""
+    questions = [QUESTION, QUESTION[::-1] + [66, 67]]
+    with Predictor.load(made[name]) as predictor:
+        for image, question in zip(pictures(), questions, strict=True):
+            found = tokens_of(predictor, image, question)
+            assert found == wanted(made[name].with_suffix(""), image, question=question)
+        first, second = (tokens_of(predictor, pictures()[0], one) for one in questions)
+        assert first != second
+
+
+def test_a_task_token_of_florence_stands_for_its_sentence(made: dict[str, Path]) -> None:
+    with Predictor.load(made["florence2"]) as predictor:
+        image = pictures()[0]
+        found = predictor.answer({"image": image, "text": "<CAPTION>"})
+        assert found == predictor.answer((image, "What does the image describe?"))
+        source = ImageSource.of(predictor.manifest.meta)
+        assert source is not None
+        assert source.text("<OPEN_VOCABULARY_DETECTION> a cat", "text") == "Locate a cat in the image."
+        assert source.text("a cat", "text") == "a cat"
+        with pytest.raises(InputError, match="takes no text beside it"):
+            predictor.answer((image, "<OD> cats"))
+
+
+def test_samples_of_images_and_questions_are_read_from_a_folder(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    for index, image in enumerate(pictures()):
+        image.save(tmp_path / f"{index}.png")
+    plan = Plan(source=str(made["blip-vqa"].with_suffix("")), data=str(tmp_path))
+    with pytest.raises(InputError, match="expected a text beside the images"):
+        load.load(plan)
+    (tmp_path / "questions.txt").write_text("who is it\nwhat is there\n")
+    loaded = load.load(plan)
+    assert list(loaded.samples) == ["pixel_values", "input_ids", "decoder_input_ids"]
+    assert loaded.samples["input_ids"].shape[0] == 2
 
 
 def test_samples_of_images_have_the_tokens_that_the_model_writes(

@@ -98,6 +98,18 @@ def test_ids_of_an_encoder_are_those_found_with_their_places(wordpiece: Path, te
         assert encoder.encode_typed(texts) == ([one.ids for one in slow], [one.type_ids for one in slow])
 
 
+def test_a_pair_has_token_types_without_a_post_processor(tmp_path: Path) -> None:
+    """The second text of a pair is of type 1, as transformers' tokenizers give it."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import models, pre_tokenizers
+
+    made = Fast(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", max_length=3)
+    assert tokenizer.encode_typed([("a b", "b a"), "a"]) == ([[0, 1, 0], [0]], [[0, 1, 1], [0]])
+
+
 @pytest.mark.parametrize("rows", [[[5, 6, 7]], [[]], [[5], [6, 7, 8]], [[5, 6], [7, 8]], []])
 def test_padded_rows_hold_ids_mask_and_types(rows: list[list[int]]) -> None:
     encoder = Tokenizer(PYDOC / "tokenizer.json", max_length=64, pad_id=9)

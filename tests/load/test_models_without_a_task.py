@@ -81,7 +81,7 @@ def test_a_refusal_without_a_task_gives_inputs_that_can_be_parsed(tmp_path: Path
     from infer.spec import TensorSpec
 
     for name, kind, wanted in (
-        ("BlipForQuestionAnswering", "blip", {"pixel_values", "input_ids"}),
+        ("BlipForImageTextRetrieval", "blip", {"pixel_values", "input_ids"}),
         ("EncodecModel", "encodec", {"input_values"}),
     ):
         config = {"architectures": [name], "model_type": kind}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ..step.encoder_decoder.source_pages import encode, source_inputs
+from ..step.encoder_decoder.source_pages import TOKENS, Source, encode, source_inputs
 
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
@@ -27,13 +27,18 @@ class EncoderRunner(Protocol):
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
 
-def source_tensor(source: SourceShape, request: Request) -> Tensor:
-    """Return the source of a request: int64 [source], or float32 [bands, frames]; silence for empty features."""
-    if not source.features:
-        return torch.tensor(request.prompt)
-    if not request.features:
-        return torch.zeros(source.features)
-    return torch.frombuffer(bytearray(request.features), dtype=torch.float32).view(source.features)
+def source_tensors(source: SourceShape, request: Request) -> Source:
+    """Return the source of a request: token ids int64 [source], features as float32; zeros for empty ones."""
+    found: dict[str, Tensor] = {}
+    if source.features:
+        found[source.name] = (
+            torch.frombuffer(bytearray(request.features), dtype=torch.float32).view(source.features)
+            if request.features
+            else torch.zeros(source.features)
+        )
+    if source.reads_text:
+        found[TOKENS] = torch.tensor(request.prompt)
+    return found
 
 
 class SourceEncoder:
@@ -48,7 +53,7 @@ class SourceEncoder:
         for sequence, _ in work:
             if sequence.source_ready:
                 continue
-            given = source_tensor(self._source, sequence.state.request)
+            given = source_tensors(self._source, sequence.state.request)
             rows += encode(self._step, self._shape, given, sequence.source_pages, self._cache)
             sequence.source_ready = True
         return rows

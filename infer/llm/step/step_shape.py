@@ -14,18 +14,32 @@ PAGE = 32  # tokens
 
 
 class SourceShape(msgspec.Struct, frozen=True):
-    """Sizes of an encoder-decoder's source, and the tokens with which the decoder begins."""
+    """Sizes of an encoder-decoder's source, and the tokens with which the decoder begins.
 
-    name: str  # of the encoder's input: input_ids, input_features
-    max_length: int  # rows of the encoder's output
+    A source is token ids, sound, an image, or an image with token ids (Florence-2, BLIP's answers to questions).
+    """
+
+    name: str  # of the encoder's input: input_ids, input_features, pixel_values
+    max_length: int  # rows of the encoder's output at most
     start_ids: tuple[int, ...]
-    vocab_size: int = 0  # of token ids
+    vocab_size: int = 0  # of token ids, 0 where the encoder reads none
     features: tuple[int, ...] = ()  # of sound: bands and frames; of images: channels, height, width
     end_ids: tuple[int, ...] = ()  # that end a text, where the checkpoint's generation settings do not tell
+    prefix_rows: int = 0  # rows of an image before those of the token ids beside it
 
     @property
-    def dtype(self) -> str:
-        return "float32" if self.features else "int64"
+    def reads_text(self) -> bool:
+        """True where the prompt of a request is read by the encoder, False where the decoder begins with it."""
+        return not self.features or self.vocab_size > 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Token ids of one source at most."""
+        return self.max_length - self.prefix_rows if self.reads_text else 0
+
+    def rows(self, tokens: int) -> int:
+        """Return the rows of the encoder's output for a source of so many token ids."""
+        return self.prefix_rows + tokens if self.reads_text else self.max_length
 
 
 class StepShape(msgspec.Struct, frozen=True):

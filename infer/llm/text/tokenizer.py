@@ -39,9 +39,10 @@ class Tokenizer:
 
     def encode_typed(self, texts: Sequence[TextOrPair]) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ids and the token types of each text or pair; type 1 is the second text of a pair."""
-        encodings = self._tokenizer.encode_batch_fast(
-            _checked(texts)
-        )  # without the places of tokens: a fifth less
+        # Fast: without the places of tokens, a fifth less; without a post-processor it loses the types of pairs.
+        fast = self._tokenizer.post_processor is not None
+        encode = self._tokenizer.encode_batch_fast if fast else self._tokenizer.encode_batch
+        encodings = encode(_checked(texts))
         return [one.ids for one in encodings], [one.type_ids for one in encodings]
 
     def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:

@@ -24,13 +24,27 @@ from .sound_wrappers import (
     MaskedAudioHead,
     MaskedFeaturesEncoder,
     MaskedFeaturesHead,
+    features_shape,
+    frame_width,
+    sound_size,
 )
-from .table import DUAL_TOWERS, FEATURES, MASK_SEGMENTERS, PADDED_TEXT, PIXELS, SERIES, SOUND, Head
+from .table import (
+    DUAL_TOWERS,
+    FEATURES,
+    MASK_SEGMENTERS,
+    MULTI_VECTOR,
+    PADDED_TEXT,
+    PIXELS,
+    SERIES,
+    SOUND,
+    Head,
+)
 from .text import (
     Decoder,
     Encoder,
     EncoderDecoder,
     ImageDecoder,
+    ImageTextDecoder,
     SoundDecoder,
     has_token_types,
     position_limit,
@@ -69,7 +83,8 @@ def wrap(
     if head == DUAL_TOWERS:
         return DualTowers(model, pads=getattr(model.config, "model_type", "") == "siglip").eval()
     if head.reads == PIXELS and head.task == "text-generation":
-        return ImageDecoder(model).eval()
+        reads_both = getattr(model, "encode_source", None) is not None
+        return (ImageTextDecoder if reads_both else ImageDecoder)(model).eval()
     if head.reads == PIXELS:
         if head.task == "image-embedding":
             return (UnmaskedImageEncoder if _takes(model, "noise") else ImageEncoder)(model).eval()
@@ -99,11 +114,13 @@ def wrap(
         return (PairChoiceHead if has_token_types(model) else ChoiceHead)(model, head.outputs).eval()
     if _takes(model, "bbox"):
         return (PageHead if _takes(model, PIXELS) else BoxTextHead)(model, head.outputs).eval()
-    if head.task != "embedding":
+    if head.task not in ("embedding", MULTI_VECTOR.task):
         return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
         setattr(model, "pooler", nn.Identity())  # noqa: B010 - some models call it without a look
+    if head == MULTI_VECTOR:
+        return Encoder(model, sentence.token_head(model.config)).eval()
     return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
 
 
@@ -139,10 +156,10 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             specs.append(TensorSpec(name, "int64", (texts, "seq", 4)))
         elif isinstance(wrapped, AudioHead | MaskedAudioHead | AudioEncoder | MaskedAudioEncoder):
             dtype = "float32" if name == SOUND else "int64"
-            specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
+            specs.append(TensorSpec(name, dtype, ("batch", *sound_size(config))))
         elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead | FeaturesEncoder | MaskedFeaturesEncoder):
             any_time = isinstance(wrapped, MaskedFeaturesHead | MaskedFeaturesEncoder)
-            sizes = _features_shape(config, any_time=any_time, bands=_frame_width(wrapped.model))
+            sizes = features_shape(config, any_time=any_time, bands=frame_width(wrapped.model))
             dtype, sizes = ("float32", sizes) if name == FEATURES else ("int64", sizes[:1])
             specs.append(TensorSpec(name, dtype, ("batch", *sizes)))
         elif name == FEATURES:
@@ -192,37 +209,6 @@ def image_size(config: Any, preprocessor: Preprocessor | None = None) -> tuple[i
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
     return "height", "width"
-
-
-def _sound_size(config: Any) -> tuple[int | str, ...]:
-    """Return the sizes of a sound: its samples, or frames and bands of a spectrogram."""
-    if isinstance(bands := getattr(config, "num_mel_bins", None), int):
-        return int(config.max_length), bands
-    return ("samples",)
-
-
-def _frame_width(model: nn.Module) -> int | None:
-    """Return the numbers of a frame that the first layer of a conformer reads: bands, their deltas, stacked frames."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "input_linear" and isinstance(module, nn.Linear):
-            return module.in_features
-    return None
-
-
-def _features_shape(config: Any, *, any_time: bool, bands: int | None = None) -> tuple[int | str, ...]:
-    """Return the sizes of a spectrogram: frames and bands of any time, or those of a fixed one.
-
-    The latter are Whisper's bands and frames, or CLAP's one channel, frames and bands.
-    """
-    of_encoder = getattr(config, "encoder_config", config)
-    bands = bands or getattr(config, "feature_projection_input_dim", None)
-    bands = bands or getattr(of_encoder, "num_mel_bins", None)
-    if any_time:
-        return "frames", int(bands or 80)
-    if getattr(config, "spec_size", None):  # CLAP folds a spectrogram of this many frames to a square
-        frames = int(config.spec_size) ** 2 // int(bands or 64)
-        return 1, frames, int(bands or 64)
-    return int(bands or 80), 2 * int(config.max_source_positions)
 
 
 def _gives_mask(preprocessor: Preprocessor | None) -> bool:

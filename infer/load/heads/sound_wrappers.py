@@ -94,3 +94,34 @@ class MaskedFeaturesEncoder(SoundVectors):
     def forward(self, input_features: Tensor, attention_mask: Tensor) -> Tensor:
         """Compute embeddings: float [batch, frames, bands], int64 [batch, frames] → float [batch, dim]."""
         return self._vector(attention_mask, input_features=input_features)
+
+
+def sound_size(config: Any) -> tuple[int | str, ...]:
+    """Return the sizes of a sound: its samples, or frames and bands of a spectrogram."""
+    if isinstance(bands := getattr(config, "num_mel_bins", None), int):
+        return int(config.max_length), bands
+    return ("samples",)
+
+
+def frame_width(model: nn.Module) -> int | None:
+    """Return the numbers of a frame that the first layer of a conformer reads: bands, their deltas, stacked frames."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "input_linear" and isinstance(module, nn.Linear):
+            return module.in_features
+    return None
+
+
+def features_shape(config: Any, *, any_time: bool, bands: int | None = None) -> tuple[int | str, ...]:
+    """Return the sizes of a spectrogram: frames and bands of any time, or those of a fixed one.
+
+    The latter are Whisper's bands and frames, or CLAP's one channel, frames and bands.
+    """
+    of_encoder = getattr(config, "encoder_config", config)
+    bands = bands or getattr(config, "feature_projection_input_dim", None)
+    bands = bands or getattr(of_encoder, "num_mel_bins", None)
+    if any_time:
+        return "frames", int(bands or 80)
+    if getattr(config, "spec_size", None):  # CLAP folds a spectrogram of this many frames to a square
+        frames = int(config.spec_size) ** 2 // int(bands or 64)
+        return 1, frames, int(bands or 64)
+    return int(bands or 80), 2 * int(config.max_source_positions)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotUsableError, SourceError
 from ..model_patches.image_decoders import CAPTIONER, VISION_ENCODER_DECODER
+from ..model_patches.image_text_encoders import FLORENCE, QUESTIONS
 from ..model_patches.vlm_language_model import has_tower
+from ..sentence_transformers.multi_vector import TASK as MULTI_VECTOR_TASK
+from .refused_heads import missing_part
 
 if TYPE_CHECKING:
     from ..sentence_transformers.sentence_folder import SentenceFolder
@@ -121,7 +124,7 @@ SPEECH = Head(
 )
 IMAGE_DECODERS = tuple(
     Head(name, "text-generation", "AutoModelForImageTextToText", reads=PIXELS)
-    for name in (VISION_ENCODER_DECODER, CAPTIONER)
+    for name in (VISION_ENCODER_DECODER, CAPTIONER, QUESTIONS, FLORENCE)
 )
 SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
 EMBEDDINGS = (
@@ -130,6 +133,8 @@ EMBEDDINGS = (
     Head("Model", "audio-embedding", "AutoModel", ("embedding",), SOUND),
     Head("Model", "audio-embedding", "AutoModel", ("embedding",), FEATURES),
 )
+# Late interaction: a vector for each token.
+MULTI_VECTOR = Head("Model", MULTI_VECTOR_TASK, "AutoModel", ("token_embeddings",))
 # CLIP and its kin as a whole: every image is compared with every text.
 DUAL_TOWERS = Head(
     "Model", "zero-shot-image-classification", "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS
@@ -157,10 +162,14 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     """
     name = architecture(config)
     # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
+    if sentence.task == MULTI_VECTOR.task:
+        return (MULTI_VECTOR,)
     if sentence.task == "embedding":
         return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
     if found := tuple(head for head in IMAGE_DECODERS if name == head.ending):
         return found
+    if missing := missing_part(name):
+        raise SourceError(f"{name} {missing}", where=str(folder / "config.json"))
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:
@@ -198,7 +207,8 @@ def no_task(name: str, folder: Path) -> SourceError:
     """Return the error of an architecture whose head is in no table."""
     if "ColBERT" in name or name.endswith("ForRetrieval"):
         return SourceError(
-            f"infer has no task for {name}, which gives a vector for each token (late interaction)",
+            f"infer has no task for {name}, which gives a vector for each token of a text or part of an image "
+            "(late interaction); it opens those of texts that sentence-transformers, PyLate or Stanford saved",
             where=str(folder / "config.json"),
             hint="Give its state dict and --model file.py:factory that returns the vectors of all tokens, and compare "
             "them (MaxSim) in your code",

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from ..sentence_transformers.pooling_layers import EmbeddingHead
+from ..sentence_transformers.pooling_layers import EmbeddingHead, TokenHead
 
 
 class Decoder(nn.Module):
@@ -59,15 +59,33 @@ class ImageDecoder(EncoderDecoder):
         return out.logits
 
 
-class Encoder(nn.Module):
-    """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits."""
+class ImageTextDecoder(ImageDecoder):
+    """Model that answers a text about an image: an encoder of both together and a decoder of text."""
 
-    def __init__(self, model: nn.Module, head: EmbeddingHead, *, sparse: bool = False) -> None:
+    def forward(  # type: ignore[override]
+        self, pixel_values: Tensor, input_ids: Tensor, decoder_input_ids: Tensor
+    ) -> Tensor:
+        """Compute logits: float32 [batch, C, H, W], int64 [batch, source], [batch, seq] → [batch, seq, vocab]."""
+        return self.model(  # type: ignore[no-any-return]
+            pixel_values=pixel_values,
+            input_ids=input_ids,
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        ).logits
+
+
+class Encoder(nn.Module):
+    """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits.
+
+    With a `TokenHead` it gives a vector for each token.
+    """
+
+    def __init__(self, model: nn.Module, head: EmbeddingHead | TokenHead, *, sparse: bool = False) -> None:
         super().__init__()
         self.model, self.head, self.sparse = without_cache(model), head, sparse
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute embeddings: int64 [batch, seq] twice → float [batch, dim]."""
+        """Compute embeddings: int64 [batch, seq] twice → float [batch, dim], of tokens [batch, seq, dim]."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return self.head(found.logits if self.sparse else found.last_hidden_state, attention_mask)
 

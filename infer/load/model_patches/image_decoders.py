@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .image_text_encoders import image_text_class
+
 VISION_ENCODER_DECODER, CAPTIONER = "VisionEncoderDecoderModel", "BlipForConditionalGeneration"
 
 
@@ -28,7 +30,7 @@ def decoder_config(settings: Any) -> Any:
 def decoder_metadata(config: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     """Return config.json with the settings of the decoder where a configuration of text has them.
 
-    Those of the whole come first, as in transformers' generation; BLIP's captioner begins with `bos_token_id` and ends
+    Those of the whole come first, as in transformers' generation; BLIP's decoders begin with `bos_token_id` and end
     with `sep_token_id`.
     """
     decoder = decoder_config(settings)
@@ -47,9 +49,9 @@ def replaces_start(settings: Any) -> bool:
 
 
 def encoder_decoder_class(found: type) -> type:
-    """Return a subclass of BLIP's captioner with the parts of an encoder-decoder; other classes as they are."""
+    """Return a subclass of BLIP's models and Florence-2 with the parts of an encoder-decoder; others as they are."""
     if found.__name__ != CAPTIONER:
-        return found
+        return image_text_class(found)
 
     class Captioner(found):  # type: ignore[misc, valid-type]
         def get_encoder(self, *_: Any, **__: Any) -> nn.Module:

@@ -59,6 +59,28 @@ class _StoredExperts(nn.Module):
         return y if bias is None else y + bias[expert]
 
 
+class _ZeroComputeExperts(_StoredExperts):
+    """Base of LongCat's experts, of which those behind the routed ones return their input.
+
+    Its own class declares no layout; a token's share of such experts goes through the first one with weight zero.
+    """
+
+    is_transposed, has_bias, has_gate = False, False, True
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        self_: Any = self
+        routed = top_k_index < self_.num_routed_experts
+        index, weights = top_k_index.where(routed, 0), top_k_weights.where(routed, 0.0)
+        kept = (top_k_weights - weights).sum(-1, keepdim=True)
+        return super().forward(hidden_states, index, weights) + (hidden_states * kept).to(hidden_states.dtype)
+
+    def _apply_gate(self, up: Tensor) -> Tensor:
+        self_: Any = self
+        gate, up = up.chunk(2, dim=-1)
+        found: Tensor = self_.act_fn(gate) * up
+        return found
+
+
 class _SharedOnInput(nn.Module):
     """Base of Aria's MoE layer, whose shared experts read the input itself.
 
@@ -74,6 +96,7 @@ class _SharedOnInput(nn.Module):
 
 
 _LAYERS = {"AriaTextMoELayer": _SharedOnInput}
+_EXPERTS = {"LongcatFlashExperts": _ZeroComputeExperts}  # that are no part of transformers' experts interface
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -87,10 +110,12 @@ def split_experts(model: nn.Module) -> nn.Module:
             for name in PROJECTIONS:
                 weight = module._parameters.pop(name, None)
                 if weight is not None:
-                    module.add_module(name, ExpertLinear(weight, transposed=bool(module.is_transposed)))  # type: ignore[arg-type]
+                    transposed = bool(getattr(module, "is_transposed", False))
+                    module.add_module(name, ExpertLinear(weight, transposed=transposed))
             kind = type(module)
             if kind not in _CLASSES:
-                _CLASSES[kind] = type(f"Stored{kind.__name__}", (_StoredExperts, kind), {})
+                stored = _EXPERTS.get(kind.__name__, _StoredExperts)
+                _CLASSES[kind] = type(f"Stored{kind.__name__}", (stored, kind), {})
             module.__class__ = _CLASSES[kind]
         elif (base := _LAYERS.get(type(module).__name__)) is not None:
             module.__class__ = type(f"Stored{type(module).__name__}", (base, type(module)), {})
@@ -104,10 +129,9 @@ def checkpoint_names(model: nn.Module) -> dict[str, str]:
 
 
 def _is_experts(module: nn.Module) -> bool:
-    """Return true for a module of transformers' experts interface whose layout is the one it declares."""
+    """Return true for a module of transformers' experts interface whose layout is the one it declares, or LongCat's."""
     flags = ("is_transposed", "has_bias", "_apply_gate")
     first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
     weights = [module._parameters.get(name) for name in (first, "down_proj")]
-    return all(hasattr(module, flag) for flag in flags) and all(
-        w is not None and w.dim() == 3 for w in weights
-    )
+    declared = type(module).__name__ in _EXPERTS or all(hasattr(module, flag) for flag in flags)
+    return declared and all(w is not None and w.dim() == 3 for w in weights)

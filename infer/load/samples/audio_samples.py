@@ -47,5 +47,5 @@ def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dic
         sounds = [sound[:shortest] for sound in sounds]
     found = {name: torch.from_numpy(value) for name, value in steps.batch(sounds).items()}
     if decode is not None:
-        found[DECODER_IDS] = decode(found[loaded.inputs[0].name])
+        found[DECODER_IDS] = decode({loaded.inputs[0].name: found[loaded.inputs[0].name]})
     return found, used

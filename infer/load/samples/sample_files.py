@@ -21,7 +21,7 @@ from ..loaded_model import LoadedModel
 from ..weights.nested_state_dict import refuse_expanded
 from ..weights.torch_reader import load_safely
 from . import audio_samples, image_samples
-from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates
+from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates, tokenize_lines
 
 ARRAYS = (".npy", ".npz")
 MOST_COMPARED, MOST_LINES = 16, 128  # images and texts, of which every pair is judged at once
@@ -53,6 +53,8 @@ def read_files(
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
         if loaded.task == DUAL_TOWERS.task:
             return _from_images_and_texts(pictures, texts, loaded, where)
+        if loaded.decode_greedily is not None:
+            return _from_described_images(pictures, texts, loaded, where)
         return _from_images(pictures, loaded, where, most)
     if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
         return audio_samples.read_sounds(recordings, loaded, where)
@@ -71,20 +73,40 @@ def _from_images(
 ) -> tuple[Samples, list[Path]]:
     steps = loaded.preprocessor
     if steps is not None and not isinstance(steps, AudioPreprocessor):
-        decode = loaded.decode_greedily
-        found, used = image_samples.preprocess_images(files, steps, most if decode is None else MOST_DECODED)
-        if decode is not None:
-            found[DECODER_IDS] = decode(found[loaded.inputs[0].name])
-        return found, used
+        return image_samples.preprocess_images(files, steps, most)
     pixels, used = image_samples.read_images(files, loaded.inputs, where, most)
     return {loaded.inputs[0].name: pixels}, used
+
+
+def _from_described_images(
+    files: list[Path], texts: list[Path], loaded: LoadedModel, where: str
+) -> tuple[Samples, list[Path]]:
+    """Read images, the texts that some models read beside them, one a line, and what the model writes about them."""
+    found, used = _from_images(files, loaded, where, MOST_DECODED)
+    source = {loaded.inputs[0].name: found[loaded.inputs[0].name]}
+    if any(spec.name == "input_ids" for spec in loaded.inputs):
+        rows = tokenize_lines(_lines(texts), loaded)
+        if not rows:
+            raise InputError(
+                "expected a text beside the images, which this model reads with them",
+                where=where,
+                hint="Put a .txt file beside the images, one text a line",
+            )
+        # Nothing masks padding: all texts are as long as the shortest.
+        length = min(map(len, rows))
+        count = len(source[loaded.inputs[0].name])
+        source["input_ids"] = torch.tensor([rows[i % len(rows)][:length] for i in range(count)])
+        used = [*used, *texts]
+    if (decode := loaded.decode_greedily) is not None:
+        found |= source | {DECODER_IDS: decode(source)}
+    return found, used
 
 
 def _from_images_and_texts(
     files: list[Path], texts: list[Path], loaded: LoadedModel, where: str
 ) -> tuple[Samples, list[Path]]:
     """Read images, and the texts that each of them is compared with: one a line."""
-    lines = [line.strip() for path in texts for line in _text(path).splitlines() if line.strip()]
+    lines = _lines(texts)
     if len(lines) < 2:
         raise InputError(
             f"expected at least two texts to compare the images with, got {len(lines)}",
@@ -99,6 +121,10 @@ def list_files(folder: Path) -> list[Path]:
     """List the files of a folder, or of its subfolders when it holds no file (one folder per class)."""
     files = sorted(item for item in folder.iterdir() if item.is_file())
     return files or sorted(item for item in folder.rglob("*") if item.is_file())
+
+
+def _lines(texts: list[Path]) -> list[str]:
+    return [line.strip() for path in texts for line in _text(path).splitlines() if line.strip()]
 
 
 def _text(path: Path) -> str:

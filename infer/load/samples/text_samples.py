@@ -73,12 +73,17 @@ def tokenize(texts: list[str], loaded: LoadedModel, most: int | None = None) -> 
 
 def tokenize_candidates(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     """Tokenize the texts that images are compared with: int64 [texts, seq] of each text input."""
+    return _padded(tokenize_lines(texts, loaded), int(loaded.meta.get("pad_id") or 0))
+
+
+def tokenize_lines(texts: list[str], loaded: LoadedModel) -> list[list[int]]:
+    """Tokenize texts to token ids of each, special tokens added."""
     if "tokenizer.json" not in loaded.files:
         raise UsageError(
             "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
         )
-    rows = _encoder(loaded.files["tokenizer.json"])(texts, int(loaded.meta.get("max_length", WINDOW)))
-    return _padded([ids for ids, _ in rows], int(loaded.meta.get("pad_id") or 0))
+    limit = int(loaded.meta.get("max_length", WINDOW))
+    return [ids for ids, _ in _encoder(loaded.files["tokenizer.json"])(texts, limit)]
 
 
 def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..model_patches.image_text_encoders import run_encoder
 from ..module_copies import unfilled_copy
 from ..weight_loading.fill_weights import fill
 
@@ -16,12 +18,11 @@ if TYPE_CHECKING:
 MAX_TOKENS = 32  # of each row, after those that the decoder begins with
 
 
-def decode_greedily(loaded: LoadedModel, features: Tensor) -> Tensor:
+def decode_greedily(loaded: LoadedModel, source: Mapping[str, Tensor]) -> Tensor:
     """Return greedy tokens of a model with encoder and decoder, int64 [rows, tokens], the first ones included.
 
-    `features`: float32 [rows, bands, frames], or pixels float32 [rows, C, H, W].
-    The model is filled for this only. A row that has ended repeats the
-    token that ended it, until all have.
+    `source`: float32 [rows, bands, frames], pixels float32 [rows, C, H, W], token ids beside them int64 [rows, source].
+    The model is filled for this only. A row that has ended repeats the token that ended it, until all have.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -32,10 +33,12 @@ def decode_greedily(loaded: LoadedModel, features: Tensor) -> Tensor:
     end = loaded.meta.get("eos_id")
     ends = torch.tensor(end if isinstance(end, list) else [-1 if end is None else end])
     limit = min(len(start) + MAX_TOKENS, loaded.sizes["seq"][1] if "seq" in loaded.sizes else MAX_TOKENS)
-    found = start.repeat(len(features), 1)
+    rows = len(next(iter(source.values())))
+    found = start.repeat(rows, 1)
     with torch.inference_mode():
         # Row by row: the attention of a recording of half a minute needs much memory.
-        hidden = torch.cat([model.get_encoder()(row[None]).last_hidden_state for row in features])
+        each = ({name: value[row : row + 1] for name, value in source.items()} for row in range(rows))
+        hidden = torch.cat([run_encoder(model, **one) for one in each])
         encoded = BaseModelOutput(last_hidden_state=hidden)
         while found.shape[1] < limit:
             last = found[:, -1]

@@ -14,7 +14,11 @@ from ...regular_files import MAX_JSON, read_regular
 from .pooling_layers import MODES, Dense, LayerNorm, Normalize, Pooling, SpladePooling
 
 TRANSFORMERS = ("Transformer", "MLMTransformer")
-KNOWN = (*TRANSFORMERS, "Pooling", "SpladePooling", "Dense", "LayerNorm", "Normalize", "Dropout")
+KNOWN = (
+    *(*TRANSFORMERS, "Pooling", "SpladePooling", "Dense", "LayerNorm", "Normalize", "Dropout"),
+    "MultiVectorMask",
+)
+PYLATE_DENSE = "pylate.models.Dense.Dense"  # the Dense of sentence-transformers over each token
 ACTIVATIONS = (
     *(
         "Identity",
@@ -71,13 +75,8 @@ def read_modules(listing: Path) -> list[Module]:
     found: list[Module] = []
     for entry in entries:
         kind = str(entry.get("type", "")).rpartition(".")[2]
-        if str(entry.get("type", "")).startswith("pylate."):
-            raise SourceError(
-                "the folder is a ColBERT of PyLate, which gives a vector for each token (late interaction)",
-                where=str(listing),
-                hint="Give its state dict and --model file.py:factory that returns the vectors of all tokens",
-            )
-        if not str(entry.get("type", "")).startswith("sentence_transformers."):
+        is_pylate = entry.get("type") == PYLATE_DENSE
+        if not is_pylate and not str(entry.get("type", "")).startswith("sentence_transformers."):
             raise UnsafeSourceError(
                 f"the folder needs the module {entry.get('type')!r}, which is code in the folder",
                 where=str(listing),
@@ -100,14 +99,15 @@ def check_order(modules: list[Module], listing: Path, *, pooled: bool) -> None:
     kinds = [module.kind for module in modules]
     if kinds[0] not in TRANSFORMERS or any(kind in TRANSFORMERS for kind in kinds[1:]):
         raise SourceError(f"expected one Transformer, first; got {', '.join(kinds)}", where=str(listing))
-    if not pooled and len(kinds) > 1:
+    if not pooled and len(kinds) > 1 and any(kind.endswith("Pooling") for kind in kinds):
         raise SourceError(f"expected a Transformer alone, got {', '.join(kinds)}", where=str(listing))
     pools = [index for index, kind in enumerate(kinds) if kind.endswith("Pooling")]
     if pooled and pools != [1]:
         raise SourceError(
             f"expected one pooling, straight after the Transformer; got {', '.join(kinds)}",
             where=str(listing),
-            hint="Models of one vector per token (late interaction) are not opened",
+            hint="A model of one vector per token is named MultiVectorEncoder or ColBERT in its "
+            "config_sentence_transformers.json",
         )
 
 
@@ -148,13 +148,16 @@ def _splade(module: Module) -> SpladePooling:
     return SpladePooling(mode, twice=activation == "log1p_relu")
 
 
-def build_layer(module: Module) -> nn.Module:
-    """Build a Dense, LayerNorm or Normalize module, its parameters on the meta device."""
+def build_layer(module: Module, over: str = "sentence_embedding") -> nn.Module:
+    """Build a Dense, LayerNorm or Normalize module, its parameters on the meta device.
+
+    `over`: the vectors that it works on, one for each text or token; raises `SourceError` for a module over others.
+    """
     config, where = module.config, str(module.folder / "config.json")
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
+        if config.get(key) not in (None, over):
             raise SourceError(
-                f"{module.kind} works on {config[key]!r}; only layers over the pooled vector are opened",
+                f"{module.kind} works on {config[key]!r}; only layers over {over!r} are opened",
                 where=where,
             )
     if module.kind == "Normalize":

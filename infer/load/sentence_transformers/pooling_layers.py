@@ -113,6 +113,24 @@ class Normalize(nn.Module):
         return nn.functional.normalize(vector, p=2.0, dim=-1)
 
 
+class TokenHead(nn.Module):
+    """All that turns hidden states into a normalized vector for each token (late interaction).
+
+    `layers`: as of `EmbeddingHead`. Rows of padding are zeros, unless tokens that no other attends to are compared.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module], *, hides_expansion: bool) -> None:
+        super().__init__()
+        self.layers, self.hides_expansion = nn.ModuleDict(layers), hides_expansion
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Embed hidden states [batch, seq, dim] and attention_mask [batch, seq] → [batch, seq, vector]."""
+        for layer in self.layers.values():
+            hidden = layer(hidden)
+        found = nn.functional.normalize(hidden, p=2.0, dim=-1)
+        return found if self.hides_expansion else found * attention_mask[..., None].to(found.dtype)
+
+
 class EmbeddingHead(nn.Module):
     """All that turns hidden states into one vector per text: a pooling, then layers in their order.
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import SourceError
-from ..weights import WeightReader, open_reader
+from ..weights import DictReader, WeightReader, open_reader
 from ..weights.prefixed_reader import PrefixedReader
 from .modules_json import (
     Module,
@@ -21,8 +21,12 @@ from .modules_json import (
     transformer_folder,
     weights_path,
 )
-from .pooling_layers import EmbeddingHead, Normalize, Pooling
+from .multi_vector import TASK as MULTI_VECTOR
+from .multi_vector import MultiVector, read_multi_vector
+from .pooling_layers import Dense, EmbeddingHead, Normalize, Pooling, TokenHead
 
+TOKENS = "token_embeddings"
+PROJECTION = "linear.weight"  # of Stanford's checkpoints
 SCORES = ("Sigmoid", "Identity", "Softmax", "Tanh")
 
 
@@ -31,8 +35,9 @@ class SentenceFolder:
     """Settings of a sentence-transformers folder; all empty for a folder without modules.json.
 
     `transformer`: the folder of its config.json and weights; `modules`: those after the Transformer; `task`:
-    "embedding", "classification" (a cross-encoder) or ""; `prompts`: name → text put before an input;
-    `default_prompt`: the name used where none is given; `activation`: of a cross-encoder's scores, such as "sigmoid".
+    "embedding", "multi-vector-embedding", "classification" (a cross-encoder) or ""; `prompts`: name → text put before
+    an input; `default_prompt`: the name used where none is given; `activation`: of a cross-encoder's scores, such as
+    "sigmoid".
     """
 
     transformer: Path
@@ -42,6 +47,7 @@ class SentenceFolder:
     default_prompt: str | None = None
     lower_case: bool = False
     activation: str = ""
+    multi_vector: MultiVector | None = None
 
     @property
     def sparse(self) -> bool:
@@ -59,17 +65,46 @@ class SentenceFolder:
                 layers[str(index)] = build_layer(module)
         return EmbeddingHead(pooling, layers if self.modules else None)
 
+    def token_head(self, config: Any) -> TokenHead:
+        """Build the layers over each token of a late-interaction model, on the meta device.
+
+        `config`: of its encoder. Stanford's checkpoints hold their projection beside it, without a bias.
+        """
+        if self.multi_vector is None:
+            raise SourceError("expected a late-interaction model", where=str(self.transformer))
+        layers: dict[str, nn.Module] = {}
+        for index, module in enumerate(self.modules):
+            if module.kind not in ("Dropout", "MultiVectorMask", "Normalize"):
+                layers[str(index)] = build_layer(module, over=TOKENS)
+        if self.multi_vector.inline:
+            size = int(self._projection().shape[0])
+            layers["0"] = Dense((config.hidden_size, size), nn.Identity(), bias=False, residual=False)
+        return TokenHead(layers, hides_expansion=self.multi_vector.hides_expansion)
+
     def reader(self, transformer: WeightReader) -> WeightReader:
         """Join the weights of the modules to those of the Transformer, under the names of `Encoder`."""
         found: dict[str, WeightReader] = {"": transformer}
         for index, module in enumerate(self.modules):
             if module.kind in ("Dense", "LayerNorm"):
                 found[f"head.layers.{index}."] = open_reader(weights_path(module.folder))
+        if self.multi_vector is not None and self.multi_vector.inline:
+            found["head.layers.0."] = DictReader({PROJECTION: self._projection()})
         return PrefixedReader(found) if len(found) > 1 else transformer
+
+    def _projection(self) -> Tensor:
+        """Read the projection of Stanford's checkpoint; raise `SourceError` where it has none."""
+        path = weights_path(self.transformer)
+        reader = open_reader(path)
+        if PROJECTION not in reader.names():
+            raise SourceError(f"expected the projection {PROJECTION!r} of a ColBERT", where=str(path))
+        return reader.read(PROJECTION)
 
     def meta(self) -> dict[str, Any]:
         """Collect what serving needs, as JSON: pooling, prompts, activation of scores."""
         made: dict[str, Any] = {}
+        if self.multi_vector is not None:
+            made["multi_vector"] = self.multi_vector.meta(self.transformer / "tokenizer.json", self.prompts)
+            return made | ({"lower_case": True} if self.lower_case else {})
         if self.task != "classification":
             head = self.head()
             modes = head.pooling.modes if isinstance(head.pooling, Pooling) else ("splade",)
@@ -106,6 +141,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
     said = read_object(own) if own.is_file() else {}
     modules = read_modules(listing) if listing.is_file() else []
     transformer = transformer_folder(folder)
+    multi_vector = _multi_vector(folder, transformer, said, modules)
     limits_path = transformer / "sentence_bert_config.json"
     limits = read_object(limits_path) if limits_path.is_file() else {}
     prompts = said.get("prompts") or {}
@@ -119,7 +155,16 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
         or limits.get("transformer_task") == "sequence-classification"
     )
     if modules:
-        check_order(modules, listing, pooled=not pairs)
+        check_order(modules, listing, pooled=not pairs and multi_vector is None)
+    if multi_vector is not None:
+        return SentenceFolder(
+            transformer,
+            modules=tuple(modules[1:]),
+            task=MULTI_VECTOR,
+            prompts=prompts,
+            lower_case=limits.get("do_lower_case") is True,
+            multi_vector=multi_vector,
+        )
     return SentenceFolder(
         transformer,
         modules=tuple(modules[1:]),
@@ -129,6 +174,19 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
         lower_case=limits.get("do_lower_case") is True,
         activation=_activation(said.get("activation_fn"), own),
     )
+
+
+def _multi_vector(
+    folder: Path, transformer: Path, said: dict[str, Any], modules: list[Module]
+) -> MultiVector | None:
+    """Return the settings of a late-interaction model, None for another folder."""
+    names = {
+        "limits": transformer / "sentence_bert_config.json",
+        "config": transformer / "config.json",
+        "metadata": folder / "artifact.metadata",
+    }
+    read = {name: read_object(path) if path.is_file() else {} for name, path in names.items()}
+    return read_multi_vector(folder, said, read["limits"], modules, read["config"], read["metadata"])
 
 
 def score_activation(config: dict[str, Any], where: Path) -> str:

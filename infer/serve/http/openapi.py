@@ -33,7 +33,7 @@ def document(routes: list[Route], version: str, *, api_key: bool = False) -> dic
     types = {
         t
         for r in routes
-        for t in (r.In, r.Out, r.chunk, r.error_format.schema)
+        for t in (r.In, r.Out, *r.answers, r.chunk, r.error_format.schema)
         if t is not None and not isinstance(t, str)
     }
     ordered = sorted(types, key=_name)
@@ -57,6 +57,8 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
     name = f"{route.method.lower()}{re.sub(r'[^A-Za-z0-9]+', '_', route.path)}".rstrip("_")
     error = {JSON: {"schema": schema[route.error_format.schema]}}
     done = _content(route.Out, schema, route.binary)
+    if route.answers:
+        done[JSON] = {"schema": {"anyOf": [schema[one] for one in (route.Out, *route.answers)]}}
     if route.chunk is not None:
         done[EVENTS] = {"schema": schema[route.chunk]}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": done}}

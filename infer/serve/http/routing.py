@@ -109,11 +109,11 @@ class Route:
     """Route: method, path, types and handler.
 
     `In`: struct of the body, None without one; `accepts`: its media types, `image/*` for a file itself; `Out`: struct,
-    union of them, or media type; `chunk`: struct of one event, if the response may be a stream of them; `handler`:
-    coroutine function of a `RequestContext`; `errors`: statuses besides those of every route; `work`: runs a model,
-    refused while draining; `binary`: raw tensor bytes may follow the JSON; `open`: needs no API key; `precheck`: called
-    with the context, the first bytes of the body, and whether they are all; may raise to refuse the request before the
-    rest of the body is read.
+    union of them, or media type; `answers`: other types of the response; `chunk`: struct of one event, if the response
+    may be a stream of them; `handler`: coroutine function of a `RequestContext`; `errors`: statuses besides those of
+    every route; `work`: runs a model, refused while draining; `binary`: raw tensor bytes may follow the JSON; `open`:
+    needs no API key; `precheck`: called with the context, the first bytes of the body, and whether they are all; may
+    raise to refuse the request before the rest of the body is read.
     """
 
     method: str
@@ -128,6 +128,7 @@ class Route:
     binary: bool = False
     open: bool = False
     accepts: tuple[str, ...] = (JSON,)
+    answers: tuple[Any, ...] = ()
     chunk: type[Any] | None = None
     precheck: Callable[[Any, bytes | bytearray, bool], None] | None = None
 

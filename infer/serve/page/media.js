@@ -16,7 +16,9 @@ export class MediaForm {
     this.file = h("input", { type: "file", accept: this.sound ? "audio/*" : "image/*", onchange: () => this.preview() });
     this.shown = h("div", { class: "media" });
     this.labels = model.task === "zero-shot-image-classification" ? h("textarea", { rows: 4, value: "a cat\na dog" }) : null;
+    this.text = !this.sound && model.task === "text-generation" ? h("input", { type: "text" }) : null;
     const asked = this.labels ? [field("Labels to compare the image with, one a line", this.labels)] : [];
+    if (this.text) asked.push(field("Question, task or beginning of the text", this.text, "Captions need none"));
     this.elements = [field(this.sound ? "Sound file" : "Image file", this.file), ...asked, this.shown];
     this.buttons = [];
   }
@@ -65,6 +67,7 @@ export class MediaForm {
     form.set("model", this.model.name);
     form.set("file", file);
     for (const label of this.labels?.value.split("\n") ?? []) if (label.trim()) form.append("candidate_labels", label.trim());
+    if (this.text?.value) form.set("text", this.text.value);
     if (speech) {
       form.set("response_format", "verbose_json");
       form.append("timestamp_granularities[]", "segment");
@@ -76,6 +79,10 @@ export class MediaForm {
   }
 
   async found(answer) {
+    if (this.text) {
+      this.draw();
+      return [h("p", { class: "said" }, answer[0].generated_text || "The model wrote nothing about the image.")];
+    }
     if (!answer.length) {
       this.draw();
       return [h("p", {}, "Nothing was found with a score above one half.")];

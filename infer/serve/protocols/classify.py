@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...errors import InferError, InputError, OverloadedError
+from ...errors import InputError
 from ...llm.text.tokenizer import TextOrPair
 from ...tasks import text_answers
 from ...tasks.score_activation import activation_of, scores_of
 from ..api.media import image_texts, media_predictions, media_request
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
-from ..api.text import text_request, text_spans, zero_shot
+from ..api.text import answer_types, text_request, text_spans, zero_shot
+from ..api.text.tei_errors import TEI_ERRORS
 from ..api.text.text_types import (
     Classification,
     Classified,
@@ -32,32 +33,12 @@ from ..api.text.text_types import (
 from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import FORM, media_of
 from ..http.request_context import RequestContext
-from ..http.routing import BINARY, JSON, ErrorFormat, NonfiniteError, Response, Route, error_text
+from ..http.routing import BINARY, JSON, NonfiniteError, Response, Route
 from ..service import Service
 
 FILES = ("image/*", "audio/*")
 TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS)
 CLASSIFIERS = ("classification", "image-classification", "audio-classification")
-
-
-class TeiError(msgspec.Struct):
-    """An error as TEI has it; `error_type`: Validation, Overloaded, Unhealthy or Backend."""
-
-    error: str
-    error_type: str
-
-
-def _tei_status(error: InferError) -> int:
-    return 429 if isinstance(error, OverloadedError) else error.status
-
-
-def _tei_body(error: InferError) -> TeiError:
-    status = _tei_status(error)
-    kind = {429: "Overloaded", 503: "Unhealthy"}.get(status, "Validation" if status < 500 else "Backend")
-    return TeiError(error_text(error), kind)
-
-
-TEI_ERRORS = ErrorFormat("tei", _tei_status, _tei_body, TeiError)
 
 
 def routes(service: Service) -> list[Route]:
@@ -80,8 +61,9 @@ def routes(service: Service) -> list[Route]:
             PredictRequest,
             Predictions,
             predict,
-            "Labels of texts, pairs, images or sound; entities; answers to questions",
+            "Labels of texts, pairs, images or sound; entities; answers to questions; texts about images",
             TEI_ERRORS,
+            answers=answer_types.ANSWERS,
             accepts=(JSON, FORM, *FILES),
             **given,
         ),

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from ...errors import InputError
+from ...tasks.late_interaction import role_of
 from ..api.kserve.kserve_tensors import to_json
 from ..api.openai.openai_errors import ERROR_FORMAT, find_model, require_json
-from ..api.text import text_request
+from ..api.text import text_request, token_vectors
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext, queue_tenant_of
@@ -46,8 +47,9 @@ class ModelList(msgspec.Struct):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """Body of /v1/embeddings; `input`: a text, texts, token ids, or lists of token ids.
 
-    `prompt_name`: a prompt of the model, such as "query", put before each text (token ids get none).
-    Unknown fields are accepted and ignored.
+    `prompt_name`: a prompt of the model, such as "query", put before each text (token ids get none); `input_type`: of a
+    late-interaction model, "query" or "document" (default), or as Cohere names them, "search_query" and
+    "search_document". Unknown fields are accepted and ignored.
     """
 
     model: str
@@ -56,6 +58,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     user: str | None = None
     prompt_name: str | None = None
+    input_type: str | None = None
 
 
 class Embedding(msgspec.Struct):
@@ -66,6 +69,14 @@ class Embedding(msgspec.Struct):
     object: Literal["embedding"] = "embedding"
 
 
+class TokenEmbeddings(msgspec.Struct):
+    """Vectors of the tokens of a text, as Jina's multi-vector route names them; each as in `Embedding`."""
+
+    index: int
+    embeddings: list[list[float | str] | str]
+    object: Literal["embeddings"] = "embeddings"
+
+
 class EmbeddingsUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
@@ -73,6 +84,13 @@ class EmbeddingsUsage(msgspec.Struct):
 
 class Embeddings(msgspec.Struct):
     data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+    object: Literal["list"] = "list"
+
+
+class MultiVectorEmbeddings(msgspec.Struct):
+    data: list[TokenEmbeddings]
     model: str
     usage: EmbeddingsUsage
     object: Literal["list"] = "list"
@@ -92,6 +110,7 @@ def routes(service: Service) -> list[Route]:
             ERROR_FORMAT,
             (429,),
             work=True,
+            answers=(MultiVectorEmbeddings,),
         ),
     ]
 
@@ -112,10 +131,12 @@ def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None =
     return Model(name, served.predictor.task, max_model_len=length, parent=parent)
 
 
-async def embeddings(context: RequestContext) -> Embeddings:
+async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddings:
     require_json(context)
     request = context.json(EmbeddingsRequest)
     engine = find_model(context, request.model)
+    if isinstance(engine, TensorEngine) and engine.predictor.task == token_vectors.TASK:
+        return await _token_embeddings(context, engine, request)
     if not isinstance(engine, TensorEngine) or engine.predictor.task != "embedding":
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
@@ -157,6 +178,24 @@ async def _tokens(
         max_texts=service.limits.max_queue_rows,
         prompt_name=request.prompt_name,
     )
+
+
+async def _token_embeddings(
+    context: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
+) -> MultiVectorEmbeddings:
+    """Return a list of vectors for each text, as Jina's multi-vector route names it."""
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    role = role_of(request.input_type or request.prompt_name, "input_type")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError("expected a text or texts: this model compares tokens by their role", where="input")
+    given = [(str(text), role) for text in texts]
+    vectors, used = await token_vectors.embed_tokens(context, engine, given, "input")
+    width = text_request.labels_of(engine)
+    if request.dimensions not in (None, width):
+        raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
+    encode = _base64 if request.encoding_format == "base64" else _numbers
+    data = [TokenEmbeddings(index, [encode(one) for one in rows]) for index, rows in enumerate(vectors)]
+    return MultiVectorEmbeddings(data, request.model, EmbeddingsUsage(used, used))
 
 
 def _base64(vector: np.ndarray) -> str:

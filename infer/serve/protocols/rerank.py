@@ -1,6 +1,7 @@
 """Reranking and scores of pairs: /rerank as Cohere, Jina, vLLM and TEI have it, and vLLM's /score.
 
-A cross-encoder scores the pair; an embedding model gives the cosine of the two embeddings.
+A cross-encoder scores the pair; an embedding model gives the cosine of the two embeddings, a late-interaction model
+(ColBERT) the MaxSim of their tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
 from ...tasks.score_activation import activation_of, scores_of
 from ..api.openai.openai_errors import ERROR_FORMAT, require_json
-from ..api.text import text_request
+from ..api.text import text_request, token_vectors
 from ..api.text.text_types import (
     Document,
     RankedText,
@@ -34,7 +35,7 @@ from ..http.routing import NonfiniteError, Route
 from ..service import Service
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-TASKS = ("classification", "embedding")
+TASKS = ("classification", "embedding", token_vectors.TASK)
 QUERY, DOCUMENT = (
     ("query",),
     ("document", "passage", "corpus"),
@@ -127,12 +128,14 @@ def _engine(context: RequestContext, name: str | None) -> TensorEngine:
 async def _raw_scores(
     context: RequestContext, engine: TensorEngine, first: list[str], second: list[str], where: str
 ) -> tuple[np.ndarray, int]:
-    """Return logits or cosines of texts of `first`, one or as many, with texts of `second`; and the tokens.
+    """Return logits, cosines or MaxSim of texts of `first`, one or as many, with texts of `second`; and the tokens.
 
     The first is float32 [len(second)].
     """
     if engine.predictor.task == "embedding":
         scores, used = await _cosines(context, engine, first, second, where)
+    elif engine.predictor.task == token_vectors.TASK:
+        scores, used = await token_vectors.compare(context, engine, first, second, where)
     else:
         pairs: list[TextOrPair] = [(first[i if len(first) > 1 else 0], text) for i, text in enumerate(second)]
         logits, used = await text_request.run_texts(context, engine, pairs, where=where)
@@ -143,7 +146,7 @@ async def _raw_scores(
 
 
 def _activated(engine: TensorEngine, scores: np.ndarray) -> np.ndarray:
-    if engine.predictor.task == "embedding":
+    if engine.predictor.task != "classification":
         return scores
     return scores_of(scores[:, None], activation_of(engine.predictor.manifest.meta or {}, 1))[:, 0]
 

@@ -17,12 +17,12 @@ MAX_RETRY_SECONDS = 60.0  # seconds
 
 def source_rows(source: SourceShape, request: Request) -> int:
     """Return the rows that the encoder gives for a request's source."""
-    return source.max_length if source.features else len(request.prompt)
+    return source.rows(len(request.prompt))
 
 
 def decoder_start(source: SourceShape, request: Request) -> tuple[int, ...]:
-    """Return the start tokens of the decoder; () where that is the prompt, because the encoder reads sound."""
-    if source.features:
+    """Return the start tokens of the decoder; () where that is the prompt, because the encoder reads no text."""
+    if not source.reads_text:
         return ()
     forced = request.forced_bos_token_id
     return source.start_ids if forced is None else (source.start_ids[0], forced)
@@ -104,9 +104,9 @@ class Admission:
                 sizes = "x".join(map(str, source.features))
                 got = f"got {len(request.features)} bytes, expected {wanted}"
                 raise InputError(f"expected {source.name} float32 [{sizes}]: {got}", where=source.name)
-        elif len(request.prompt) > source.max_length:
+        if source.reads_text and len(request.prompt) > source.max_tokens:
             raise InputError(
-                f"the prompt has {len(request.prompt)} tokens, the encoder reads at most {source.max_length}",
+                f"the prompt has {len(request.prompt)} tokens, the encoder reads at most {source.max_tokens}",
                 where="prompt",
                 hint="Shorten the prompt",
             )

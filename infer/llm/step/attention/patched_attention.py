@@ -190,7 +190,8 @@ REPLACEMENTS: dict[str, tuple[str, Replacement]] = {
     "XGLMSinusoidalPositionalEmbedding": ("forward", _xglm_positions),
 }
 
-TO_SOURCE = {"encoder_attn", "crossattention"}  # attention of the same classes to the output of an encoder
+# Parts of a path to attention of the same classes that is not causal: to the output of an encoder, or in one.
+NOT_CAUSAL = {"encoder_attn", "crossattention", "text_encoder"}
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -208,7 +209,7 @@ def replaced_attention(model: nn.Module, attend: Attend) -> Iterator[bool]:
     for path, module in model.named_modules():
         name, function = REPLACEMENTS.get(type(module).__name__, ("", None))
         is_ours = not type(module).__module__.startswith("transformers.")
-        if function is None or is_ours or TO_SOURCE & set(path.split(".")):
+        if function is None or is_ours or NOT_CAUSAL & set(path.split(".")):
             continue
         setattr(module, name, MethodType(_bound(function, attend), module))
         found.append((module, name))

@@ -16,9 +16,10 @@ from ...engine.scheduling.engine_limits import MAX_TOKENS
 from ..schedules.schedule_consistency import Uncaptured
 from ..step_shape import PAGE, SourceShape, StepShape
 from ..token_mixing import sample_tokens
-from .capture_encoder_decoder import PIXELS, first_position, hidden_size, source_of
 from .cross_attention import cross_attentions
 from .encoder_decoder_runner import SourceSequenceRunner
+from .encoder_step import PIXELS, first_position, hidden_size, source_of
+from .source_pages import TOKENS
 
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
 _MAX_ERROR = 1e-3  # relative, of float32 over a float32 cache; right ones are below 1e-5
@@ -91,12 +92,40 @@ def _image(model: Any, start_ids: tuple[int, ...], image: Sequence[int | str]) -
             "images of one size are encoded, and neither its preprocessing nor its configuration fixes that size",
             hint="Give it, such as --input pixel_values=float32[batch,3,384,384]",
         )
+    if getattr(model, "encode_source", None) is not None:
+        return _image_and_text(model, start_ids, sizes)
     encoder = model.get_encoder()
-    named = {*encoder.named_parameters(), *encoder.named_buffers()}
-    pixels = torch.zeros((1, *sizes), device="meta")
-    with torch.no_grad():
-        out = functional_call(encoder, {name: value.to("meta") for name, value in named}, args=(pixels,))
+    out = _without_values(encoder, torch.zeros((1, *sizes), device="meta"))
     return SourceShape(PIXELS, int(out.last_hidden_state.shape[1]), start_ids, features=sizes)
+
+
+def _image_and_text(model: Any, start_ids: tuple[int, ...], sizes: tuple[int, ...]) -> SourceShape:
+    """Return the sizes of a source of an image and token ids, whose rows come after those of the image, if any."""
+    tokens = torch.zeros((1, 1), dtype=torch.int64, device="meta")
+    out = _without_values(_SourceEncoder(model), torch.zeros((1, *sizes), device="meta"), tokens)
+    prefix = int(out.last_hidden_state.shape[1]) - 1
+    encoder = model.get_encoder()
+    most = int(getattr(encoder.config, "max_position_embeddings", 0) or MAX_TOKENS)
+    words = int(encoder.get_input_embeddings().weight.shape[0])
+    return SourceShape(PIXELS, most, start_ids, words, features=sizes, prefix_rows=prefix)
+
+
+class _SourceEncoder(nn.Module):
+    """Encoder of an image and token ids as a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, pixel_values: Tensor, input_ids: Tensor) -> Any:
+        return self.model.encode_source(pixel_values=pixel_values, input_ids=input_ids)
+
+
+def _without_values(module: nn.Module, *args: Tensor) -> Any:
+    """Run a module on the meta device, for the shapes of its outputs."""
+    named = {*module.named_parameters(), *module.named_buffers()}
+    with torch.no_grad():
+        return functional_call(module, {name: value.to("meta") for name, value in named}, args=args)
 
 
 def _source(model: Any, start_ids: tuple[int, ...], positions: int | None) -> SourceShape:
@@ -112,12 +141,15 @@ def _compare(model: Any, shape: StepShape) -> None:
     """Raise unless two sources over small pages give the logits of the model's own forward."""
     small = replace(shape, page=4, kv_dtype="float32")
     source = source_of(small)
-    rows = [tokens[: _LENGTHS[0]] for tokens in sample_tokens(source.vocab_size or shape.vocab_size)]
-    given: Tensor = torch.stack([rows[0], rows[1].flip(0)])
+    given: dict[str, Tensor] = {}
     if source.features:
-        given = torch.randn((2, *source.features), generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        given[source.name] = torch.randn((2, *source.features), generator=generator)
+    if source.reads_text:
+        rows = [tokens[: _LENGTHS[0]] for tokens in sample_tokens(source.vocab_size or shape.vocab_size)]
+        given[TOKENS] = torch.stack([rows[0], rows[1].flip(0)])
     ids = torch.stack([tokens[: _LENGTHS[1]] for tokens in sample_tokens(shape.vocab_size)])
-    named = {source.name: given, DECODER_IDS: ids}
+    named = {**given, DECODER_IDS: ids}
     with torch.no_grad():
         expected = model(**named, use_cache=False).logits.float()
     got = SourceSequenceRunner(Uncaptured(model, small, "cpu"), small).run(named)["logits"]

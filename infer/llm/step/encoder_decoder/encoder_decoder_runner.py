@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,14 @@ from torch import Tensor
 from ....spec import DECODER_IDS, TensorSpec
 from ..full_sequence_runner import CONTEXT, FullSequenceRunner, attention_inputs
 from ..step_shape import SourceShape, StepShape
-from .capture_encoder_decoder import source_of
-from .source_pages import encode, source_inputs, source_length
+from .encoder_step import source_of, source_specs
+from .source_pages import TOKENS, Source, encode, rows_of_batch, source_inputs, source_length, tensor_names
 
 
 def whole_inputs(source: SourceShape) -> tuple[TensorSpec, ...]:
     """Return the specs of whole sequences: the source and the tokens of the decoder."""
-    sizes = source.features or ("source",)
-    return (
-        TensorSpec(source.name, source.dtype, ("batch", *sizes)),
-        TensorSpec(DECODER_IDS, "int64", ("batch", "seq")),
-    )
+    batched = (TensorSpec(spec.name, spec.dtype, ("batch", *spec.shape)) for spec in source_specs(source))
+    return (*batched, TensorSpec(DECODER_IDS, "int64", ("batch", "seq")))
 
 
 class SourceSequenceRunner(FullSequenceRunner):
@@ -34,7 +31,8 @@ class SourceSequenceRunner(FullSequenceRunner):
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute the logits of the decoder's tokens in two steps, so that the second one reads the cache."""
-        ids, given = inputs[DECODER_IDS].cpu(), inputs[self.source.name].cpu()
+        ids = inputs[DECODER_IDS].cpu()
+        given = rows_of_batch(self.source, {name: inputs[name].cpu() for name in tensor_names(self.source)})
         batch, length = ids.shape
         table, cache, sources = self._rooms(given, length)
         parts = []
@@ -76,12 +74,17 @@ class SourceSequenceRunner(FullSequenceRunner):
 
         return read
 
-    def _sources(self, batch: int, tokens: int) -> Tensor:
+    def _sources(self, batch: int, tokens: int) -> list[Source]:
+        one: dict[str, Tensor] = {}
         if self.source.features:
-            return torch.zeros((batch, *self.source.features))
-        return torch.ones((batch, min(tokens, self.source.max_length)), dtype=torch.int64)
+            one[self.source.name] = torch.zeros(self.source.features)
+        if self.source.reads_text:
+            one[TOKENS] = torch.ones(min(tokens, self.source.max_tokens), dtype=torch.int64)
+        return [one] * batch
 
-    def _rooms(self, given: Tensor, length: int) -> tuple[Tensor, Tensor, list[tuple[list[int], int]]]:
+    def _rooms(
+        self, given: Sequence[Source], length: int
+    ) -> tuple[Tensor, Tensor, list[tuple[list[int], int]]]:
         """Allocate a cache, encode the sources, and return the table of the decoder, the cache, and the sources."""
         batch, page = len(given), self.shape.page
         blocks = max(-(-length // page), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +13,24 @@ if TYPE_CHECKING:
     from ..step_shape import SourceShape, StepShape
 
 TABLE, LENGTHS = "source_table", "source_lens"  # inputs of the decoder's step
+TOKENS, PREFIX_SLOTS = "input_ids", "prefix_slots"  # inputs of the encoder's graph
+Source = Mapping[str, Tensor]  # one source: a tensor for each input of the encoder, without a batch
 
 
-def source_length(source: SourceShape, given: Tensor) -> int:
+def tensor_names(source: SourceShape) -> tuple[str, ...]:
+    """Return the names of a source's tensors."""
+    return (source.name, TOKENS) if source.features and source.reads_text else (source.name,)
+
+
+def rows_of_batch(source: SourceShape, batch: Mapping[str, Tensor]) -> list[Source]:
+    """Return the sources of a batch, whose tensors have the batch first."""
+    names = tensor_names(source)
+    return [{name: batch[name][index] for name in names} for index in range(len(batch[source.name]))]
+
+
+def source_length(source: SourceShape, given: Source) -> int:
     """Return the rows of the encoder's output for one source."""
-    return source.max_length if source.features else len(given)
+    return source.rows(len(given[TOKENS]) if source.reads_text else 0)
 
 
 def source_slots(pages: Sequence[int], length: int, page: int) -> Tensor:
@@ -26,7 +39,7 @@ def source_slots(pages: Sequence[int], length: int, page: int) -> Tensor:
     return torch.tensor(pages)[places // page] * page + places % page
 
 
-def encode(step: Any, shape: StepShape, given: Tensor, pages: Sequence[int], cache: Tensor) -> int:
+def encode(step: Any, shape: StepShape, given: Source, pages: Sequence[int], cache: Tensor) -> int:
     """Run the encoder on one source, whose keys and values go to `pages`; returns its rows.
 
     `step` is a runner of both graphs, see `graph.encoder_decoder_graphs`.
@@ -36,7 +49,10 @@ def encode(step: Any, shape: StepShape, given: Tensor, pages: Sequence[int], cac
         raise ValueError("the shape is not that of an encoder-decoder")
     length = source_length(source, given)
     slots = source_slots(pages, length, shape.page)
-    step.run({source.name: given, "slot_mapping": slots, "kv_cache": cache})
+    named = {**given, "slot_mapping": slots[source.prefix_rows :], "kv_cache": cache}
+    if source.prefix_rows:
+        named[PREFIX_SLOTS] = slots[: source.prefix_rows]
+    step.run(named)
     return length
 
 

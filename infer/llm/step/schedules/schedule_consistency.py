@@ -18,8 +18,11 @@ from ....graph.program import Graph
 from ....results import Metric
 from ....spec import DECODER_IDS, Finding
 from ..attention.paged_attention import use_paged_attention
-from ..encoder_decoder.capture_encoder_decoder import HIDDEN, DecoderStep, EncoderStep, use_paged_decoder
+from ..encoder_decoder.capture_encoder_decoder import DecoderStep, use_paged_decoder
 from ..encoder_decoder.encoder_decoder_runner import sequence_runner
+from ..encoder_decoder.encoder_step import HIDDEN, EncoderStep
+from ..encoder_decoder.source_pages import TOKENS as SOURCE_TOKENS
+from ..encoder_decoder.source_pages import Source
 from ..paged_step import Step
 from ..step_shape import SourceShape, StepShape
 from .schedule_cases import SCHEDULES, SHORTER, TOKENS, Schedule, prefill
@@ -70,7 +73,7 @@ def compare_schedules(
     reference: Callable[..., Tensor],
     *,
     spared: int = 0,
-    sources: Sequence[Tensor] = (),
+    sources: Sequence[Source] = (),
 ) -> list[Metric]:
     """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
 
@@ -109,36 +112,40 @@ def compare_schedules(
     return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
 
 
-def judged_sources(source: SourceShape, rows: Tensor) -> list[Tensor]:
-    """Return two sources from rows of token ids, of different lengths, or the first and last one of sound."""
+def judged_sources(source: SourceShape, samples: Mapping[str, Tensor]) -> list[Source]:
+    """Return two sources of samples: token ids of different lengths, the first and last one of sound or images."""
+    found: list[dict[str, Tensor]] = [{}, {}]
     if source.features:
-        return [rows[0], rows[-1]]
-    first, second = judged_windows(rows, source.vocab_size, source.max_length)
-    return [second, first]
+        found = [{source.name: samples[source.name][row]} for row in (0, -1)]
+    if source.reads_text:
+        first, second = judged_windows(samples[SOURCE_TOKENS], source.vocab_size, source.max_tokens)
+        found = [{**one, SOURCE_TOKENS: ids} for one, ids in zip(found, (second, first), strict=True)]
+    return [*found]
 
 
 def require_float_step(
-    model: nn.Module, shape: StepShape, ids: Tensor, rows: Tensor | None = None
+    model: nn.Module, shape: StepShape, ids: Tensor, samples: Mapping[str, Tensor] | None = None
 ) -> list[Finding]:
     """Judge the float model's own code as a step, over a float32 cache, before anything is lowered.
 
-    `rows`: sources of an encoder-decoder, batch first.
+    `samples`: sources of an encoder-decoder by the names of their tensors, batch first.
 
     Raises `GateError` when a schedule gives other logits than the model's forward.
     """
     windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
     place = str(next(model.parameters()).device)
 
-    def reference(ids: Tensor, given: Tensor | None = None) -> Tensor:
+    def reference(ids: Tensor, given: Source | None = None) -> Tensor:
         named = {"input_ids": ids[None].to(place)}
-        if shape.source is not None and given is not None:
-            named = {DECODER_IDS: named["input_ids"], shape.source.name: given[None].to(place)}
+        if given is not None:
+            source = {name: value[None].to(place) for name, value in given.items()}
+            named = {DECODER_IDS: named["input_ids"], **source}
         with torch.no_grad():
             return model(**named, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
     stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
-    sources = () if shape.source is None or rows is None else judged_sources(shape.source, rows)
+    sources = () if shape.source is None or samples is None else judged_sources(shape.source, samples)
     found = compare_schedules(stepping, windows, reference, sources=sources)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
@@ -178,7 +185,7 @@ def _why(worst: WorstToken, other: str) -> str:
 
 
 def _run_schedule(
-    stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule, sources: Sequence[Tensor] = ()
+    stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule, sources: Sequence[Source] = ()
 ) -> ScheduleRun:
     play = ScheduleRun(stepping, sequences, sources)
     schedule.play(play)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..encoder_decoder.source_pages import encode, source_inputs, source_length
+from ..encoder_decoder.source_pages import Source, encode, source_inputs, source_length
 from ..full_sequence_runner import attention_inputs
 from ..step_shape import StepShape
 
@@ -26,7 +26,7 @@ class ScheduleRun:
     """Sequences over a small pool of pages, allocated in no order; freed pages are reused first."""
 
     def __init__(
-        self, stepping: StepCaller, sequences: Sequence[Tensor], sources: Sequence[Tensor] = ()
+        self, stepping: StepCaller, sequences: Sequence[Tensor], sources: Sequence[Source] = ()
     ) -> None:
         self._call, shape = stepping.call, stepping.shape
         self.shape, self.sequences = shape, sequences
@@ -98,7 +98,7 @@ class ScheduleRun:
 class _Sources:
     """Pages of the source of each sequence, encoded before its first step and again after a preemption."""
 
-    def __init__(self, stepping: Any, sources: Sequence[Tensor]) -> None:
+    def __init__(self, stepping: Any, sources: Sequence[Source]) -> None:
         self._stepping, self._sources = stepping, sources
         self.pages: dict[int, list[int]] = {}
         self.num_pages = 0

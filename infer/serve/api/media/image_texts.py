@@ -1,27 +1,20 @@
-"""Texts about images as the server makes them: by captioners and readers of documents (BLIP, TrOCR, Donut)."""
+"""Texts about images as the server makes them: by captioners and readers of documents (BLIP, TrOCR, Florence-2)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from ....errors import InputError
 from ....llm.engine.requests import Request
-from ....tasks.image_text import ImageSource, greedy
+from ....tasks.image_text import ImageSource
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ..openai.chat_types import ContentPart, Message
 from ..text import text_request
+from ..text.answer_types import GeneratedText
 from . import media_request
 
 TASK = "image-to-text"
-
-
-class GeneratedText(msgspec.Struct):
-    """A text about an image, as Hugging Face's image-to-text task names it."""
-
-    generated_text: str
 
 
 def source_of(engine: LLMEngine) -> ImageSource | None:
@@ -51,14 +44,14 @@ def find_engine(context: RequestContext, name: str | None, tasks: Sequence[str])
 async def describe(
     context: RequestContext, engine: LLMEngine, files: Sequence[bytes], where: Sequence[str], text: str = ""
 ) -> list[GeneratedText]:
-    """Return the greedy text about each image; `text`: what each begins with."""
+    """Return the greedy text about each image; `text`: the prompt of each, see `ImageSource`."""
     engine.check_admission(timeout=context.timeout(), requests=len(files))
     model = media_request.media_model(engine)
-    tokens = await engine.tokenizers.encode([text], False, "parameters.text") if text else [[]]
-    tensors, _ = await media_request.open_files(context, model, files, where)
     source = _source(engine)
-    prompt = source.prompt(tokens[0])
-    sampling = greedy(prompt, engine.context)
+    tokens = await _tokens(engine, source, text, "parameters.text")
+    tensors, _ = await media_request.open_files(context, model, files, where)
+    prompt = source.prompt(tokens)
+    sampling = source.greedy(prompt, engine.context)
     requests = [
         Request(
             id=text_request.new_id("image-text"),
@@ -83,7 +76,7 @@ async def describe(
 async def read_conversation(
     context: RequestContext, engine: LLMEngine, messages: Sequence[Message]
 ) -> tuple[list[int], bytes]:
-    """Return the decoder's prompt and the image of a conversation of one message: an image, and perhaps a text.
+    """Return the prompt and the image of a conversation of one message: an image, and perhaps a text.
 
     Raises `InputError` for any other conversation: such a model reads one image and knows no roles.
     """
@@ -95,12 +88,19 @@ async def read_conversation(
             where="messages",
         )
     text = "".join(part.text or "" for part in parts if part.type == "text")
-    tokens = await engine.tokenizers.encode([text], False, "messages") if text else [[]]
-    where = "messages[0].content"
+    where, source = "messages[0].content", _source(engine)
+    tokens = await _tokens(engine, source, text, where)
     data = media_request.from_base64(_url(images[0], where), where)
-    model, source = media_request.media_model(engine), _source(engine)
-    tensors, _ = await media_request.open_files(context, model, [data], [where])
-    return source.prompt(tokens[0]), source.features(tensors[0], where)
+    tensors, _ = await media_request.open_files(context, media_request.media_model(engine), [data], [where])
+    return source.prompt(tokens), source.features(tensors[0], where)
+
+
+async def _tokens(engine: LLMEngine, source: ImageSource, text: str, where: str) -> list[int]:
+    """Return the tokens of a text, with the special ones of an encoder that reads it; none without a text."""
+    text = source.text(text, where)
+    if not text and not source.reads_text:
+        return []
+    return (await engine.tokenizers.encode([text], source.reads_text, where))[0]
 
 
 def _source(engine: LLMEngine) -> ImageSource:

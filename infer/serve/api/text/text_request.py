@@ -97,7 +97,7 @@ async def run_texts(
 
     `where`: the field of the request, for errors; `prompted`: the texts hold the model's prompt already.
     """
-    _check_texts(context, texts, where)
+    check_texts(context, texts, where)
     tenant = queue_tenant_of(context.service, context.headers)
     engine.check_admission(timeout=context.timeout(), tenant=tenant)
     service = context.service
@@ -119,7 +119,8 @@ async def run_rows(context: RequestContext, engine: TensorEngine, arrays: Arrays
     return values, used
 
 
-def _check_texts(context: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
+def check_texts(context: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
+    """Raise `InputError` for no text, an empty one, or too many."""
     most = min(MAX_TEXTS, context.service.limits.max_queue_rows)
     if not 1 <= len(texts) <= most:
         raise InputError(f"expected 1 to {most} texts, got {len(texts)}", where=where)
