@@ -19,7 +19,11 @@ from infer.spec import TensorSpec
 
 
 class Runner(Protocol):
-    """An opened compiled graph: named tensors in, named tensors out. One call at a time per runner."""
+    """An opened compiled graph: named tensors in, named tensors out. One call at a time per runner.
+
+    A runner that computes with arrays of numpy may also have `run_arrays`, `run` with dense arrays in place of tensors:
+    the Predictor then makes no tensors of arrays. None where it can't.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from ..errors import NotUsableError, ResourceError
@@ -96,10 +97,15 @@ class OpenvinoRunner:
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one batch; raise `ResourceError` when memory runs out."""
+        arrays = {name: inputs[name].detach().cpu().contiguous().numpy() for name in self._read}
+        return {name: torch.from_numpy(array) for name, array in self.run_arrays(arrays).items()}
+
+    def run_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one batch of dense arrays; raise `ResourceError` when memory runs out."""
         request = getattr(self._local, "request", None)
         if request is None:
             request = self._local.request = self._model.create_infer_request()
-        feeds = {name: inputs[name].detach().cpu().contiguous().numpy() for name in self._read}
+        feeds = {name: arrays[name] for name in self._read}
         try:
             results = request.infer(feeds, share_inputs=True, share_outputs=False)
         except RuntimeError as error:
@@ -108,8 +114,7 @@ class OpenvinoRunner:
                     f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
                 ) from error
             raise
-        arrays = (results[index] for index in range(len(self._names)))
-        return {name: torch.from_numpy(array) for name, array in zip(self._names, arrays, strict=True)}
+        return {name: results[index] for index, name in enumerate(self._names)}
 
     def close(self) -> None:
         self._local = threading.local()

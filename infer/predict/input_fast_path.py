@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,53 +11,74 @@ from torch import Tensor
 
 from ..spec import TensorSpec
 
+MOST_SHAPES = 256  # that are remembered as fitting
+
 
 class FastInputs:
     """Inputs of one batch that fit `specs` and `sizes` (symbolic size → smallest, largest)."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], sizes: Mapping[str, tuple[int, int]]) -> None:
         self._count = len(specs)
-        self._wanted = [
-            (
-                spec.name,
-                spec.torch_dtype,
-                _numpy(spec.torch_dtype),
-                len(spec.shape),
-                tuple(enumerate(spec.shape)),
-            )
-            for spec in specs
-        ]
+        self._kinds = [(spec.name, spec.torch_dtype, _numpy(spec.torch_dtype)) for spec in specs]
+        self._arrays_only = [(name, kind) for name, _, kind in self._kinds if kind is not None]
+        self._shapes = [spec.shape for spec in specs]
         self._sizes = dict(sizes)
+        self._known: set[tuple[Sequence[int], ...]] = set()
+
+    def arrays(self, named: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+        """Return the inputs as dense arrays, in the order of the specs; None for any that is none or does not fit."""
+        if len(named) != self._count or len(self._arrays_only) != self._count:
+            return None
+        found, shapes = {}, []
+        for name, kind in self._arrays_only:
+            value = named.get(name)
+            if type(value) is not np.ndarray or value.dtype != kind:
+                return None
+            shapes.append(value.shape)
+            found[name] = value if value.flags.c_contiguous else np.ascontiguousarray(value)
+        return found if self._fit(tuple(shapes)) else None
 
     def tensors(self, named: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Return the inputs as tensors, in the order of the specs; None for any that don't fit."""
         if len(named) != self._count:
             return None
         found: dict[str, Tensor] = {}
-        bound: dict[str, int] = {}
-        for name, dtype, array_dtype, rank, dims in self._wanted:
+        shapes = []
+        for name, dtype, kind in self._kinds:
             value = named.get(name)
             if isinstance(value, Tensor):
                 fits = value.dtype is dtype
             elif isinstance(value, np.ndarray):
-                fits = array_dtype is not None and value.dtype == array_dtype
+                fits = kind is not None and value.dtype == kind
             else:
                 return None
-            if not fits or value.ndim != rank:
+            if not fits:
                 return None
-            shape = value.shape
-            for place, size in dims:
-                have = shape[place]
-                if have != (bound.setdefault(size, have) if isinstance(size, str) else size):
-                    return None
+            shapes.append(value.shape)
             found[name] = (
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
-        for size, have in bound.items():
-            limits = self._sizes.get(size)
-            if limits is not None and not limits[0] <= have <= limits[1]:
-                return None
-        return found
+        return found if self._fit(tuple(shapes)) else None
+
+    def _fit(self, shapes: tuple[Sequence[int], ...]) -> bool:
+        """Return whether shapes fit the specs; those that do are remembered."""
+        if shapes in self._known:
+            return True
+        fits = self._compare(shapes)
+        if fits and len(self._known) < MOST_SHAPES:
+            self._known.add(shapes)
+        return fits
+
+    def _compare(self, shapes: tuple[Sequence[int], ...]) -> bool:
+        bound: dict[str, int] = {}
+        for have, want in zip(shapes, self._shapes, strict=True):
+            if len(have) != len(want):
+                return False
+            for length, size in zip(have, want, strict=True):
+                if length != (bound.setdefault(size, length) if isinstance(size, str) else size):
+                    return False
+        limits = ((self._sizes.get(size), length) for size, length in bound.items())
+        return all(limit is None or limit[0] <= length <= limit[1] for limit, length in limits)
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype | None:

@@ -37,6 +37,7 @@ class CheckedRunner:
         self._batched = all(s.batched for s in (*inputs, *outputs))
         self._fitting = FastInputs(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
+        self._run_arrays = getattr(runner, "run_arrays", None)
         self.attention_length: int | None = getattr(runner, "attention_length", None)
 
     def predict(self, inputs: Any) -> Any:
@@ -49,7 +50,12 @@ class CheckedRunner:
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
         """
-        if type(inputs) is dict and (fitting := self._fitting.tensors(inputs)) is not None:
+        plain = type(inputs) is dict
+        if plain and self._run_arrays is not None and (arrays := self._fitting.arrays(inputs)) is not None:
+            with self._lock:
+                self._check_open()
+                return self._run_arrays(arrays)
+        if plain and (fitting := self._fitting.tensors(inputs)) is not None:
             outputs = self._run(fitting)
             if any(isinstance(value, Tensor) for value in inputs.values()):
                 return outputs
@@ -126,19 +132,20 @@ class CheckedRunner:
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._lock:
-            if self._runner is None:
-                raise UsageError(
-                    "this Predictor is closed", hint="Open the artifact again with Predictor.load"
-                )
+            self._check_open()
             outputs = self._runner.run(inputs)
         return {name: _on_cpu(value) for name, value in outputs.items()}
+
+    def _check_open(self) -> None:
+        if self._runner is None:
+            raise UsageError("this Predictor is closed", hint="Open the artifact again with Predictor.load")
 
     def close(self) -> None:
         """Free the model; calls after this raise `UsageError`."""
         with self._lock:
             if self._runner is not None:
                 self._runner.close()
-                self._runner = None
+                self._runner = None  # `_run_arrays` is not called any more
 
 
 class TensorInputs(CheckedRunner):

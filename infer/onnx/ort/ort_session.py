@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import torch
 
 from ...errors import NotUsableError, ResourceError
@@ -136,28 +137,34 @@ class OrtRunner:
         self._fetched = [value.name for value in self._session.get_outputs()]
         self._usual = 0.0
 
+    @property
+    def run_arrays(self) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None:
+        """`run` with dense arrays in place of tensors; None on a GPU."""
+        return self._on_cpu if self.device == "cpu" else None
+
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one batch; raise `ResourceError` when memory runs out."""
         given = {spec.name: inputs[spec.name] for spec in self.inputs}
-        try:
-            outputs = self._on_cpu(given) if self.device == "cpu" else self._on_cuda(given)
-        except runtime_errors() as error:
-            if "allocate memory" in str(error) or "bad_alloc" in str(error):
-                raise ResourceError(
-                    f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
-                ) from error
-            raise
-        return dict(zip(self._names, outputs, strict=True))
+        if self.device != "cpu":
+            return self._on_cuda(given)
+        arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in given.items()}
+        return {name: torch.from_numpy(array) for name, array in self._on_cpu(arrays).items()}
 
     def close(self) -> None:
         self._session = None
 
-    def _on_cpu(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        feeds = {name: value.detach().cpu().contiguous().numpy() for name, value in inputs.items()}
-        arrays = self._session.run(self._fetched, feeds, self._options(inputs))
-        return [torch.from_numpy(array) for array in arrays]
+    def _on_cpu(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        size = 0
+        for array in arrays.values():
+            size += array.size
+        try:
+            outputs = self._session.run(self._fetched, arrays, self._options(size))
+        except runtime_errors() as error:
+            _raise_memory_error(error)
+            raise
+        return dict(zip(self._names, outputs, strict=True))
 
-    def _on_cuda(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _on_cuda(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         binding = self._session.io_binding()
         index = torch.device(self.device).index or 0
         dense = {name: value.detach().to(self.device).contiguous() for name, value in inputs.items()}
@@ -169,22 +176,35 @@ class OrtRunner:
         for name in self._fetched:
             binding.bind_output(name, "cuda", index)
         torch.cuda.current_stream(self.device).synchronize()
-        self._session.run_with_iobinding(binding, self._options(inputs))
-        return [torch.from_dlpack(value) for value in binding.get_outputs()]
+        try:
+            self._session.run_with_iobinding(
+                binding, self._options(sum(value.numel() for value in inputs.values()))
+            )
+        except runtime_errors() as error:
+            _raise_memory_error(error)
+            raise
+        outputs = (torch.from_dlpack(value) for value in binding.get_outputs())
+        return dict(zip(self._names, outputs, strict=True))
 
-    def _options(self, inputs: Mapping[str, torch.Tensor]) -> Any:
-        """Return run options that shrink the arena after a call far above the usual size, else None."""
-        import onnxruntime
-
-        size = float(sum(value.numel() for value in inputs.values()))
+    def _options(self, size: float) -> Any:
+        """Return run options that shrink the arena after a call of `size` values far above the usual, else None."""
         is_large = size > _LARGE_CALL * self._usual > 0
         self._usual = 0.9 * self._usual + 0.1 * size if self._usual else size
         if not is_large:
             return None
+        import onnxruntime
+
         options = onnxruntime.RunOptions()
         where = "cpu:0" if self.device == "cpu" else f"gpu:{torch.device(self.device).index or 0};cpu:0"
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", where)
         return options
+
+
+def _raise_memory_error(error: BaseException) -> None:
+    if "allocate memory" in str(error) or "bad_alloc" in str(error):
+        raise ResourceError(
+            f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
+        ) from error
 
 
 # Numbers of onnx.TensorProto, which bindings take where numpy has no such type.
