@@ -32,6 +32,12 @@ def test_each_row_of_a_table_is_one_line_with_the_cells_of_its_head() -> None:
     assert not found
 
 
+def test_code_in_a_table_shows_no_backslash_before_a_pipe() -> None:
+    pages = [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").glob("*.md"))]
+    rows = [line for page in pages for line in page.read_text().splitlines() if line.startswith("|")]
+    assert not [row for row in rows if re.search(r"`[^`|]*\\\|[^`]*`", row)]
+
+
 def test_every_error_class_is_documented() -> None:
     assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]
 

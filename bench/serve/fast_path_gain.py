@@ -63,7 +63,7 @@ def make(name: str, folder: str) -> str:
         source, code = Path(folder) / "mlp.pt", Path(folder) / "mlp.py"
         code.write_text(MLP)
         torch.save(runpy.run_path(str(code))["build"]().state_dict(), source)
-    given = {"inputs": ("x=float32[batch,16]",), "data": "random"} if name == "mlp" else {}
+    given = {"inputs": ("input=float32[batch,16]",), "data": "random"} if name == "mlp" else {}
     plan = Plan(source=str(source), model=f"{code}:build", backend="ort", allow_slower=True, **given)
     return str(optimize(plan, Path(folder) / f"{name}.infer").path)
 

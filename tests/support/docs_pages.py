@@ -17,7 +17,7 @@ from tests.support import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 WIRE = [
-    (400, "malformed HTTP: framing, lengths, chunks, headers twice, no Host"),
+    (400, "malformed HTTP: framing, lengths, chunks, duplicate headers, no Host"),
     (408, "head or body not there at its deadline, or slower than the least speed"),
     (414, "request target too long"),
     (421, "a Host that is none of the server's, on loopback without keys"),
@@ -130,14 +130,19 @@ SAID = {
     "DeadlineError": "the time of the request ran out, in the queue or while it ran",
     "NotReadyError": "starting, or draining",
     "ServeError": "only over HTTP; the base of what follows",
-    "PoisonError": "the request killed two workers and is not run again",
-    "WorkerDiedError": "the process of the model died and the request could not be run again",
+    "PoisonError": "the worker crashed on the request twice; it is not run again",
+    "WorkerDiedError": "the worker died, and the request could not be retried",
 }
 
 
 def _what(kind: type[InferError]) -> str:
     doc = (kind.__dict__.get("__doc__") or "").strip().splitlines()
-    return SAID.get(kind.__name__) or TREE.get(kind.__name__) or (doc[0] if doc else "")
+    text = doc[0].rstrip(".") if doc else ""
+    return (
+        SAID.get(kind.__name__)
+        or TREE.get(kind.__name__)
+        or re.sub(r"^[A-Z](?=[a-z])", lambda first: first[0].lower(), text)
+    )
 
 
 PAGES = {

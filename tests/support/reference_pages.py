@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import json
 import re
@@ -93,10 +94,10 @@ def _options(command: Any) -> Iterator[str]:
 
 def _spelling(param: Any) -> str:
     if param.param_type_name == "argument":
-        return f"`{_cell(str(param.metavar or param.name.upper()))}`"
+        return _code(str(param.metavar or param.name.upper()))
     names = [*param.opts, *param.secondary_opts]
     value = "" if param.is_flag or param.count else f" {param.metavar or _value_name(param)}"
-    return ", ".join(f"`{name}{_cell(value)}`" for name in names)
+    return ", ".join(_code(f"{name}{value}") for name in names)
 
 
 def _value_name(param: Any) -> str:
@@ -122,6 +123,11 @@ def _help(param: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Return code for a table's cell; MkDocs shows the backslash of an escaped pipe between backquotes."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def _plan_file() -> list[str]:
@@ -198,12 +204,12 @@ def api_page() -> str:
         "|---|---|---|",
     ]
     for name, kind in get_type_hints(Options).items():
-        lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {OPTIONS[name].option.help} |")
+        lines.append(f"| `{name}` | {_code(_kind(kind))} | {OPTIONS[name].option.help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
     for kind in (Outcome, SearchResult, SearchTrial, TrainingReport, Completion, CompletionChunk, Score):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]
         hints = get_type_hints(kind)
-        lines += [f"| `{n}` | `{_cell(_kind(hint))}` |" for n, hint in hints.items() if not n.startswith("_")]
+        lines += [f"| `{n}` | {_code(_kind(hint))} |" for n, hint in hints.items() if not n.startswith("_")]
         lines += [f"| `{n}` | {_doc(p)[0]} |" for n, p in vars(kind).items() if isinstance(p, property)]
     for name in ("run", "start", "ServeOptions", "ServeLimits"):
         lines += _section(f"infer.serve.{name}", getattr(infer.serve, name))
@@ -222,7 +228,7 @@ def _section(name: str, thing: Any) -> Iterator[str]:
             default = "" if field.default is msgspec.NODEFAULT else _json(field.default)
             default = f"`{kind}()`" if isinstance(field.default, msgspec.Struct) else default
             help = f"false: {field.option.help}" if field.option.negative else field.option.help
-            yield f"| `{field.name}` | `{_cell(kind)}` | {default} | {_cell(help)} |"
+            yield f"| `{field.name}` | {_code(kind)} | {default} | {_cell(help)} |"
     elif inspect.isclass(thing):
         yield from _members(name.rpartition(".")[2], thing)
 
