@@ -14,7 +14,7 @@ from ..budgets import Budgets
 from ..latency import SLOWER
 from ..plan import Plan
 from ..report.search_record import Candidate, Measured, TrialRecord
-from . import feasibility
+from . import feasibility, space
 from .feasibility import Limit
 from .space import BACKENDS, eager_twin
 from .trial_process.messages import LowerBounds, ToBeat
@@ -22,6 +22,7 @@ from .trial_process.trial_result import gains_too_little
 
 LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
 CLEARLY = 1.25  # times the best trial: a bound from the times of other forms holds but for their noise
+FAR = 2.0  # times the best trial: no artifact is made, as noise is far from making such a trial the best
 TIMED = ("latency", "throughput")  # objectives
 
 
@@ -141,8 +142,15 @@ class KnownTrials:
             least=shortest,
             size=found.size,
             error=found.error,
+            far=None if self.memory_counts else FAR,
             gain_needed=self._gain_needed(candidate, {size: least * rows[size] for size in sizes}),
         )
+
+    @property
+    def memory_counts(self) -> bool:
+        """True where memory or the size of an artifact is a budget or the objective."""
+        by_size = self.budgets.aim == "size" or self.budgets.max_size is not None
+        return by_size or space.memory_matters(self.budgets)
 
     def _gain_needed(self, candidate: Candidate, limits: Mapping[int, float]) -> dict[int, float]:
         """Return the seconds that quantized layers must save over float on their backend to come near `limits`.
@@ -161,6 +169,14 @@ class KnownTrials:
         floats = (r for r in self.records.values() if r.candidate.is_float)
         place = candidate.backend, candidate.threads
         return next((r for r in floats if (r.candidate.backend, r.candidate.threads) == place), None)
+
+    def still_holds(self, record: TrialRecord) -> bool:
+        """Return whether a recorded trial says enough for this search: what lost has to lose against the best of now,
+        memory and size have to be known where they count.
+        """
+        if record.outcome == "skipped":
+            return self.still_lost(record)
+        return record.measured is None or record.measured.complete or not self.memory_counts
 
     def still_lost(self, record: TrialRecord) -> bool:
         """Return whether a trial that was skipped as slower than another would still lose against the best one."""

@@ -107,7 +107,7 @@ def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: boo
     """
     found: list[Candidate] = []
     free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
-    if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and _memory_matters(budgets):
+    if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and memory_matters(budgets):
         used = best.kv_dtype if best.kv_dtype != "auto" else default_kv_dtype(best.plan(plan))
         found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != used]
     searched = getattr(plugins.get(BACKENDS, best.backend), "searched_dtypes", None)
@@ -128,7 +128,7 @@ def _with_options(best: Candidate, plan: Plan, budgets: Budgets) -> list[Candida
     if plan.backend_options:
         return []
     backend = plugins.get(BACKENDS, best.backend)
-    aims = {budgets.aim, *(["memory"] if _memory_matters(budgets) else [])}
+    aims = {budgets.aim, *(["memory"] if memory_matters(budgets) else [])}
     now = parse_backend_options(best.options)
     found = []
     for name, option in backend_options.declared(backend).items():
@@ -153,7 +153,8 @@ def check_options(budgets: Budgets) -> None:
             backend_options.check(name, plugins.get(BACKENDS, name), {option: value})
 
 
-def _memory_matters(budgets: Budgets) -> bool:
+def memory_matters(budgets: Budgets) -> bool:
+    """Return True where memory is a budget or the objective."""
     return bool(budgets.sequences or budgets.max_memory) or budgets.aim == "memory"
 
 

@@ -101,8 +101,7 @@ class Search:
 
     def without_running(self, candidate: Candidate) -> TrialRecord | None:
         """Return the record of a candidate known from the journal or skipped by a bound; None for one to run."""
-        known = self.journal.find(candidate)
-        if known is not None and (known.outcome != "skipped" or self.known.still_lost(known)):
+        if (known := self.journal.find(candidate)) is not None and self.known.still_holds(known):
             return known
         self.survey(candidate)
         if why := skip_bounds.why_skip(self.known, candidate) or self.out_of_time(candidate):

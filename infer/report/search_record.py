@@ -98,6 +98,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     drop: float | None = None
     score: float | None = None
+    complete: bool = (
+        True  # False: no artifact was made of a trial that is far slower, so that memory is unknown
+    )
     faithful: bool = True  # within the limits of its precision class
     slower: bool = False  # than the fastest float form
 

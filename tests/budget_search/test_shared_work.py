@@ -174,3 +174,18 @@ def test_a_format_is_captured_and_exported_once_for_all_backends(
         assert done.outcome == "published", done.reason
         assert quant in {layer.format for layer in store.read_manifest(Path(done.artifact)).layers}
     assert (len(made), len(translated)) == (models, exports)
+
+
+@pytest.mark.parametrize(("far", "made"), [(None, True), (1e9, True), (1e-3, False)])
+def test_a_far_slower_trial_is_measured_without_an_artifact(
+    plan: Plan, tmp_path: Path, far: float | None, made: bool
+) -> None:
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    best = ToBeat(label="ort float", ratios={"torch eager": {1: 1.0}}, size=10**9, error=1.0, far=far)
+    done = session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
+    assert done.outcome == "published", done.reason
+    assert bool(done.artifact) is made
+    assert done.measured is not None
+    assert done.measured.complete is made
+    assert done.measured.seconds.keys() == {1}
+    assert done.command.startswith("infer optimize ")

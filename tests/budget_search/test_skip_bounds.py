@@ -338,3 +338,23 @@ def test_formats_run_on_other_backends_in_the_order_of_plain_torch(aim: str) -> 
     waiting = [Candidate(backend="ort", quant=quant) for quant in ("cluster", "nf4", "int8")]
     waiting.sort(key=known.expected_cost)
     assert [one.quant for one in waiting] == ["int8", "nf4", "cluster"]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "holds"),
+    [
+        ({}, True),
+        ({"objective": "throughput"}, True),
+        ({"objective": "size"}, False),
+        ({"objective": "memory"}, False),
+        ({"max_memory": 10**9}, False),
+        ({"max_size": 10**9}, False),
+    ],
+)
+def test_a_trial_without_an_artifact_is_known_where_only_times_count(
+    budgets: dict[str, Any], holds: bool
+) -> None:
+    known = knowledge(**budgets)
+    assert known.still_holds(trial("ort", "nf4", complete=False)) is holds
+    assert known.still_holds(trial("ort", "nf4"))
+    assert known.memory_counts is not holds

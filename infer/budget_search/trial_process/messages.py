@@ -45,6 +45,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
     `gain_needed`: seconds by batch size that its layers must gain over float for the trial to come near; {}: unknown.
+    `far`: times slower from which a trial gets no artifact and its memory is not measured; None where that counts.
     """
 
     label: str
@@ -53,6 +54,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     error: float
     gain_needed: dict[int, float] = {}
+    far: float | None = None
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):

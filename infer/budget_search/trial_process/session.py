@@ -107,6 +107,11 @@ class Session:
             if trial.slower:
                 trial.kept_by = self._setup.keeps_slower
                 run = replace(run, plan=run.plan.with_(allow_slower=True))
+            if trial_result.is_far(trial, to_beat):
+                trial.close()
+                command = _command(run.plan, request.candidate, self._setup.name)
+                measured = structs.replace(measured, complete=False)
+                return Done(outcome="published", reason=trial.verdict, measured=measured, command=command)
             ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
             reporter.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
             made = publish(

@@ -44,6 +44,14 @@ def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
     return f"{slower:.2g}x slower than {to_beat.label}, no smaller and no more faithful: not published"
 
 
+def is_far(trial: Trial, to_beat: ToBeat | None) -> bool:
+    """Return whether a trial is so much slower than another that it gets no artifact."""
+    if to_beat is None or to_beat.far is None:
+        return False
+    slower = trial.times_slower(times_to_beat(to_beat))
+    return slower is not None and slower > to_beat.far
+
+
 LOST_SHARE, GAINED_SHARE = (
     0.5,
     2.0,

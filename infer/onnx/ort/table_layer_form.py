@@ -20,6 +20,7 @@ from ..layers.int8_operands import Target
 from ..layers.quantized_layers import RewriteResult
 from . import ort_session
 
+PAIRS = 100  # of turns, of short calls
 MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
 
 
@@ -61,7 +62,7 @@ def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -
     for batch in plan.batches:
         inputs = typical_inputs(graph.inputs, graph.samples, graph.sizes, batch)
         loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
-        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0)  # noqa: B023
+        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0, max_pairs=PAIRS)  # noqa: B023
         seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]
         words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
     a.close()
