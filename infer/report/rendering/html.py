@@ -40,10 +40,11 @@ def _header(report: Report) -> str:
     kind = "passed" if report.passed else "failed"
     lines = [*report.verdict, *([report.failure] if report.failure else [])]
     said = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    headline = escape(report.headline.replace(" %", "\u00a0%"))  # the sign stays on the line of its number
     return (
         f'<header class="{kind}"><h1>{escape(report.name)} <span class="soft">{escape(report.backend)} '
         f"{escape(report.precision)}, {escape(report.device)}</span></h1>"
-        f'<p class="headline">{escape(report.headline)}</p>{said}</header>'
+        f'<p class="headline">{headline}</p>{said}</header>'
     )
 
 
@@ -71,7 +72,7 @@ def _latency(report: Report) -> str:
     if any(row.floor is not None for row in report.latency):
         key += "; the orange tick is the least time that this machine's memory and arithmetic allow"
     rows = [terminal.latency_cells(row) for row in report.latency]
-    caption = f"Interleaved with {report.baseline}; ratio is this artifact's time over its"
+    caption = f"Interleaved with {report.baseline}; ratio: this artifact's time over that form's"
     table = _table(caption, terminal.latency_heads(report), rows, right=range(8))
     return _section(terminal.latency_title(report), f'{bars}<p class="soft">{key}.</p>{table}')
 

@@ -26,7 +26,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; ma
 dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: 0 0 1rem; }
 figcaption { margin-bottom: .2rem; font-size: .9rem; }
-.bar { display: grid; grid-template-columns: 11rem 1fr 5rem; gap: .6rem; align-items: center; }
+.bar { display: grid; grid-template-columns: 13rem 1fr 5rem; gap: .6rem; align-items: center; }
 .bar span { overflow-wrap: anywhere; line-height: 1.2; }
 .bar b, td.num { text-align: right; font-variant-numeric: tabular-nums; }
 .bar b { font-weight: 500; }
