@@ -55,3 +55,14 @@ def test_no_docstring_opens_with_a_question_or_a_reference() -> None:
                 f"{path}: {text}" for node in nodes if OPENERS.match(text := ast.get_docstring(node) or "")
             ]
     assert not found
+
+
+def test_names_of_tests_have_at_most_70_characters() -> None:
+    trees = [ast.parse(path.read_text()) for path in sorted((docs_pages.ROOT / "tests").rglob("test_*.py"))]
+    names = [
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED) and hasattr(node, "name")
+    ]
+    assert not [name for name in names if name.startswith("test_") and len(name) > 70]

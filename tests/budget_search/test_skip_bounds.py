@@ -325,7 +325,7 @@ def test_layers_that_save_too_little_are_never_those_of_the_fastest(seed: int) -
         assert between + share * own > min(best, in_float)
 
 
-def test_a_trial_skipped_by_its_layers_is_skipped_again_by_the_best_of_then() -> None:
+def test_a_trial_skipped_by_its_layers_is_judged_by_the_best_of_then() -> None:
     lost = trial("ort", "int4", outcome="skipped")
     lost = msgspec.structs.replace(lost, measured=Measured(layer_gain={1: 0.0008}))
     assert graph_runtimes(best=0.0010, ort=0.0030).still_lost(lost)
