@@ -31,8 +31,15 @@ def typical_inputs(
     lengths = row_lengths(mask)
     places = (torch.arange(batch) * 2 + 1) * len(lengths) // (2 * batch)
     rows = torch.argsort(lengths, stable=True)[places].sort().values.to(mask.device)
-    longest = int(lengths[rows.cpu()].max())
-    return cut({spec.name: samples[spec.name][rows] for spec in specs}, specs, sizes, longest)
+    return without_common_padding({spec.name: samples[spec.name][rows] for spec in specs}, specs, sizes)
+
+
+def without_common_padding(
+    inputs: Mapping[str, Tensor], specs: Sequence[TensorSpec], sizes: Sizes
+) -> dict[str, Tensor]:
+    """Cut inputs with an attention mask to their longest row, where the length is symbolic."""
+    mask = _mask(specs, inputs)
+    return dict(inputs) if mask is None else cut(inputs, specs, sizes, int(row_lengths(mask).max()))
 
 
 def cut(

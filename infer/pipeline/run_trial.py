@@ -15,6 +15,7 @@ from ..artifact import golden
 from ..fidelity import batch_sizes
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
+from ..graph.typical_inputs import without_common_padding
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.step.schedules.schedule_consistency import (
     compare_schedules,
@@ -143,7 +144,7 @@ def _compare(
 
 
 def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
-    """Compare at batches of one and three; the steps of a language model have schedules instead."""
+    """Compare at batches of one and three, without common padding; steps of a language model have schedules instead."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
@@ -153,7 +154,8 @@ def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, flo
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
             whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
-            found += batch_sizes.compare_size(size, whole, reference.run, runner.run, graph.task, usual)
+            shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in whole)
+            found += batch_sizes.compare_size(size, shorter, reference.run, runner.run, graph.task, usual)
     return found
 
 

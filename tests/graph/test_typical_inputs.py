@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from infer.graph.program import Graph
 from infer.graph.typical_inputs import cut, row_lengths, timed_lengths, typical_inputs
+from infer.pipeline import run_trial
 from infer.report.measurements import roofline
 from infer.spec import TensorSpec
 
@@ -39,7 +40,9 @@ def encoder(samples: dict[str, Tensor], *, fixed: bool = False) -> Graph:
     batch, seq = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("seq", min=2, max=64)
     dims = {0: batch} if fixed else {0: batch, 1: seq}
     example = {name: value[:1].repeat(2, 1) for name, value in samples.items()}
-    program = torch.export.export(Encoder(), (), example, dynamic_shapes=dict.fromkeys(example, dims))
+    program = torch.export.export(
+        Encoder().requires_grad_(False), (), example, dynamic_shapes=dict.fromkeys(example, dims)
+    )
     length = samples["attention_mask"].shape[1] if fixed else "seq"
     specs = tuple(TensorSpec(spec.name, spec.dtype, ("batch", length)) for spec in SPECS)
     outputs = (TensorSpec("output", "float32", ("batch", WIDTH)),)
@@ -111,3 +114,24 @@ def test_operations_of_a_fixed_length_are_never_too_many() -> None:
 def test_a_row_more_padded_has_the_same_roofline() -> None:
     few, many = (roofline.flops_of_call(encoder(padded(4, 6, 8, width=w)), 3) for w in (8, 32))
     assert few == many
+
+
+class WrongAtOtherLengths:
+    """Runner of a program that was compiled for one length and gives zeros at others."""
+
+    def __init__(self, graph: Graph, length: int) -> None:
+        self._run, self._length = graph.run, length
+
+    def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = self._run(inputs)
+        right = inputs["input_ids"].shape[1] == self._length
+        return found if right else {name: torch.zeros_like(value) for name, value in found.items()}
+
+
+def test_a_backend_that_is_right_at_the_length_of_the_samples_alone_is_found() -> None:
+    graph = encoder(padded(4, 6, 9))
+    metrics = run_trial._at_sizes(graph, WrongAtOtherLengths(graph, 32), graph, {"output": 1.0})
+    errors = {metric.subject: metric.number for metric in metrics if metric.name == "relative_error"}
+    assert min(errors["batch 1"] or 0.0, errors["batch 3"] or 0.0) > 0.1
+    metrics = run_trial._at_sizes(graph, graph, graph, {"output": 1.0})
+    assert {metric.number for metric in metrics if metric.name == "relative_error"} == {0.0}
