@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -351,7 +352,10 @@ def test_excess_over_a_limit_is_relative_to_the_limit() -> None:
     assert excess([Metric("y", "kl", 0.02)], limits, max_error=0.5) == 0
 
 
-def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:
+def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_timing, "MOST_WAITED", 1.0)  # whatever else runs
     made = assignment()
     plan = made.plan.with_(backend="inductor", device="cpu")
     clock = layer_timing.LayerTimer(plan, folder=tmp_path)
@@ -366,6 +370,24 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
     assert again.timed(made.candidates, weight, "int8", (3, 64)) == timed
     assert again.num_measured == 0
     assert layer_timing.LayerTimer(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
+
+
+def test_a_timing_that_waited_for_the_processor_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def paired_asleep(*_: object, **__: object) -> latency.Paired:
+        sleep(0.05)
+        return pair_of([0.02] * 9, [1e-4] * 9)
+
+    monkeypatch.setattr(layer_timing.latency, "paired", paired_asleep)
+    made = assignment()
+    for _ in range(2):
+        clock = layer_timing.LayerTimer(made.plan.with_(backend="eager", device="cpu"), folder=tmp_path)
+        for weight in made.candidates.weights[:1] * 2:
+            assert clock.timed(made.candidates, weight, "int8", (1, 64)).ratio == pytest.approx(200)
+        assert clock.num_measured == 1, "known within a run, not from run to run"
+        clock.save()
+        clock.close()
 
 
 def test_layers_are_lowered_once_for_all_rows_and_float_once_for_all(

@@ -1,12 +1,14 @@
 """Measured dispatch: each layer shape and format timed against float on the backend that will run it.
 
 One layer is captured, lowered and opened as a whole model would be, so what is timed is the operator that runs later:
-the packed native one where there is one. What was measured is kept in the user's cache, by processor and versions.
+the packed native one where there is one. What was measured is kept in the user's cache, by processor and versions,
+unless other processes had the processor meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +28,9 @@ from .lowered_layers import LoweredLayers, SharedFloatLayers
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS, PAIRS = 0.4, 100  # of timing for one shape, format and number of rows, at most
 DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
+MOST_WAITED = (
+    0.3  # share of a timing in which this process did not run, above which it counts in this run only
+)
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -101,6 +106,8 @@ class LayerTimer:
             except msgspec.DecodeError:
                 self.path.unlink()  # half written by a process that died
         self.used: set[str] = set()
+        self._held_up: set[str] = set()  # measured while other processes had the processor
+        self._waited = 0.0  # share of the last timing in which this process did not run
         self.num_measured = 0
 
     def summary(self) -> str:
@@ -124,6 +131,8 @@ class LayerTimer:
         self.used.add(key)
         if key not in self._known:
             self._known[key] = self.measured(candidates, weight, format, x)
+            if self._waited > MOST_WAITED:
+                self._held_up.add(key)
             self.num_measured += 1
         return self._known[key]
 
@@ -147,7 +156,8 @@ class LayerTimer:
         """Write the cache file atomically (rename), since another process may read it."""
         if self.num_measured:
             beside = self.path.with_suffix(f".{id(self):x}.tmp")
-            beside.write_bytes(msgspec.json.format(msgspec.json.encode(self._known), indent=1))
+            kept = {key: found for key, found in self._known.items() if key not in self._held_up}
+            beside.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
             beside.replace(self.path)
 
     def close(self) -> None:
@@ -159,7 +169,10 @@ class LayerTimer:
     def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor, name: str, format: str) -> LayerTime:
         runners = self._lowered.runner(f"{format} {name}", small, x), self._floats.runner(name, layer, x)
         ours, theirs = (lambda runner=runner: runner.run({"x": x}) for runner in runners)
+        began, spent = time.perf_counter(), time.process_time()
         pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS, max_pairs=PAIRS)
+        if self.plan.device == "cpu":
+            self._waited = 1 - (time.process_time() - spent) / (time.perf_counter() - began)
         return LayerTime.of(pair)
 
 
