@@ -128,7 +128,7 @@ class WrongAtOtherLengths:
         return found if right else {name: torch.zeros_like(value) for name, value in found.items()}
 
 
-def test_a_backend_that_is_right_at_the_length_of_the_samples_alone_is_found() -> None:
+def test_a_backend_that_is_right_only_at_the_samples_length_is_found() -> None:
     graph = encoder(padded(4, 6, 9))
     metrics = run_trial._at_sizes(graph, WrongAtOtherLengths(graph, 32), graph, {"output": 1.0})
     errors = {metric.subject: metric.number for metric in metrics if metric.name == "relative_error"}
