@@ -21,6 +21,16 @@ def unfilled_copy(loaded: LoadedModel) -> LoadedModel:
     return replace(loaded, module=loaded.rebuild(), findings=[])
 
 
+def separate(module: nn.Module, other: nn.Module) -> nn.Module:
+    """Return `module`, or a copy of its structure where it shares layers with `other`.
+
+    A factory that keeps layers gives the same ones at each call.
+    """
+    known = {id(layer) for layer in other.modules()}
+    shares = isinstance(module, nn.Module) and any(id(layer) in known for layer in module.modules())
+    return copy_structure(module) if shares else module
+
+
 def copy_structure(module: nn.Module) -> nn.Module:
     """Copy a module deeply except for the values of its parameters, which are shared.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer.errors import SourceError, UsageError
-from infer.load import STRATEGIES, LoadedModel, fill, resolve_strategy
+from infer.load import STRATEGIES, LoadedModel, fill, load, resolve_strategy, unfilled_copy
 from infer.load.weight_loading.meta_model import build_on_meta, match_checkpoint
 from infer.load.weight_loading.offload import StreamedLayer
 from infer.load.weights import DictReader, WeightReader
@@ -231,3 +232,38 @@ def test_a_row_larger_than_the_block_is_checked_whole(
         SourceError, match=r"1 NaN or infinite values in rows 0 to 3 of '0.weight' - at .*m\.st"
     ):
         fill(loaded, strategy="meta")
+
+
+KEEPS_LAYERS = """
+from torch import nn
+
+INPUTS = {"x": "float32[batch,6]"}
+KEPT = nn.Linear(6, 6)
+WHOLE = nn.Sequential(KEPT, nn.ReLU())
+
+def part():
+    return nn.Sequential(KEPT, nn.ReLU(), nn.Linear(6, 2))
+
+def whole():
+    return WHOLE
+"""
+
+
+@pytest.mark.parametrize("factory", ["part", "whole"])
+def test_a_copy_of_a_model_whose_factory_keeps_layers_leaves_it_filled(tmp_path: Path, factory: str) -> None:
+    (tmp_path / "net.py").write_text(KEEPS_LAYERS)
+    space: dict[str, Any] = {}
+    exec(KEEPS_LAYERS, space)  # noqa: S102
+    original = space[factory]()
+    torch.save(original.state_dict(), tmp_path / "net.pt")
+    plan = Plan(source=str(tmp_path / "net.pt"), model=f"{tmp_path}/net.py:{factory}", data="random")
+    loaded = load(plan)
+    fill(loaded)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        for _ in range(2):
+            copied = unfilled_copy(loaded)
+            assert all(value.is_meta for value in copied.module.state_dict().values())
+            torch.testing.assert_close(loaded.module(x), original(x))
+        fill(copied)
+        torch.testing.assert_close(copied.module(x), original(x))

@@ -13,6 +13,7 @@ from ...spec import Finding
 from ..checkpoint.checkpoint_names import fit_names, missing_batch_counters
 from ..identification.source_names import model_folder
 from ..loaded_model import LoadedModel
+from ..module_copies import separate
 from ..weight_loading.meta_model import assign, build_on_meta
 from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
 from ..weights.nested_state_dict import refuse_expanded, unwrap
@@ -40,7 +41,8 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
 
     def rebuild() -> nn.Module:
-        return _with_zero(build_on_meta(user_module.build, user_module.text)[0], missing_batch_counters(fit))
+        made, _ = build_on_meta(lambda: separate(user_module.build(), module), user_module.text)
+        return _with_zero(made, missing_batch_counters(fit))
 
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
