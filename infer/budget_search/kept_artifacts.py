@@ -73,6 +73,12 @@ class KeptArtifacts:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def delete_others(artifacts: dict[Candidate, Path], kept: set[Candidate]) -> None:
+    """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""
+    for candidate in [one for one in artifacts if one not in kept]:
+        shutil.rmtree(artifacts.pop(candidate).parent, ignore_errors=True)
+
+
 def default_root() -> Path:
     return paths.cache("search") / "artifacts"
 

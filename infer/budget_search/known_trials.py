@@ -19,6 +19,7 @@ from .feasibility import Limit
 from .space import BACKENDS, eager_twin
 from .trial_process.messages import LowerBounds, ToBeat
 from .trial_process.trial_result import gains_too_little
+from .trial_process.trial_runner import SHORTEST
 
 LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
 CLEARLY = 1.25  # times the best trial: a bound from the times of other forms holds but for their noise
@@ -207,6 +208,15 @@ class KnownTrials:
         sizes = {batch for seconds in times.values() for batch in seconds}
         fastest = (min(times, key=lambda name: times[name].get(batch, math.inf)) for batch in sorted(sizes))
         return tuple(dict.fromkeys(fastest))
+
+    def out_of_time(self, candidate: Candidate, left: float | None) -> str:
+        """Return why a trial is not begun with so many seconds left, "" where it is; None: no limit."""
+        if left is None:
+            return ""
+        if left < SHORTEST:
+            return "the time of the search was over"
+        expected = self.expected_seconds(candidate)
+        return f"{left:.0f} s were left, such a trial takes {expected:.0f} s" if expected > left else ""
 
     def expected_seconds(self, candidate: Candidate) -> float:
         """Return the median duration of trials of the same backend that ran; 0 where there was none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from .. import backend_options, compress, plugins
@@ -166,8 +165,3 @@ def _with(candidate: Candidate, **changes: Any) -> Candidate:
 def eager_twin(candidate: Candidate, first: str) -> Candidate:
     """Return the candidate on the first backend, where its fidelity is measured."""
     return _with(candidate, backend=first, options=())
-
-
-def untried(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates without a trial so far."""
-    return [one for one in candidates if one not in set(known)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,13 +73,12 @@ class Search:
                 self.stage(stage)
                 if number == 0:
                     self.known.use_float_score()
-            for _ in range(2):  # what refines the best may itself be refined once
-                if (best := self.known.best) is not None:
-                    more = space.refinements(
-                        best.candidate, self.plan, self.budgets, generates=self.known.generates
-                    )
-                    self.stage(space.untried(more, list(self.known.records)))
+            self.refine()
+            before = self.known.best
             self.last_round()
+            best = self.known.best
+            if before and best and before.candidate != best.candidate and self.refine():
+                self.last_round()  # with variants of the one that has turned out to be the best
         except KeyboardInterrupt:
             if not self.budgets.keep_best:
                 raise
@@ -88,6 +86,15 @@ class Search:
         finally:
             self.close()
         return ""
+
+    def refine(self) -> bool:
+        """Try variants of the best trial, and those of the best one of them; return whether there were any."""
+        count = len(self.known.records)
+        for _ in range(2):
+            if (best := self.known.best) is not None:
+                given = best.candidate, self.plan, self.budgets
+                self.stage(space.refinements(*given, generates=self.known.generates))
+        return len(self.known.records) > count
 
     def stage(self, candidates: Sequence[Candidate]) -> None:
         """Run the candidates that have no record, those that promise most first: what they reach skips others."""
@@ -104,27 +111,19 @@ class Search:
         if (known := self.journal.find(candidate)) is not None and self.known.still_holds(known):
             return known
         self.survey(candidate)
-        if why := skip_bounds.why_skip(self.known, candidate) or self.out_of_time(candidate):
+        left = self.seconds_left()
+        if why := skip_bounds.why_skip(self.known, candidate) or self.known.out_of_time(candidate, left):
             return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
         return None
 
     def survey(self, candidate: Candidate) -> None:
         """Request the bounds that need no trial, once; none from a worker that fails, as its trials will report."""
-        if self.known.bounds is not None or self.out_of_time(candidate):
+        if self.known.bounds is not None or self.known.out_of_time(candidate, self.seconds_left()):
             return
         self.reporter.step("bounds", "sizes of the packed weights, roofline of this machine")
         asked = Survey(candidate=candidate, formats=tuple(space.formats(self.plan, self.budgets)))
         answer = self.question(candidate, asked)
         self.known.bounds = answer if isinstance(answer, LowerBounds) else LowerBounds()
-
-    def out_of_time(self, candidate: Candidate) -> str:
-        left = self.seconds_left()
-        if left is None:
-            return ""
-        if left < SHORTEST:
-            return "the time of the search was over"
-        expected = self.known.expected_seconds(candidate)
-        return f"{left:.0f} s were left, such a trial takes {expected:.0f} s" if expected > left else ""
 
     def seconds_left(self) -> float | None:
         if self.budgets.time is None:
@@ -183,7 +182,7 @@ class Search:
         self.known.add(record)
         self.journal.add(record)
         self.reporter.found([trial_finding(record, self.known.limits)])
-        self.drop_dominated()
+        kept_artifacts.delete_others(self.artifacts, may_win(self.known))
         self.show(None)
 
     def show(self, running: Candidate | None, step: str = "") -> None:
@@ -194,12 +193,6 @@ class Search:
         self.announce(now)
         if isinstance(self.reporter, SearchReporter):
             self.reporter.state(now)
-
-    def drop_dominated(self) -> None:
-        """Delete the artifacts that can't win any more, so that the disk holds the front and no more."""
-        kept = may_win(self.known)
-        for candidate in [one for one in self.artifacts if one not in kept]:
-            shutil.rmtree(self.artifacts.pop(candidate).parent, ignore_errors=True)
 
     def last_round(self) -> None:
         """Time the trials nearest to the best one in turns with it, while time is left."""

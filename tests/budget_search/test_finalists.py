@@ -132,7 +132,7 @@ def test_the_fastest_wins_although_a_float_form_stalled(tmp_path: Path, seed: in
     best = search.known.best
     assert best is not None
     assert best.candidate.backend == "ort"
-    assert len(machine.rounds) == 1
+    assert len(machine.rounds) == 2, "the second with variants of the one that the first found"
     assert "eager" not in {Path(name).name for name in machine.rounds[0].artifacts}, "too far from the best"
 
 
@@ -208,6 +208,28 @@ def test_the_oldest_kept_artifacts_are_deleted_when_there_is_no_room(tmp_path: P
     (tmp_path / "eager" / "file").write_bytes(b"x" * 300)
     kept.keep([(Candidate(backend="eager"), tmp_path / "eager")])
     assert {folder.name for folder in (tmp_path / "kept").glob("*/*/*")} == left, "larger than the room"
+
+
+def test_variants_of_a_best_trial_found_by_the_last_round_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the round a stalled float form makes inductor the best; its variants alone were tried."""
+    refined: list[str] = []
+
+    def variants(best: Candidate, *given: Any, **named: Any) -> list[Candidate]:
+        refined.append(best.backend)
+        return [Candidate(backend=best.backend, quant="int8")] if best.quant == "none" else []
+
+    monkeypatch.setattr(space, "refinements", variants)
+    machine = BusyMachine(0)
+    search = searched(machine, tmp_path)
+    assert refined[0] == "inductor"
+    assert "ort" in refined
+    assert Candidate(backend="ort", quant="int8") in search.known.records
+    assert len(machine.rounds) == 2
+    assert len(machine.rounds[1].artifacts) > len(machine.rounds[0].artifacts)
+    assert search.known.best is not None
+    assert search.known.best.candidate.backend == "ort"
 
 
 def test_the_report_says_how_sure_the_choice_is(tmp_path: Path) -> None:
