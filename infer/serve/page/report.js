@@ -35,7 +35,10 @@ function bar(label, value, most, text, kind) {
 function latency(report) {
   if (!report.latency?.length) return null;
   const what = report.decodes ? "Time of one decode step" : "Latency";
-  return h("div", {}, h("h3", {}, what, h("span", { class: "soft" }, " median")), report.latency.map((row) => {
+  const whole = report.baseline || "the original";
+  const baseline = whole.split(" (")[0];
+  const compared = whole === baseline ? null : h("p", { class: "hint" }, `Compared with ${whole}`);
+  return h("div", {}, h("h3", {}, what, h("span", { class: "soft" }, " median")), compared, report.latency.map((row) => {
     const { a, b, ratio, verdict } = row.pair;
     const most = Math.max(a.p50, b.p50);
     const factor = ratio > 1 ? ratio : 1 / ratio;
@@ -43,7 +46,7 @@ function latency(report) {
     return h("div", { class: "measured" },
       h("p", {}, `${report.decodes ? `${row.batch} sequence${row.batch === 1 ? "" : "s"}` : `Batch ${row.batch}`}: ${said}`),
       bar("this artifact", a.p50, most, seconds(a.p50), "ours"),
-      bar(report.baseline || "the original", b.p50, most, seconds(b.p50), "base"),
+      bar(baseline, b.p50, most, seconds(b.p50), "base"),
       h("p", { class: "hint" }, `${count(Number(row.per_second.toPrecision(3)))} ${report.decodes ? "tokens" : "samples"}/s; 99 % below ${seconds(a.p99)}`));
   }));
 }
