@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -103,7 +104,7 @@ def _let_embeddings_lead(model: Any) -> None:
         or getattr(model.config, "is_encoder_decoder", False)
     ):
         return
-    if model.main_input_name == "pixel_values":
+    if "pixel_values" in inspect.signature(model.forward).parameters:
         return
     ids = torch.arange(3, 3 + 32)[None]
     before, after = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[:2]

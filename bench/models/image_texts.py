@@ -107,6 +107,9 @@ def _served(artifact: Path) -> None:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
     with Predictor.load(artifact) as predictor:
-        expected = predictor.answer(file.getvalue())
-    answer = ask_server(artifact, "/predict", {"inputs": base64.b64encode(file.getvalue()).decode()})
+        source = predictor.language_model.shape.source
+        text = "what is it" if source is not None and source.reads_text else ""
+        expected = predictor.answer((file.getvalue(), text))
+    body = {"inputs": base64.b64encode(file.getvalue()).decode(), "parameters": {"text": text or None}}
+    answer = ask_server(artifact, "/predict", body)
     assert answer == [expected], f"another text than that of the predictor: {answer}"

@@ -17,6 +17,7 @@ from torch import nn
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
 from ..model_patches.image_decoders import encoder_decoder_class, without_pooler
+from ..model_patches.listed_children import with_live_lists
 from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
@@ -164,7 +165,7 @@ def build(found: Any, settings: Any) -> nn.Module:
         own = copy.deepcopy(settings)  # a model writes into its configuration
         model = kind._from_config(own, attn_implementation=attention, dtype=torch.float32)
         model.tie_weights()
-        return without_pooler(model)
+        return with_live_lists(without_pooler(model))
 
     try:
         return made("sdpa")
