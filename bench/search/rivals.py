@@ -107,7 +107,9 @@ def _compared(theirs: Path, settings: dict[str, Any], source: Path, chosen: Path
         ours = list(predictor.predict(inputs).values())
         pair = latency.paired(lambda: predictor.predict(rows), lambda: model.run(None, rows))
         tensors, runner = {key: torch.from_numpy(value) for key, value in rows.items()}, predictor._runner
-        graph = latency.paired(lambda: runner.run(tensors), lambda: model.run(None, rows))
+        arrays = getattr(runner, "run_arrays", None)
+        call = (lambda: runner.run(tensors)) if arrays is None else (lambda: arrays(rows))
+        graph = latency.paired(call, lambda: model.run(None, rows))
     return {
         "error": _error(model.run(None, inputs), known),
         "our_error": _error(ours, known),
