@@ -84,7 +84,7 @@ class Session:
         with store.stage(output, replace=False) as folder:
             assignment = prepared.assignment(run.plan, reporter)
             assign.decide(assignment)
-            gain = assignment.layer_gain or {}
+            gain = assignment.layer_gain
             if reason := trial_result.gains_too_little(gain, to_beat):
                 alone = Measured(layer_seconds=assignment.layer_seconds, layer_gain=gain)
                 command = _command(run.plan, request.candidate, self._setup.name)

@@ -84,12 +84,8 @@ class Assignment:
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     packing_cache: PackingCache = field(default_factory=PackingCache)
     float_layers: SharedFloatLayers | None = None  # open for several assignments, which close none of them
-    layer_seconds: dict[int, float] = field(
-        default_factory=dict
-    )  # of all timed layers together, by batch size
-    layer_gain: dict[int, float] | None = (
-        None  # seconds less than in float; None where a quantized layer was not timed
-    )
+    layer_seconds: dict[int, float] = field(default_factory=dict)  # of all timed layers, by batch size
+    layer_gain: dict[int, float] = field(default_factory=dict)  # saved over float; {}: not all were timed
     measured: sensitivity.Sensitivity | None = None
     risen: set[str] = field(default_factory=set)
     num_rounds: int = 0
