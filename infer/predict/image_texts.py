@@ -8,8 +8,8 @@ from ..errors import InputError
 from ..llm.engine.requests import Request
 from ..llm.llm import LanguageModel
 from ..llm.request_streams import complete, new_id
-from ..tasks import image_text
 from ..tasks.answers import Answer
+from ..tasks.image_text import ImageSource
 from ..tasks.media_model import MediaModel
 
 
@@ -20,13 +20,12 @@ def describe(rows: list[tuple[Any, str]], media: MediaModel, language_model: Lan
         for index, (image, text) in enumerate(rows)
     ]
     found = complete(language_model.engine_client, requests)
-    return [image_text.answer(one.text) for [one] in found]
+    source = _source(media)
+    return [source.answer(one.text) for [one] in found]
 
 
 def _request(image: Any, text: str, media: MediaModel, language_model: LanguageModel, where: str) -> Request:
-    source = image_text.ImageSource.of(media.meta)
-    if source is None:
-        raise InputError(f"{media.name} reads no images", where=where)
+    source = _source(media)
     text = source.text(text, where)
     tokens = language_model.encode(text, special=source.reads_text) if text or source.reads_text else []
     prompt = source.prompt(tokens)
@@ -36,6 +35,13 @@ def _request(image: Any, text: str, media: MediaModel, language_model: LanguageM
         sampling=source.greedy(prompt, language_model.context),
         features=source.features(media.tensors([image]), where),
     )
+
+
+def _source(media: MediaModel) -> ImageSource:
+    found = ImageSource.of(media.meta)
+    if found is None:
+        raise InputError(f"{media.name} reads no images")
+    return found
 
 
 def image_and_text(row: Any, where: str) -> tuple[Any, str]:

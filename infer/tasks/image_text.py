@@ -12,6 +12,7 @@ from ..llm.engine.sampling.sampling_options import Sampling
 from .answers import Answer
 
 PIXELS = "pixel_values"
+ENDS = ("<s>", "</s>", "<pad>")
 MAX_TOKENS = 256  # of a text for which nobody named a limit, as in transformers' pipeline
 
 
@@ -63,7 +64,15 @@ class ImageSource(NamedTuple):
     def greedy(self, prompt: Sequence[int], context: int) -> Sampling:
         """Return greedy sampling, as transformers generates where nobody asks for samples, within the context."""
         begun = self.start_ids if self.reads_text else prompt
-        return Sampling(temperature=0.0, max_tokens=max(1, min(MAX_TOKENS, context - len(begun))))
+        limit = max(1, min(MAX_TOKENS, context - len(begun)))
+        # Florence-2 tells places by special tokens, such as <loc_512>.
+        return Sampling(temperature=0.0, max_tokens=limit, skip_special_tokens=not self.task_prompts)
+
+    def answer(self, text: str) -> Answer:
+        """Return a text as transformers' pipeline does, without the tokens that begin, end and pad it."""
+        for token in ENDS if self.task_prompts else ():
+            text = text.replace(token, "")
+        return {"generated_text": text.strip()}
 
     def features(self, tensors: Mapping[str, np.ndarray], where: str) -> bytes:
         """Return one preprocessed image as the engine takes it; raise `InputError` for one of another size."""
@@ -72,8 +81,3 @@ class ImageSource(NamedTuple):
             got, wanted = ("x".join(map(str, shape)) for shape in (pixels.shape, self.sizes))
             raise InputError(f"expected an image of {wanted} after preprocessing, got {got}", where=where)
         return np.ascontiguousarray(pixels, np.float32).tobytes()
-
-
-def answer(text: str) -> Answer:
-    """Return a text as transformers' pipeline does."""
-    return {"generated_text": text.strip()}

@@ -150,6 +150,8 @@ def test_a_task_token_of_florence_stands_for_its_sentence(made: dict[str, Path])
         assert source is not None
         assert source.text("<OPEN_VOCABULARY_DETECTION> a cat", "text") == "Locate a cat in the image."
         assert source.text("a cat", "text") == "a cat"
+        assert not source.greedy([], 64).skip_special_tokens  # places are special tokens
+        assert source.answer("</s><s>car<loc_1><loc_2></s>") == {"generated_text": "car<loc_1><loc_2>"}
         with pytest.raises(InputError, match="takes no text beside it"):
             predictor.answer((image, "<OD> cats"))
 

@@ -70,7 +70,7 @@ async def describe(
     texts = {request.id: "" for request in requests}
     for output in outputs:
         texts[output.id] += output.text
-    return [GeneratedText(found.strip()) for found in texts.values()]
+    return [GeneratedText(source.answer(found)["generated_text"]) for found in texts.values()]
 
 
 async def read_conversation(
