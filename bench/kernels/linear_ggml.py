@@ -51,7 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name → result, arguments
 }  # fmt: skip
 
 
-class _InitParams(ctypes.Structure):
+class InitParams(ctypes.Structure):
     _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
 
 
@@ -74,7 +74,7 @@ def missing() -> str | None:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def ggml_library() -> ctypes.CDLL:
     spec = importlib.util.find_spec("llama_cpp")
     assert spec is not None
     assert spec.origin is not None
@@ -84,7 +84,7 @@ def _library() -> ctypes.CDLL:
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    library.ggml_init.restype, library.ggml_init.argtypes = c_void_p, (_InitParams,)
+    library.ggml_init.restype, library.ggml_init.argtypes = c_void_p, (InitParams,)
     library.ggml_threadpool_params_default.restype = _ThreadpoolParams
     library.ggml_threadpool_params_default.argtypes = (c_int,)
     library.ggml_threadpool_new.restype = c_void_p
@@ -99,9 +99,9 @@ def _quiet(level: int, text: bytes, data: int) -> None:
 
 
 @cache
-def _backend(threads: int) -> int:
+def shared_backend(threads: int) -> int:
     """Return one CPU backend whose threads poll as llama.cpp's own do; kept until the process ends."""
-    ggml = _library()
+    ggml = ggml_library()
     backend = ggml.ggml_backend_cpu_init()
     pool = ggml.ggml_threadpool_params_default(threads)
     ggml.ggml_backend_cpu_set_n_threads(backend, threads)
@@ -109,9 +109,9 @@ def _backend(threads: int) -> int:
     return int(backend)
 
 
-def _repacking() -> int | None:
+def repacking_buffer_type() -> int | None:
     """Return the buffer type whose weights are interleaved for this CPU, or None."""
-    ggml = _library()
+    ggml = ggml_library()
     registry = ggml.ggml_backend_cpu_reg()
     address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
     if not address:
@@ -127,8 +127,8 @@ def _repacking() -> int | None:
 
 def sides(weight: Tensor, x: Tensor, copies: int) -> list[Side]:
     """Return q4_0 of weight float32 [N, K] times x float32 [M, K]: plain, and repacked where this CPU has that."""
-    kinds = {"llama.cpp q4_0 plain": _library().ggml_backend_cpu_buffer_type()}
-    repacking = _repacking()
+    kinds = {"llama.cpp q4_0 plain": ggml_library().ggml_backend_cpu_buffer_type()}
+    repacking = repacking_buffer_type()
     if repacking is not None and weight.shape[0] % 8 == 0:
         kinds["llama.cpp q4_0"] = repacking
     return [_Product(name, kind, weight, x, copies).side() for name, kind in kinds.items()]
@@ -138,12 +138,12 @@ class _Product:
     """A graph of `copies` products and the memory under it; square weights follow each other as layers do."""
 
     def __init__(self, name: str, kind: int, weight: Tensor, x: Tensor, copies: int) -> None:
-        ggml = _library()
+        ggml = ggml_library()
         self.name, self.copies, self.shape = name, copies, (x.shape[0], weight.shape[0])
         room = ggml.ggml_tensor_overhead() * (2 * copies + 8) + ggml.ggml_graph_overhead_custom(
             MAX_NODES, False
         )
-        weights, rest = (ggml.ggml_init(_InitParams(room, None, True)) for _ in range(2))
+        weights, rest = (ggml.ggml_init(InitParams(room, None, True)) for _ in range(2))
         rows, columns = weight.shape
         packed = [ggml.ggml_new_tensor_2d(weights, Q4_0, columns, rows) for _ in range(copies)]
         given = ggml.ggml_new_tensor_2d(rest, F32, columns, x.shape[0])
@@ -165,7 +165,7 @@ class _Product:
         for one in packed:
             ggml.ggml_backend_tensor_set(one, codes, 0, len(codes))
         ggml.ggml_backend_tensor_set(given, given_rows.data_ptr(), 0, given_rows.nbytes)
-        self._compute, self._on = ggml.ggml_backend_graph_compute, _backend(torch.get_num_threads())
+        self._compute, self._on = ggml.ggml_backend_graph_compute, shared_backend(torch.get_num_threads())
 
     def run(self) -> None:
         status = self._compute(self._on, self.graph)
@@ -175,14 +175,14 @@ class _Product:
     def output(self) -> Tensor:
         self.run()
         result = torch.empty(self.shape)
-        _library().ggml_backend_tensor_get(self.outputs[0], result.data_ptr(), 0, result.nbytes)
+        ggml_library().ggml_backend_tensor_get(self.outputs[0], result.data_ptr(), 0, result.nbytes)
         return result
 
     def side(self) -> Side:
         return Side(self.name, self.run, self.output, self.copies)
 
     def __del__(self) -> None:
-        ggml, (buffers, contexts) = _library(), self._owned
+        ggml, (buffers, contexts) = ggml_library(), self._owned
         for buffer in buffers:
             ggml.ggml_backend_buffer_free(buffer)
         for context in contexts:

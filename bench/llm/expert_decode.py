@@ -4,7 +4,8 @@
 
 A layer of experts as published models have it, from 16 large ones with two for each token to 128 small ones with eight:
 packed gate and up projection, SiLU, packed down projection, weighted sum. Every call asks for other experts, so that
-weights come from memory. Beside it a plain sum over as many bytes is timed in turns: that is the ceiling.
+weights come from memory. Beside it a plain sum over as many bytes is timed in turns: that is the ceiling. Rows of 4
+bits have llama.cpp beside them, the same layer and routings in q4_0; its bar is for 8 sequences.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.llm import expert_ggml
 from bench.shared import child_process
 from bench.shared.child_process import EngineCrashed
 from bench.shared.results import machine_header, result_path
@@ -28,6 +30,9 @@ from infer.kernels import cpu
 from infer.kernels.ops import bitpack
 
 NEED = 0.85  # of the bandwidth of a plain sum
+FASTER = 2.0  # times llama.cpp's speed with 8 sequences
+RIVAL_FORMAT, RIVAL_CLOSE = "nf4", 0.03  # the format as large as q4_0; relative error of llama.cpp's layer
+SILENCE, BURST = 0.03, 5  # seconds before a turn, in which the rival's threads still poll; calls of a turn
 ROUTINGS = 24  # drawings of experts, one after the other
 CLOSE = 0.02  # relative, of the packed layer against its slow twin
 OPS = torch.ops.infer
@@ -70,6 +75,7 @@ class Measured:
     read_gigabytes_per_second: float
     share: float
     relative_error: float
+    rival_milliseconds: float | None = None  # llama.cpp's, q4_0
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,9 @@ def measure(name: str, format: str, sequences: int, seconds: float) -> Measured:
             products.append(_time(lambda e=expert: (up(x, e, top_k), down(middle, e, 1))))  # type: ignore[misc]
             plain.append(_time(blocks[(i + 1) % len(blocks)].sum))
     took, alone, read = (statistics.quantiles(times, n=10)[0] for times in (ours, products, plain))
+    rival = None
+    if format == RIVAL_FORMAT and expert_ggml.missing() is None:
+        rival = _rival_seconds(shape, x, drawn, lambda e: layer(up, down, x, e, top_k), seconds)
     return Measured(
         name,
         format,
@@ -165,7 +174,33 @@ def measure(name: str, format: str, sequences: int, seconds: float) -> Measured:
         size / read / 1e9,
         read / took,
         error,
+        None if rival is None else rival * took * 1e3,
     )
+
+
+def _rival_seconds(
+    shape: Shape, x: Tensor, drawn: list[Tensor], ours: Callable[[Tensor], Tensor], seconds: float
+) -> float:
+    """Return llama.cpp's time over ours, the median of turns; raises `RuntimeError` if it computes wrongly."""
+    rival = expert_ggml.GgmlExperts(shape.experts, shape.top_k, shape.hidden, shape.intermediate, len(x))
+    if (error := rival.error(x)) > RIVAL_CLOSE:
+        raise RuntimeError(
+            f"llama.cpp's layer is {error:.2g} off the products of its codes; no time is given"
+        )
+    routings, ratios = [expert.int() for expert in drawn], list[float]()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(ratios) < ROUTINGS:
+        first = BURST * len(ratios)
+        theirs = _burst(lambda i: rival.run(routings[i % ROUTINGS]), first)
+        ratios.append(theirs / _burst(lambda i: ours(drawn[i % ROUTINGS]), first + BURST))
+    return statistics.median(ratios)
+
+
+def _burst(call: Callable[[int], object], first: int) -> float:
+    """Return the median seconds of `BURST` calls after silence; one more before them wakes the threads."""
+    time.sleep(SILENCE)
+    call(first)
+    return statistics.median(_time(lambda i=i: call(first + i)) for i in range(1, BURST + 1))  # type: ignore[misc]
 
 
 def measure_apart(name: str, format: str, sequences: int, seconds: float) -> Measured | Crashed:
@@ -196,11 +231,16 @@ def row_text(row: Measured | Crashed) -> str:
     if isinstance(row, Crashed):
         return f"{start}: {row.crashed}"
     verdict = "meets" if row.share >= NEED else "misses"
+    rival = ""
+    if row.rival_milliseconds is not None:
+        ratio = row.rival_milliseconds / row.milliseconds
+        bar = f", {'meets' if ratio >= FASTER else 'misses'} {FASTER:g} ×" if row.sequences == 8 else ""  # noqa: PLR2004
+        rival = f"; {ratio:.2f} × llama.cpp q4_0{bar}"
     return (
         f"{start}: {row.milliseconds:.2f} ms, products alone {row.products_milliseconds:.2f}, "
         f"for {row.experts_read:.1f} experts, {row.megabytes:.0f} MB, "
         f"{row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
-        f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}"
+        f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}{rival}"
     )
 
 
