@@ -229,7 +229,7 @@ def test_a_backend_with_other_decode_outputs_exits_with_4(
     run = eager.Runner.run
 
     def wrong(self: eager.Runner, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if len(inputs["token_ids"]) == 1:
+        if len(inputs.get("token_ids", ())) == 1:  # a single layer that is timed has none
             inputs = {**inputs, "positions": inputs["positions"] * 2}
         return run(self, inputs)
 

@@ -61,7 +61,7 @@ def test_scores_of_candidates_equal_the_pipeline(
             tokenizer_file=str(source / "tokenizer.json"), pad_token="<pad>"
         ),
     )
-    pipeline.tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    pipeline.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]  # BERT's
     template = "About {}."
     theirs = pipeline(TEXT, labels, hypothesis_template=template, multi_label=multi_label)
     row = {

@@ -14,6 +14,14 @@
 #endif
 
 namespace infer_native {
+
+#if defined(__x86_64__)
+// Zen 4, family 19h with AVX-512: 1.3 to 1.5 times the bandwidth of one thread. Zen 5 and Intel's CPUs gain by the prefetch.
+const bool hardware_follows_streams = __builtin_cpu_is("amdfam19h") && __builtin_cpu_supports("avx512f");
+#else
+const bool hardware_follows_streams = false;
+#endif
+
 namespace {
 
 #if defined(__x86_64__)

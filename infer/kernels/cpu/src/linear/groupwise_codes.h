@@ -30,16 +30,18 @@ struct PlaneVectors {
 template <int BITS>
 constexpr bool PLANES = BITS == 5 || BITS == 6;
 
-// Calls low_of(j, quads) with columns 4j.. and high_of(j, quads) with columns 4j + 32.., for vectors BEGIN to END of a group.
+// Calls low_of(j, quads) with columns 4j.. and high_of(j, quads) with columns 4j + 32.., for vectors BEGIN to END of a group;
+// prefetches `distance` bytes ahead.
 template <int BITS, int BEGIN, int END, class Low, class High>
-inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vector::Table table, Low low_of, High high_of) {
+inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int64_t distance, Vector::Table table, Low low_of,
+                                                       High high_of) {
   Vector::Quads low, high;
   if constexpr (PLANES<BITS>) {
     using Planes = PlaneVectors<BITS>;
 #pragma GCC unroll 1
     for (int first = BEGIN; first < END; first += Planes::VECTORS) {
       const uint8_t* place = codes + first / Planes::VECTORS * Planes::BYTES;
-      for (int line = 0; line < Planes::BYTES; line += 64) __builtin_prefetch(place + line + Vector::PREFETCH);
+      for (int line = 0; line < Planes::BYTES; line += 64) __builtin_prefetch(place + line + distance);
       const Planes planes(place);
       unroll<Planes::VECTORS>([&](auto v) {
         planes.template read<v>(low, high);
@@ -53,7 +55,7 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, Vec
 #pragma GCC unroll 1
       for (int j = BEGIN; j < END; ++j) {
         const uint8_t* place = codes + (j + 8 * pass) * 64;
-        __builtin_prefetch(place + Vector::PREFETCH);
+        __builtin_prefetch(place + distance);
         if constexpr (BITS == 4) {
           Vector::decode(place, table, low, high);
           low_of(j, low), high_of(j, high);

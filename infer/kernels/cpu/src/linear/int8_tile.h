@@ -36,12 +36,13 @@ constexpr int REUSED_PREFETCH = 2048;  // bytes; a larger distance evicts weight
 template <int HEIGHT, int BLOCKS, WeightSource SOURCE, int FIRST = HEIGHT>
 inline __attribute__((always_inline)) void accumulate(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
                                                       Accumulators<HEIGHT, BLOCKS>& acc, const int8_t* second = nullptr) {
-  constexpr int DISTANCE = SOURCE == WeightSource::REUSED && Vector::PREFETCH > REUSED_PREFETCH ? REUSED_PREFETCH : Vector::PREFETCH;
+  constexpr int64_t REUSED = Vector::PREFETCH > REUSED_PREFETCH ? REUSED_PREFETCH : Vector::PREFETCH;
+  const int64_t distance = SOURCE == WeightSource::REUSED ? REUSED : stream_distance<HEIGHT>();
   for (int64_t quad = 0; quad < quads; ++quad, weights += 64, q += FIRST * Vector::QUAD_BYTES) {
     Vector::Quads codes[BLOCKS];
-    const int64_t skip = SOURCE == WeightSource::STREAMED && quad + DISTANCE / 64 >= quads ? (BLOCKS - 1) * stride : 0;
+    const int64_t skip = SOURCE == WeightSource::STREAMED && quad + distance / 64 >= quads ? (BLOCKS - 1) * stride : 0;
     unroll<BLOCKS>([&](auto b) {
-      if (SOURCE != WeightSource::CACHE) __builtin_prefetch(weights + b * stride + DISTANCE + skip);
+      if (SOURCE != WeightSource::CACHE) __builtin_prefetch(weights + b * stride + distance + skip);
       codes[b] = Vector::load_quads(weights + b * stride);
     });
     unroll<HEIGHT>([&](auto row) {

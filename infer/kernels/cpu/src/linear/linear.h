@@ -19,6 +19,10 @@ constexpr int64_t BLOCK_ROWS = 16;
 constexpr int64_t GROUP = 64;       // columns of activations with one quantization step
 constexpr int64_t FINE_SCALES = 4;  // scales of a group with one for each 16 columns
 
+// Whether weights are read faster without software prefetch where few rows are computed: the CPU's own prefetchers follow
+// the streams, and prefetches into the first-level cache take the buffers of their misses. Set when the library is loaded.
+extern const bool hardware_follows_streams;
+
 inline int64_t packed_blocks(int64_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
 struct Lut4Weight {

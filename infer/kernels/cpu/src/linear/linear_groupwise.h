@@ -35,7 +35,7 @@ template <int PARTS, int BITS, int HEIGHT>
 void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x,
                       Range blocks, const float* bias, Rows y) {
   constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES, GROUP_BYTES = BITS * 128;
-  const int64_t groups = weight.columns / GROUP;
+  const int64_t groups = weight.columns / GROUP, distance = stream_distance<HEIGHT>();
   GroupwiseScales scales;
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     const uint8_t* codes = weight.codes + block * groups * GROUP_BYTES;
@@ -69,7 +69,7 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
               high_sum[row] = groupwise_dot<BITS>(high_sum[row], codes, quads + row * Vector::QUAD_BYTES);
             });
           };
-          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, table, low_of, high_of);
+          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, distance, table, low_of, high_of);
           const Vector::Floats low_scale = Vector::load(scales.scale[i * PARTS + half]);
           const Vector::Floats high_scale = Vector::load(scales.scale[i * PARTS + (PARTS == 1 ? 0 : half + HALVES)]);
           unroll<HEIGHT>([&](auto row) {

@@ -23,9 +23,13 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
   write_row(y + n, count, total);
 }
 
-// Prefetch distance, in bytes, of each of BLOCKS streams.
-template <int BLOCKS>
-constexpr int64_t DISTANCE = BLOCKS > 1 ? Vector::PREFETCH / 2 : Vector::PREFETCH;
+// Returns the prefetch distance, in bytes, of each of BLOCKS streams at `place` bytes of a block of `stride`: at its end the
+// stream continues BLOCKS blocks on.
+template <int HEIGHT, int BLOCKS>
+inline __attribute__((always_inline)) int64_t lut4_distance(int64_t place, int64_t stride) {
+  const int64_t distance = BLOCKS > 1 ? stream_distance<HEIGHT>() / 2 : stream_distance<HEIGHT>();
+  return place + distance < stride ? distance : distance + (BLOCKS - 1) * stride;
+}
 
 // Multiplies one vector of each block by every row.
 template <int HEIGHT, int BLOCKS, class Sum>
@@ -60,8 +64,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
           if (SPLIT > 1) sum[b][row][SPLIT - 1] = Vector::broadcast(int32_t{0});
         });
       });
-      // At the end of a block the stream continues BLOCKS blocks on.
-      const int64_t distance = group * 512 + DISTANCE<BLOCKS> < stride ? DISTANCE<BLOCKS> : DISTANCE<BLOCKS> + (BLOCKS - 1) * stride;
+      const int64_t distance = lut4_distance<HEIGHT, BLOCKS>(group * 512, stride);
 #pragma GCC unroll 1
       for (int j = 0; j < 8; ++j) {
         const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
@@ -108,7 +111,7 @@ void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range 
     });
     for (int64_t part = 0; part < 2 * groups; ++part, codes += 256) {
       const int64_t group = part / 2;
-      const int64_t distance = group * 512 + DISTANCE<BLOCKS> < stride ? DISTANCE<BLOCKS> : DISTANCE<BLOCKS> + (BLOCKS - 1) * stride;
+      const int64_t distance = lut4_distance<HEIGHT, BLOCKS>(group * 512, stride);
       Vector::Sums low_sum[BLOCKS][HEIGHT], high_sum[BLOCKS][HEIGHT];
       unroll<HEIGHT>([&](auto row) {
         unroll<BLOCKS>([&](auto b) {

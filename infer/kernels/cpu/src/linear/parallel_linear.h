@@ -15,6 +15,13 @@ namespace {
 constexpr int64_t SERIAL_PRODUCTS = 1 << 18, WEIGHT_PRODUCTS = 3;
 constexpr int64_t SERIAL_QUANTIZE = 1 << 14;  // elements
 
+// Returns the prefetch distance, in bytes, of weights that are read from memory for HEIGHT rows.
+template <int HEIGHT>
+inline int64_t stream_distance() {
+  constexpr int FEW_ROWS = 2;
+  return HEIGHT <= FEW_ROWS && hardware_follows_streams ? 0 : Vector::PREFETCH;
+}
+
 // Returns whether threads divide the tiles of rows rather than the blocks of outputs.
 inline bool share_tiles(const Tiles& tiles, int64_t blocks, int64_t threads) {
   return blocks < 2 * threads * Vector::TILE_BLOCKS && tiles.count > blocks;
