@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from bench.kernels import linear_ggml as ggml
 
-F32, I32, Q4_0 = 0, 26, 2  # of enum ggml_type
+I32 = 26  # of enum ggml_type
 SCALE = 1 / 64
 NODES = 16
 
@@ -37,9 +37,9 @@ class GgmlExperts:
         weights, rest = (library.ggml_init(ggml.InitParams(room, None, True)) for _ in range(2))
         shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
         matrices = [
-            library.ggml_new_tensor_3d(weights, Q4_0, columns, rows, experts) for rows, columns in shapes
+            library.ggml_new_tensor_3d(weights, ggml.Q4_0, columns, rows, experts) for rows, columns in shapes
         ]
-        self._x = library.ggml_new_tensor_3d(rest, F32, hidden, 1, sequences)
+        self._x = library.ggml_new_tensor_3d(rest, ggml.F32, hidden, 1, sequences)
         self._chosen = library.ggml_new_tensor_2d(rest, I32, top_k, sequences)
         gate, up = (library.ggml_mul_mat_id(rest, one, self._x, self._chosen) for one in matrices[:2])
         between = library.ggml_swiglu_split(rest, gate, up)
