@@ -16,12 +16,12 @@ from ..options import command_line
 from ..pipeline.publish import Outcome
 from ..plan import Plan
 from ..report import document
+from ..report.pareto_front import Costs, front
 from ..report.rendering import html
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
 from . import finalists
 from .feasibility import Limit, misses, objective_text
 from .known_trials import KnownTrials
-from .pareto import Costs, front
 
 _REPORT = ("report.json", "report.html")
 _SEALED = (store.MANIFEST, store.SIGNATURE)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ..latency import decide
 from ..report import search_tables
@@ -22,6 +23,8 @@ from .trial_process.messages import Done, Rounds, RoundTimes
 
 NEAR = 1.5  # times the least cost: within it the order of costs may be the machine's
 MOST = 6  # all of them are open at once
+UNCERTAIN = 1.05  # high over low of an interval from which on its median is not believed
+UNDISTURBED = 0.1  # quantile of the rounds that counts then
 Ask = Callable[[Rounds], RoundTimes | Done]
 
 
@@ -99,8 +102,9 @@ def _batch(record: TrialRecord, aim: str) -> int:
 def standings(names: Sequence[str], seconds: Sequence[Sequence[float]]) -> list[InTurns]:
     """Compare all with the fastest one, from seconds by name and round.
 
-    The ratio is the median over rounds. Where the machine leaves it undecided it is that of the shortest calls, which
-    disturbances only lengthen (Chen and Revels 2016, "Robust benchmarking in noisy environments").
+    The ratio is the median over rounds. Where the machine left that uncertain it is the ratio of both lower deciles:
+    disturbances only lengthen calls (Chen and Revels 2016, "Robust benchmarking in noisy environments"), and a decile
+    does not hang on one lucky round as the shortest does.
     """
     if not seconds or not seconds[0]:
         raise ValueError("expected at least one round")
@@ -117,8 +121,8 @@ def standings(names: Sequence[str], seconds: Sequence[Sequence[float]]) -> list[
 
 def _ratio(own: Sequence[float], other: Sequence[float], name: str = "") -> InTurns:
     ratio, low, high, verdict = decide([a / b for a, b in zip(own, other, strict=True)])
-    if verdict == "within noise":
-        ratio = min(own) / min(other)
+    if high > UNCERTAIN * low:
+        ratio = float(np.quantile(own, UNDISTURBED) / np.quantile(other, UNDISTURBED))
     return InTurns(against=name, ratio=ratio, low=low, high=high, rounds=len(own), verdict=verdict)
 
 

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from .. import plugins
 from ..budgets import Budgets
 from ..latency import SLOWER
 from ..plan import Plan
 from ..report.search_record import Candidate, Measured, TrialRecord
 from . import feasibility, space
 from .feasibility import Limit
-from .space import BACKENDS, eager_twin
-from .trial_process.messages import LowerBounds, ToBeat
-from .trial_process.trial_result import gains_too_little
+from .space import eager_twin
+from .trial_process.messages import LowerBounds
 from .trial_process.trial_runner import SHORTEST
 
-LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
 CLEARLY = 1.25  # times the best trial: a bound from the times of other forms holds but for their noise
-FAR = 2.0  # times the best trial: no artifact is made, as noise is far from making such a trial the best
 TIMED = ("latency", "throughput")  # objectives
+
+
+@dataclass(frozen=True)
+class SameLayers:
+    """A timed trial of another format: its seconds by batch size, those of its layers alone, and of a candidate's."""
+
+    record: TrialRecord
+    times: Mapping[int, float]
+    alone: Mapping[int, float]
+    own: Mapping[int, float]
 
 
 @dataclass
@@ -52,7 +58,7 @@ class KnownTrials:
             record = msgspec.structs.replace(record, turns=None)
         self.records[record.candidate] = record
         if record.measured is not None:
-            known = self._reference(record.candidate)
+            known = self.reference_of(record.candidate)
             self._refer(known, record.measured.rival_seconds)
             # Later trials are timed against this form.
             if record.candidate.is_float and record.measured.ratios:
@@ -101,51 +107,45 @@ class KnownTrials:
 
     def _own_cost(self, record: TrialRecord) -> float:
         return feasibility.cost(
-            record.measured or Measured(), self.budgets, self._reference(record.candidate)
+            record.measured or Measured(), self.budgets, self.reference_of(record.candidate)
         )
 
-    def _reference(self, candidate: Candidate) -> dict[str, dict[int, float]]:
+    def reference_of(self, candidate: Candidate) -> dict[str, dict[int, float]]:
         """Return the seconds of the float forms with the same number of threads as the candidate."""
         return self.reference.setdefault(candidate.threads, {})
 
     def typical(self, record: TrialRecord) -> dict[int, float]:
         """Return the seconds by batch size, scaled by those of the float forms of the same trial."""
-        return feasibility.typical(record.measured or Measured(), self._reference(record.candidate))
+        return feasibility.typical(record.measured or Measured(), self.reference_of(record.candidate))
 
     def expected_cost(self, candidate: Candidate) -> float:
-        """Return the cost of the candidate's format on the first backend; infinite where it is not known."""
-        twin = self.records.get(eager_twin(candidate, self.first))
-        return math.inf if twin is None else self.cost(twin)
-
-    def to_beat(self, candidate: Candidate) -> ToBeat | None:
-        """Return the best trial as the timing of a candidate needs it, its times as ratios to each float form.
-
-        None where speed is not the objective, or where the user's own metric measures quality.
+        """Return the cost of the candidate's format on the first backend, or, on a backend that calls its operators,
+        what the layers alone take there; infinite where it is not known.
         """
-        best, reference = self.best, self._reference(candidate)
-        found = None if best is None else best.measured
-        if best is None or found is None or self.budgets.aim not in TIMED or self.budgets.metric is not None:
+        twin = self.records.get(eager_twin(candidate, self.first))
+        if twin is None:
+            return math.inf
+        alone = self.per_row(twin.measured.layer_seconds if twin.measured else {})
+        if alone is None or self.budgets.aim not in TIMED or space.layers_as(candidate.backend) != self.first:
+            return self.cost(twin)
+        return min(alone, self.cost(twin))
+
+    def followers(self, candidate: Candidate) -> list[Candidate]:
+        """Return the format of a trial that became the best on the backends that call the same operators: they come
+        next, as what they reach bounds all others.
+        """
+        timed = candidate.is_quantized and self.budgets.aim in TIMED
+        if not timed or (best := self.best) is None or best.candidate != candidate:
+            return []
+        return space.same_operators(candidate, self.plan, self.budgets)
+
+    def per_row(self, seconds: Mapping[int, float]) -> float | None:
+        """Return the seconds of a row that the objective looks at, of those by batch size; None of none."""
+        if not seconds:
             return None
-        if found.size is None or found.error is None or not reference:
-            return None
-        least = self.cost(best)
-        sizes = sorted(found.seconds)
-        sizes = sizes[:1] if self.budgets.aim == "latency" else sizes
-        rows = {size: 1 if self.budgets.aim == "latency" else size for size in sizes}
-        ratios = {
-            form: {size: least * rows[size] / seconds[size] for size in sizes if size in seconds}
-            for form, seconds in reference.items()
-        }
-        shortest = {size: found.least[size] for size in sizes if size in found.least}
-        return ToBeat(
-            label=best.candidate.label,
-            ratios=ratios,
-            least=shortest,
-            size=found.size,
-            error=found.error,
-            far=None if self.memory_counts else FAR,
-            gain_needed=self._gain_needed(candidate, {size: least * rows[size] for size in sizes}),
-        )
+        if self.budgets.aim == "latency":
+            return seconds[min(seconds)]
+        return min(value / size for size, value in seconds.items())
 
     @property
     def memory_counts(self) -> bool:
@@ -153,41 +153,50 @@ class KnownTrials:
         by_size = self.budgets.aim == "size" or self.budgets.max_size is not None
         return by_size or space.memory_matters(self.budgets)
 
-    def _gain_needed(self, candidate: Candidate, limits: Mapping[int, float]) -> dict[int, float]:
-        """Return the seconds that quantized layers must save over float on their backend to come near `limits`.
-
-        Only for runtimes of graphs: there what is between the layers is the same as in float, while the programs of
-        fused native operators leave parts of it out.
+    def layers_alone(self, candidate: Candidate) -> Mapping[int, float]:
+        """Return what the layers of a candidate's format, or of float, take alone, by batch size, as trials on the
+        backend found whose operators they call.
         """
-        own = self.float_trial(candidate)
-        if own is None or not candidate.is_quantized or not plugins.get(BACKENDS, candidate.backend).PORTABLE:
-            return {}
-        times = self.typical(own)
-        return {size: times[size] - CLEARLY * seconds for size, seconds in limits.items() if size in times}
+        twin = eager_twin(candidate, space.layers_as(candidate.backend))
+        if candidate.is_quantized:
+            measured = self.records[twin].measured if twin in self.records else None
+            return {} if measured is None else measured.layer_seconds
+        place = twin.backend, twin.threads
+        for record in self.records.values():
+            found = record.measured
+            if (
+                found is not None
+                and found.layer_gain
+                and (record.candidate.backend, record.candidate.threads) == place
+            ):
+                return {size: found.layer_seconds[size] + gain for size, gain in found.layer_gain.items()}
+        return {}
+
+    def same_layers(self, candidate: Candidate) -> Iterator[SameLayers]:
+        """Yield the timed trials of other formats on a backend that calls the operators of another one (`LAYERS_AS`),
+        where the layers of both were timed alone, at the batch sizes that the objective looks at.
+        """
+        named = space.layers_as(candidate.backend) != candidate.backend
+        if not named or self.budgets.aim not in TIMED or not (candidate.is_quantized or candidate.is_float):
+            return
+        own = self.layers_alone(candidate)
+        for record in self.records.values():
+            other = record.candidate
+            if not other.is_quantized or (other.backend, other.threads) != (
+                candidate.backend,
+                candidate.threads,
+            ):
+                continue
+            alone, times = self.layers_alone(other), self.typical(record)
+            sizes = sorted(times)[:1] if self.budgets.aim == "latency" else sorted(times)
+            if sizes and all(size in own and size in alone for size in sizes):
+                yield SameLayers(record, *({size: by[size] for size in sizes} for by in (times, alone, own)))
 
     def float_trial(self, candidate: Candidate) -> TrialRecord | None:
         """Return the float trial with the candidate's backend and threads."""
         floats = (r for r in self.records.values() if r.candidate.is_float)
         place = candidate.backend, candidate.threads
         return next((r for r in floats if (r.candidate.backend, r.candidate.threads) == place), None)
-
-    def still_holds(self, record: TrialRecord) -> bool:
-        """Return whether a recorded trial says enough for this search: what lost has to lose against the best of now,
-        memory and size have to be known where they count.
-        """
-        if record.outcome == "skipped":
-            return self.still_lost(record)
-        return record.measured is None or record.measured.complete or not self.memory_counts
-
-    def still_lost(self, record: TrialRecord) -> bool:
-        """Return whether a trial that was skipped as slower than another would still lose against the best one."""
-        to_beat, found = self.to_beat(record.candidate), record.measured
-        if to_beat is None or found is None or self.best is None:
-            return False
-        if not found.seconds:
-            return bool(gains_too_little(found.layer_gain, to_beat))
-        worse = (found.size or 0) >= to_beat.size and (found.error or 0.0) >= to_beat.error
-        return worse and self.cost(record) > LOST * self.cost(self.best)
 
     @property
     def generates(self) -> bool:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from .. import device, plugins
 from ..budgets import Budgets
 from ..errors import GateError
-from ..latency import SLOWER
+from ..latency import FASTER, SLOWER
 from ..report.rendering import formatting
 from ..report.search_record import Candidate, Measured, TrialRecord
 from . import feasibility
-from .known_trials import CLEARLY, TIMED, KnownTrials
+from .known_trials import CLEARLY, TIMED, KnownTrials, SameLayers
 from .space import BACKENDS, eager_twin
 from .trial_process.trial_result import shown
 
 # The most that a format or dtype gains over float32 on one backend: twice the bytes it saves, or twice the products of
 # its units (4 times those of float32 with VNNI, 16 times with AMX), for float forms that reach half of their peak.
-GAIN = {"float": 8.0, "int8": 8.0, "fp8": 8.0}
+GAIN = {"float": 4.0, "int8": 8.0, "fp8": 8.0}
 MOST_GAIN = 16.0
 TILES_GAIN = 4.0  # more with AMX
 VARIANT_GAIN = 4.0  # of other KV types, dtypes and calibrations of a format that was measured
@@ -36,6 +36,7 @@ def why_skip(known: KnownTrials, candidate: Candidate) -> str:
         or _unfaithful(known, candidate)
         or _too_slow(known, candidate)
         or _slower_layers(known, candidate)
+        or _no_better_layers(known, candidate)
     )
 
 
@@ -162,34 +163,50 @@ def _slower_layers(known: KnownTrials, candidate: Candidate) -> str:
     is between the layers is the same then.
     """
     best = known.best
-    place = getattr(plugins.get(BACKENDS, candidate.backend), "LAYERS_AS", None)
-    if best is None or place is None or known.budgets.aim not in TIMED or not candidate.is_quantized:
+    if best is None:
         return ""
-    own = _layers_alone(known, candidate, place)
-    for record in known.records.values():
-        other = record.candidate
-        if (other.backend, other.threads) != (candidate.backend, candidate.threads) or not other.is_quantized:
-            continue
-        alone, times = _layers_alone(known, other, place), known.typical(record)
-        if not times or not (own.keys() == alone.keys() == times.keys()):
-            continue
-        least = {batch: times[batch] + shown(own[batch] - alone[batch]) for batch in times}
-        batch = min(least)
-        per_row = min(seconds / size for size, seconds in least.items())
-        reachable = least[batch] if known.budgets.aim == "latency" else per_row
-        if reachable > known.cost(best) * CLEARLY:
-            return (
-                f"{other.label} takes {formatting.seconds(times[batch])}, its layers alone "
-                f"{formatting.seconds(alone[batch])}, of this format {formatting.seconds(own[batch])}: "
-                f"slower than {best.candidate.label}"
-            )
+    for other in known.same_layers(candidate):
+        least = {
+            batch: other.times[batch] + shown(other.own[batch] - other.alone[batch]) for batch in other.times
+        }
+        if (known.per_row(least) or 0.0) > known.cost(best) * CLEARLY:
+            return f"{_said(other)}: slower than {best.candidate.label}"
     return ""
 
 
-def _layers_alone(known: KnownTrials, candidate: Candidate, place: str) -> Mapping[int, float]:
-    """Return what the layers of a candidate take alone, by batch size, as its trial on the backend `place` found."""
-    twin = known.records.get(eager_twin(candidate, place))
-    return {} if twin is None or twin.measured is None else twin.measured.layer_seconds
+def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
+    """Compare with a timed trial of another format on the same backend whose layers are no slower and no larger.
+
+    Both call the operators of one backend, so that the candidate could win by noise alone, or by being more faithful
+    than the best trial at the same speed.
+    """
+    best, own = known.best, _twin_measured(known, candidate)
+    if best is None or own is None or known.memory_counts or candidate.is_float:
+        return ""
+    error = (best.measured or Measured()).error
+    for other in known.same_layers(candidate):
+        size = (_twin_measured(known, other.record.candidate) or Measured()).size
+        if own.size is None or size is None or own.size < size * FASTER:
+            continue
+        ratio = (known.per_row(other.own) or 0.0) / (known.per_row(other.alone) or 1.0)
+        no_gain = own.error is not None and error is not None and own.error >= error
+        if ratio >= (1.0 if no_gain else SLOWER) and known.cost(other.record) > known.cost(best) * FASTER:
+            return f"{_said(other)}, and they are no smaller: no faster than {other.record.candidate.label}"
+    return ""
+
+
+def _said(other: SameLayers) -> str:
+    batch = min(other.times)
+    return (
+        f"{other.record.candidate.label} takes {formatting.seconds(other.times[batch])}, its layers alone "
+        f"{formatting.seconds(other.alone[batch])}, of this format {formatting.seconds(other.own[batch])}"
+    )
+
+
+def _twin_measured(known: KnownTrials, candidate: Candidate) -> Measured | None:
+    """Return the measurements of the candidate's format on the first backend."""
+    twin = known.records.get(eager_twin(candidate, known.first))
+    return None if twin is None else twin.measured
 
 
 def _variant_of(known: KnownTrials, candidate: Candidate) -> TrialRecord | None:

@@ -51,18 +51,25 @@ def formats(plan: Plan, budgets: Budgets) -> list[str]:
 
 
 def first_candidates(plan: Plan, budgets: Budgets) -> list[list[Candidate]]:
-    """Return the stages: float on every backend, each format on the first backend, then formats on the others.
+    """Return the stages: float on the backends that are cheap to lower for, each format on the first backend, then
+    formats on the others and float on those that compile code, which a fast format may spare.
 
     Options that the user pinned are the same in all; values of --space for dtype, calibrate, kv-dtype and threads are
     tried with each.
     """
     names, asked = backends(plan, budgets), formats(plan, budgets)
-    quantized = [name for name in asked if name != "none"]
+    quantized = sorted(
+        (name for name in asked if name != "none"),
+        key=lambda name: compress.is_weight_only(plan.with_(quant=name)),
+    )
     variants = _variants(plan, budgets)
-    stages = [
-        [Candidate(backend=name, **extra) for name in names for extra in variants] if "none" in asked else []
-    ]
-    mixed = _mixed(plan, budgets)
+    compiled = [name for name in names[1:] if plugins.get(BACKENDS, name).EXECUTES_CODE]
+    cheap = [name for name in names if name not in compiled]
+    floats, last = (
+        [Candidate(backend=name, **extra) for name in chosen for extra in variants] if "none" in asked else []
+        for chosen in (cheap, compiled)
+    )
+    stages, mixed = [floats], _mixed(plan, budgets)
     for chosen in (names[:1], names[1:]):
         made = [
             Candidate(backend=b, quant=q, **extra) for q in quantized for b in chosen for extra in variants
@@ -71,7 +78,19 @@ def first_candidates(plan: Plan, budgets: Budgets) -> list[list[Candidate]]:
             Candidate(backend=b, **kind, **extra) for kind in mixed for b in chosen for extra in variants
         ]
         stages.append(made)
+    stages[-1] += last
     return [list(dict.fromkeys(stage)) for stage in stages]
+
+
+def same_operators(candidate: Candidate, plan: Plan, budgets: Budgets) -> list[Candidate]:
+    """Return the candidate on the backends whose layers call the operators of its own backend (`LAYERS_AS`)."""
+    names = [name for name in backends(plan, budgets) if layers_as(name) == candidate.backend]
+    return [_with(candidate, backend=name, options=()) for name in names if name != candidate.backend]
+
+
+def layers_as(backend: str) -> str:
+    """Return the backend whose operators the layers of a backend call: itself unless it declares another one."""
+    return str(getattr(plugins.get(BACKENDS, backend), "LAYERS_AS", backend))
 
 
 def _variants(plan: Plan, budgets: Budgets) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from ..budgets import Budgets
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import feasibility, finalists, journal, kept_artifacts, skip_bounds, space
+from . import best_to_beat, feasibility, finalists, journal, kept_artifacts, skip_bounds, space
 from .feasibility import trial_finding
 from .final_artifact import may_win, search_record
 from .kept_artifacts import KeptArtifacts
@@ -104,11 +104,15 @@ class Search:
             self.cluster.stage(fresh)
             return
         for candidate in fresh:
-            self.add(self.without_running(candidate) or self.run(candidate))
+            if candidate not in self.known.records:
+                self.add(self.without_running(candidate) or self.run(candidate))
+                self.stage(self.known.followers(candidate))
 
     def without_running(self, candidate: Candidate) -> TrialRecord | None:
         """Return the record of a candidate known from the journal or skipped by a bound; None for one to run."""
-        if (known := self.journal.find(candidate)) is not None and self.known.still_holds(known):
+        if (known := self.journal.find(candidate)) is not None and best_to_beat.still_holds(
+            self.known, known
+        ):
             return known
         self.survey(candidate)
         left = self.seconds_left()
@@ -161,7 +165,7 @@ class Search:
             number=self.num_requests - 1,
             candidate=candidate,
             rivals=self.known.rivals(),
-            to_beat=self.known.to_beat(candidate),
+            to_beat=best_to_beat.to_beat(self.known, candidate),
             judge_only=judge_only,
         )
 

@@ -41,6 +41,10 @@ class TimesToBeat:
     ratios: Mapping[str, Mapping[int, float]]
     least: Mapping[int, float] = field(default_factory=dict)
 
+    def counts(self, batch: int) -> bool:
+        """Return whether the other trial's time at a batch size is known, which decides whether a trial lost."""
+        return any(batch in by for by in self.ratios.values())
+
 
 @dataclass
 class Trial:

@@ -26,9 +26,11 @@ from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
+UNCHANGED_SECONDS = 1.0  # the same of a float form in a search, which no gate refuses for being slower
 PAIRS = 200  # after which a pair of short calls ends
 SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
 LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
+FAR = 2.0  # times the same: the other batch sizes are not timed
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
@@ -123,11 +125,11 @@ def _time_trial(
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
     if to_beat is not None:
-        _time_pairs(trial, rivals, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
-        if (trial.times_slower(to_beat) or 0.0) > LOST:
+        if _lost_short_round(trial, rivals, original, plan, to_beat):
             return
         trial.latency.clear()
-    _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS, max_pairs=PAIRS)
+    seconds = PAIR_SECONDS if trial.changed or to_beat is None else UNCHANGED_SECONDS
+    _time_pairs(trial, rivals, original, plan, max_seconds=seconds, max_pairs=PAIRS)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:
@@ -137,6 +139,21 @@ def _time_trial(
     if isinstance(rival, FullSequenceRunner):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
         trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+
+
+def _lost_short_round(
+    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, to_beat: TimesToBeat
+) -> bool:
+    """Time a few pairs; return whether the trial lost. Float forms, which others are timed against, are timed at every
+    batch size, others that lost by far only at those that decide.
+    """
+    counts = {batch: not trial.changed or to_beat.counts(batch) for batch in rivals}
+    for deciding in (True, False):
+        own = {batch: form for batch, form in rivals.items() if counts[batch] is deciding}
+        _time_pairs(trial, own, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
+        if (slower := trial.times_slower(to_beat) or 0.0) > FAR:
+            break
+    return slower > LOST
 
 
 def _time_pairs(

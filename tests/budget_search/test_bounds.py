@@ -14,9 +14,10 @@ from torch import nn
 
 from infer import Budgets, Plan, device
 from infer.budget_search import space
+from infer.budget_search.best_to_beat import LOST, still_lost
 from infer.budget_search.feasibility import limits_of
 from infer.budget_search.journal import Journal
-from infer.budget_search.known_trials import LOST, KnownTrials
+from infer.budget_search.known_trials import KnownTrials
 from infer.budget_search.skip_bounds import GAIN, MOST_GAIN, why_skip
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import lower_bounds
@@ -263,11 +264,11 @@ def test_a_trial_known_as_lost_runs_again_where_nothing_beats_it_now(tmp_path: P
     found = journal.find(lost.candidate)
     assert found is not None
     known = KnownTrials(plan, own, "eager", limits_of(own, plan))
-    assert not known.still_lost(found)
+    assert not still_lost(known, found)
     known.add(timed(Candidate(backend="eager"), 0.01))
-    assert known.still_lost(found)
+    assert still_lost(known, found)
     by_size = KnownTrials(plan, Budgets(objective="size"), "eager", (), known.records, known.reference)
-    assert not by_size.still_lost(found)
+    assert not still_lost(by_size, found)
 
 
 def timed(candidate: Candidate, seconds: float, outcome: Any = "published") -> TrialRecord:

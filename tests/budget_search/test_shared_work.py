@@ -18,7 +18,7 @@ from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
-from infer.pipeline import compressed_graph
+from infer.pipeline import compressed_graph, stages
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -139,6 +139,63 @@ def test_a_form_whose_layers_save_too_little_is_not_lowered(
     assert done.measured is not None
     assert done.measured.layer_gain == {1: pytest.approx(1e-5)}
     assert not list(tmp_path.glob("trial-*/*"))
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(("most", "outcome"), [(1e-6, "skipped"), (1.0, "published")])
+def test_a_format_whose_layers_take_too_long_is_not_quantized(
+    plan: Plan,
+    tmp_path: Path,
+    packed: list[tuple[int, ...]],
+    most: float,
+    outcome: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(1e-5, 2e-5, 0.5, 0.5, 0.5))
+    session = Session(Setup(plan=plan.with_(batches=(1, 8)), name="m.infer", work=str(tmp_path)), Reporter())
+    best = ToBeat(label="inductor nf4", ratios={}, size=1, error=0.0, most_layers={1: most})
+    done = session.run(
+        TrialRequest(number=0, candidate=Candidate(backend="eager", quant="int8"), rivals=(), to_beat=best)
+    )
+    assert done.outcome == outcome, done.reason
+    assert bool(packed) is (outcome == "published")
+    assert done.measured is not None
+    assert done.measured.layer_seconds[1] == pytest.approx(1e-5)
+    if outcome == "skipped":
+        assert done.reason.endswith("with 1.00 µs it would come near: slower than inductor nf4")
+        assert done.measured.layer_seconds.keys() == {1}, "no other batch size was timed"
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("quant", ["nf4", "int8:weight"])
+@pytest.mark.parametrize(("gain", "outcome"), [(1.0, "skipped"), (0.0, "published")])
+def test_layers_that_would_become_float_bound_a_trial_too(
+    plan: Plan, tmp_path: Path, quant: str, gain: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer loses here: nf4 is decoded by ONNX Runtime, int8:weight has no format to fall back to."""
+    monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(4e-5, 2e-5, 2.0, 2.0, 2.0))
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    best = ToBeat(label="inductor int8", ratios={}, size=1, error=0.0, gain_needed={1: gain})
+    done = session.run(
+        TrialRequest(number=0, candidate=Candidate(backend="ort", quant=quant), rivals=(), to_beat=best)
+    )
+    assert done.outcome == ("refused" if quant != "nf4" and outcome == "published" else outcome), done.reason
+    if outcome == "skipped":
+        assert done.measured is not None
+        assert done.measured.layer_gain == {1: 0.0}
+
+
+def test_float_and_quantized_trials_in_turns_load_the_source_twice(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, load = list[str](), stages.load
+    monkeypatch.setattr(stages, "load", lambda run, *rest: loads.append(run.plan.quant) or load(run, *rest))
+    session = Session(
+        Setup(plan=plan.with_(allow_slower=True), name="m.infer", work=str(tmp_path)), Reporter()
+    )
+    for number, quant in enumerate(("none", "int8", "none", "nf4")):
+        session.run(TrialRequest(number=number, candidate=Candidate(backend="eager", quant=quant), rivals=()))
+    assert loads == ["none", "int8"]
 
 
 @pytest.mark.parametrize(

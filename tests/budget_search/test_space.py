@@ -20,6 +20,16 @@ def test_formats_are_the_variants_that_their_files_declare() -> None:
     assert {"keep", "fp8", "fp4"}.isdisjoint(found)  # for codes of a source, and for GPUs
 
 
+def test_float_on_backends_that_compile_code_comes_after_the_formats() -> None:
+    asked = Budgets(space={"backend": ("eager", "ort", "inductor"), "quant": ("none", "nf4", "int8")})
+    floats, first, others = space.first_candidates(PLAN, asked)
+    assert [one.label for one in floats] == ["eager float", "ort float"]
+    assert [one.label for one in first] == ["eager int8", "eager nf4"], "formats that compute faster first"
+    assert others[-1] == Candidate(backend="inductor")
+    alone = space.first_candidates(PLAN.with_(backend="inductor"), Budgets())
+    assert alone[0] == [Candidate(backend="inductor")], "nothing else could be timed against"
+
+
 def test_a_kv_type_with_fewer_bits_is_tried_where_memory_counts() -> None:
     best = Candidate(backend="eager", quant="int8")
     for tried, kinds in ((best, ["int8"]), (Candidate(backend="eager"), ["float16", "int8"])):

@@ -45,6 +45,8 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
     `gain_needed`: seconds by batch size that its layers must gain over float for the trial to come near; {}: unknown.
+    `most_layers`: seconds by batch size that its layers may take alone to come near, on any backend that calls the same
+    operators; {}: unknown.
     `far`: times slower from which a trial gets no artifact and its memory is not measured; None where that counts.
     """
 
@@ -54,6 +56,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     error: float
     gain_needed: dict[int, float] = {}
+    most_layers: dict[int, float] = {}
     far: float | None = None
 
 

@@ -27,7 +27,7 @@ from ...report.search_record import Candidate, Measured
 from ...reporter import Reporter
 from . import trial_result
 from .lower_bounds import lower_bounds
-from .messages import Done, LowerBounds, Rounds, RoundTimes, Setup, Survey, TrialRequest
+from .messages import Done, LowerBounds, Rounds, RoundTimes, Setup, Survey, ToBeat, TrialRequest
 from .round_timing import time_artifacts
 from .source_cache import PreparedSource, SourceCache, SourceFailure, TrialReporter
 from .timing_lock import TimingLock
@@ -83,12 +83,11 @@ class Session:
         run = stages.within_sizes(run, prepared.original.graph)
         with store.stage(output, replace=False) as folder:
             assignment = prepared.assignment(run.plan, reporter)
-            assign.decide(assignment)
-            gain = assignment.layer_gain
-            if reason := trial_result.gains_too_little(gain, to_beat):
-                alone = Measured(layer_seconds=assignment.layer_seconds, layer_gain=gain)
+            if lost := _lost_by_layers(assignment, to_beat, reporter):
+                reason, alone = lost
                 command = _command(run.plan, request.candidate, self._setup.name)
                 return Done(outcome="skipped", reason=reason, measured=alone, command=command)
+            assign.decide(assignment)
             small, selected, stuck = stages.search(
                 run.plan,
                 prepared.original,
@@ -200,6 +199,26 @@ class Session:
         refuse_backend(run.plan)
         stages.prepare_kernels(run.plan, reporter)
         return self._sources.prepare(run, reporter)
+
+
+def _lost_by_layers(
+    assignment: assign.Assignment, to_beat: ToBeat | None, reporter: Reporter
+) -> tuple[str, Measured] | None:
+    """Return why a trial can't come near the best one by what its layers take alone, with their times; or None."""
+    sizes = {} if to_beat is None else to_beat.gain_needed or to_beat.most_layers
+    if to_beat is None or not sizes:
+        return None
+    reporter.step("dispatch", "all layers at the batch sizes that decide")
+    alone = assign.layers_alone(assignment, sorted(sizes))
+    reason = trial_result.gains_too_little(alone.gain, to_beat) or trial_result.layers_too_slow(
+        alone.seconds, to_beat
+    )
+    if not reason:
+        return None
+    if assignment.timer is not None:
+        assignment.timer.save()
+        assignment.timer.close()
+    return reason, Measured(layer_seconds=alone.seconds, layer_gain=alone.gain)
 
 
 def _command(plan: Plan, candidate: Candidate, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from ...spec import Finding
 
 PACKED_SHARE = 0.1  # of the free memory, that packed weights may hold for trials to come
 FLOAT_SHARE = 0.03  # that single float layers of one backend may hold
+SECOND_SHARE = 0.05  # that the weights of a source may take to be kept beside another
 
 
 class SourceFailure(Exception):
@@ -54,6 +56,13 @@ class PreparedSource:
     packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
     last_model: stages.LastModel = field(default_factory=stages.LastModel)
 
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights in memory; infinite where they are streamed or not those of a torch module."""
+        if not self.original.is_in_memory:
+            return math.inf
+        return sum(value.nbytes for value in self.original.module.state_dict().values())
+
     def assignment(self, plan: Plan, reporter: Reporter) -> assign.Assignment:
         """Make the assignment of a trial, with calibration statistics, packed weights and open float layers of
         earlier trials of its kind.
@@ -74,28 +83,30 @@ class PreparedSource:
 
 
 class SourceCache:
-    """Keeps the last prepared source, and in the folder `work` the float forms that trials lowered."""
+    """Keeps the last prepared source, the one before where it is small, and in the folder `work` the float forms that
+    trials lowered.
+    """
 
     def __init__(self, work: Path) -> None:
         self._work = work
-        self._prepared: PreparedSource | None = None
+        self._prepared: list[PreparedSource] = []  # the last one at the end
 
     @property
     def last(self) -> PreparedSource | None:
         """The source as the last trial of this process needed it; None before the first one."""
-        return self._prepared
+        return self._prepared[-1] if self._prepared else None
 
     def prepare(self, run: Resolved, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
-        """Load and capture the source, unless the last trial needed it in the same way.
+        """Load and capture the source, unless one of the last trials needed it in the same way.
 
         Raises `SourceFailure` for a source that can't be loaded or captured.
         """
-        if self._prepared is not None:
-            chosen = resolve_cache(run, self._prepared.original.loaded.task)
-            if self._prepared.key == _key(chosen.plan):
-                return self._prepared, chosen
-            self._prepared.float_layers.close()
-            self._prepared = None
+        for known in self._prepared:
+            chosen = resolve_cache(run, known.original.loaded.task)
+            if known.key == _key(chosen.plan):
+                self._prepared.sort(key=lambda one: one is known)
+                return known, chosen
+        self._make_room()
         fresh = TrialReporter(reporter)
         try:
             loaded, chosen = stages.load(run, fresh)
@@ -108,8 +119,14 @@ class SourceCache:
         floats = stages.float_forms(original, self._work / f"float-{name}")
         room = int(FLOAT_SHARE * hardware.memory_available())
         layers = assign.SharedFloatLayers(room, self._work)
-        self._prepared = PreparedSource(key, original, floats, layers, fresh.findings)
-        return self._prepared, chosen
+        self._prepared.append(PreparedSource(key, original, floats, layers, fresh.findings))
+        return self._prepared[-1], chosen
+
+    def _make_room(self) -> None:
+        """Forget all prepared sources but the last one, and that too unless a second one takes little memory."""
+        small = SECOND_SHARE * hardware.memory_available()
+        while self._prepared and (len(self._prepared) > 1 or self._prepared[0].weight_bytes > small):
+            self._prepared.pop(0).float_layers.close()
 
     def keep_float_form(self, trial: Trial, plan: Plan) -> None:
         """Keep what a trial of the unchanged model lowered, as the form that others are timed against."""

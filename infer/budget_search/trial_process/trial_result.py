@@ -63,6 +63,11 @@ def shown(difference: float) -> float:
     return difference * (LOST_SHARE if difference > 0 else GAINED_SHARE)
 
 
+def allowed_difference(slack: float) -> float:
+    """Return how much longer layers may take alone so that `shown` of it is no more than `slack` seconds."""
+    return slack / (LOST_SHARE if slack > 0 else GAINED_SHARE)
+
+
 def gains_too_little(gain: Mapping[int, float], to_beat: ToBeat | None) -> str:
     """Return why a trial need not be lowered: its layers alone save too little at each batch size that counts."""
     if (
@@ -78,6 +83,18 @@ def gains_too_little(gain: Mapping[int, float], to_beat: ToBeat | None) -> str:
     return (
         f"its layers alone take {formatting.seconds(abs(gain[batch]))} {'less' if gain[batch] > 0 else 'more'} than "
         f"in float at batch {batch}, {formatting.seconds(needed)} less are needed: slower than {to_beat.label}"
+    )
+
+
+def layers_too_slow(seconds: Mapping[int, float], to_beat: ToBeat) -> str:
+    """Return why a trial need not be quantized: its layers take too long alone at each batch size that counts."""
+    most = to_beat.most_layers
+    if not most or not most.keys() <= seconds.keys() or any(seconds[batch] <= most[batch] for batch in most):
+        return ""
+    batch = min(most)
+    return (
+        f"its layers alone take {formatting.seconds(seconds[batch])} at batch {batch}, with "
+        f"{formatting.seconds(max(0.0, most[batch]))} it would come near: slower than {to_beat.label}"
     )
 
 

@@ -6,6 +6,16 @@ from .assignment import Assignment, CalibrationSet
 from .choose_formats import decide
 from .fallback import raise_formats
 from .format_order import smallest_format
+from .layer_sums import LayerSums, layers_alone
 from .lowered_layers import SharedFloatLayers
 
-__all__ = ["Assignment", "CalibrationSet", "SharedFloatLayers", "decide", "raise_formats", "smallest_format"]
+__all__ = [
+    "Assignment",
+    "CalibrationSet",
+    "LayerSums",
+    "SharedFloatLayers",
+    "decide",
+    "layers_alone",
+    "raise_formats",
+    "smallest_format",
+]

@@ -53,6 +53,10 @@ class LayerTime(msgspec.Struct, frozen=True):
         ratio = pair.a.min / max(pair.b.min, 1e-9)
         return cls(pair.a.min, pair.b.min, ratio, ratio, ratio)
 
+    def against(self, float_seconds: float) -> LayerTime:
+        """Return the same ratio to a layer in float that takes so many seconds."""
+        return LayerTime(self.ratio * float_seconds, float_seconds, self.ratio, self.low, self.high)
+
     @property
     def loses(self) -> bool:
         return self.low > SLOWER
@@ -98,6 +102,7 @@ class LayerTimer:
         self._lowered = LoweredLayers(plan, self.backend)
         self._shared = floats is not None
         self._floats = (floats or SharedFloatLayers()).of(plan, self.backend)
+        self._seconds = None if floats is None else floats.seconds_of(plan, self.backend)
         self.path = (folder or paths.cache("dispatch")) / f"{self._key()}.json"
         self._known: dict[str, LayerTime] = {}
         if self.path.is_file():
@@ -127,14 +132,18 @@ class LayerTimer:
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Return the time of one format of one Linear on one input shape, cached or measured now."""
         form = self.form(candidates, weight, format)
-        key = f"{format if form is None else form.name} {_layer_name(weight)} on {list(x)}"
+        layer = f"{_layer_name(weight)} on {list(x)}"
+        key = f"{format if form is None else form.name} {layer}"
         self.used.add(key)
         if key not in self._known:
             self._known[key] = self.measured(candidates, weight, format, x)
             if self._waited > MOST_WAITED:
                 self._held_up.add(key)
             self.num_measured += 1
-        return self._known[key]
+        found = self._known[key]
+        if self._seconds is None:
+            return found
+        return found.against(self._seconds.setdefault(layer, found.float_seconds))
 
     def form(self, candidates: Candidates, weight: Weight, format: str) -> LayerForm | None:
         """Return the form in which the backend runs a weight in a format; None where it has one for each format."""

@@ -82,6 +82,14 @@ class SharedFloatLayers:
     def __init__(self, room: int = 0, folder: Path | None = None) -> None:
         self._room, self._folder = room, folder
         self._made: dict[tuple[str, str, str], LoweredLayers] = {}
+        self._seconds: dict[tuple[str, str, str], dict[str, float]] = {}
+
+    def seconds_of(self, plan: Plan, backend: str) -> dict[str, float]:
+        """Return the first known seconds of the float layers of a backend, to be filled: by layer and input shape.
+
+        Ratios to one time make the layers of several formats comparable, however busy the machine was at each.
+        """
+        return self._seconds.setdefault((backend, plan.dtype, plan.device), {})
 
     def of(self, plan: Plan, backend: str) -> LoweredLayers:
         """Return the float layers of a backend in the dtype and on the device of a plan."""

@@ -38,9 +38,11 @@ class WeightTimings:
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
         hand their int8 results on to the next, so that one alone, which converts at both ends, says little.
         """
+        return [] if self.decoded_if_slower(weight, format) else self.times_alone(weight, format)
+
+    def times_alone(self, weight: Weight, format: str) -> list[LayerTime]:
+        """Return these times also where lowering decodes the weight if that is faster."""
         layers = [s.layer for s in weight.sites if is_linear(s.layer) and id(s.layer) in self.uses]
-        if layers and self._decoded_if_slower(weight, format):
-            return []
         return [
             LayerTime.total(
                 [
@@ -52,8 +54,10 @@ class WeightTimings:
             for i in range(len(self.uses[id(layers[0])]) if layers else 0)
         ]
 
-    def _decoded_if_slower(self, weight: Weight, format: str) -> bool:
-        if self.assignment.calibration_set.steps:
+    def decoded_if_slower(self, weight: Weight, format: str) -> bool:
+        """Return whether lowering measures which is faster, the format or decoded weights, for the weight's Linears."""
+        is_timed = any(is_linear(s.layer) and id(s.layer) in self.uses for s in weight.sites)
+        if self.assignment.calibration_set.steps or not is_timed:
             return False
         form = self.clock.form(self.assignment.candidates, weight, format)
         return form is not None and form.decoded_if_slower
@@ -81,7 +85,7 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     """Replace `plan.quant` for layers that are slower with it; raise `GateError` when every layer is."""
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
-    clock = layer_timing.LayerTimer(plan, assignment.time, floats=assignment.float_layers)
+    clock = assignment.timer or layer_timing.LayerTimer(plan, assignment.time, floats=assignment.float_layers)
     timings = WeightTimings(assignment, clock, _layer_calls(assignment, free))
     whole = not assignment.budgeted and is_weight_only(plan)
     try:

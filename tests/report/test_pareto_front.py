@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from infer.budget_search.pareto import dominates, front
+from infer.report.pareto_front import dominates, front
 
 
 def slow_front(points: list[tuple[float | None, ...]]) -> list[int]:

@@ -1,0 +1,116 @@
+"""Requirements that the best trial so far sets for the next one: its times, and the least gain of a format's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .. import plugins
+from ..latency import FASTER
+from ..report.search_record import Candidate, TrialRecord
+from . import space
+from .known_trials import CLEARLY, TIMED, KnownTrials
+from .space import BACKENDS
+from .trial_process.messages import ToBeat
+from .trial_process.trial_result import allowed_difference, gains_too_little, layers_too_slow
+
+LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
+FAR = 2.0  # times the best trial: no artifact is made, as noise is far from making such a trial the best
+Seconds = Mapping[int, float]  # by batch size
+
+
+def to_beat(known: KnownTrials, candidate: Candidate) -> ToBeat | None:
+    """Return the best trial as the timing of a candidate needs it, its times as ratios to each float form.
+
+    None where speed is not the objective, or where the user's own metric measures quality.
+    """
+    best, reference = known.best, known.reference_of(candidate)
+    found = None if best is None else best.measured
+    if best is None or found is None or known.budgets.aim not in TIMED or known.budgets.metric is not None:
+        return None
+    if found.size is None or found.error is None or not reference:
+        return None
+    least = known.cost(best)
+    sizes = sorted(found.seconds)
+    sizes = sizes[:1] if known.budgets.aim == "latency" else sizes
+    limits = {size: least * (1 if known.budgets.aim == "latency" else size) for size in sizes}
+    return ToBeat(
+        label=best.candidate.label,
+        ratios={
+            form: {size: limit / seconds[size] for size, limit in limits.items() if size in seconds}
+            for form, seconds in reference.items()
+        },
+        least={size: found.least[size] for size in sizes if size in found.least},
+        size=found.size,
+        error=found.error,
+        far=None if known.memory_counts else FAR,
+        gain_needed=_gain_needed(known, candidate, limits),
+        most_layers=_most_layers(known, candidate, limits),
+    )
+
+
+def _gain_needed(known: KnownTrials, candidate: Candidate, limits: Seconds) -> dict[int, float]:
+    """Return the seconds that quantized layers must save over float on their backend to come near `limits`.
+
+    Only for runtimes of graphs: there what is between the layers is the same as in float, while the programs of fused
+    native operators leave parts of it out.
+    """
+    own, best = known.float_trial(candidate), known.best
+    if own is None or not candidate.is_quantized or not plugins.get(BACKENDS, candidate.backend).PORTABLE:
+        return {}
+    times = known.typical(own)
+    # Nothing but the layers differs from the best trial where that is the float form of the same backend.
+    share = FASTER if best is not None and best.candidate == own.candidate else CLEARLY
+    return {size: times[size] - share * seconds for size, seconds in limits.items() if size in times}
+
+
+def _most_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> dict[int, float]:
+    """Return the seconds that the layers of a format may take alone so that it comes near `limits` on the candidate's
+    backend or on one that calls the same operators; {} unless other formats were timed on each of them.
+    """
+    if candidate.backend != known.first or not candidate.is_quantized:
+        return {}
+    names = [
+        name for name in space.backends(known.plan, known.budgets) if space.layers_as(name) == known.first
+    ]
+    found = {}
+    for size, limit in limits.items():
+        allowed = [
+            [
+                alone[size] + allowed_difference(CLEARLY * limit - times[size])
+                for times, alone in _timed_formats(known, name, candidate.threads)
+                if size in times and size in alone
+            ]
+            for name in names
+        ]
+        if all(allowed):
+            found[size] = max(map(min, allowed))
+    return found if found.keys() == limits.keys() else {}
+
+
+def _timed_formats(
+    known: KnownTrials, backend: str, threads: int | None
+) -> Iterator[tuple[Seconds, Seconds]]:
+    """Yield the times of each format that was timed on a backend, and what its layers take alone."""
+    for record in known.records.values():
+        if (record.candidate.backend, record.candidate.threads) == (backend, threads):
+            yield known.typical(record), known.layers_alone(record.candidate)
+
+
+def still_holds(known: KnownTrials, record: TrialRecord) -> bool:
+    """Return whether a recorded trial says enough for this search: what lost has to lose against the best of now,
+    memory and size have to be known where they count.
+    """
+    if record.outcome == "skipped":
+        return still_lost(known, record)
+    return record.measured is None or record.measured.complete or not known.memory_counts
+
+
+def still_lost(known: KnownTrials, record: TrialRecord) -> bool:
+    """Return whether a trial that was skipped as slower than another would still lose against the best one."""
+    best, found = to_beat(known, record.candidate), record.measured
+    if best is None or found is None or known.best is None:
+        return False
+    if not found.seconds:
+        return bool(gains_too_little(found.layer_gain, best) or layers_too_slow(found.layer_seconds, best))
+    worse = (found.size or 0) >= best.size and (found.error or 0.0) >= best.error
+    return worse and known.cost(record) > LOST * known.cost(known.best)

@@ -1,0 +1,59 @@
+"""Time of all layers of a format alone, measured before anything is quantized, at few batch sizes.
+
+A search that knows a faster trial ends one here whose layers can't come near it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from ... import compress
+from .assignment import Assignment
+from .format_order import fallback_formats
+from .layer_calls import count_calls
+from .layer_timing import LayerTime, LayerTimer
+from .slow_layers import WeightTimings
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """Least seconds of all layers that were timed alone, by batch size, and the most that they gain over float.
+
+    `gain` is empty where it has no bound: not all layers were timed, or some would move to another format.
+    """
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    gain: dict[int, float] = field(default_factory=dict)
+
+
+def layers_alone(assignment: Assignment, batches: Sequence[int]) -> LayerSums:
+    """Time the layers of `plan.quant` at these batch sizes; the times are kept for `decide`.
+
+    Empty where `decide` times no layer, for language models that run as a step, and with pins.
+    """
+    plan, calibration = assignment.plan, assignment.calibration_set
+    timed = bool(plan.batches) and not plan.allow_slower and not compress.carries_codes(plan)
+    if plan.quant == "none" or assignment.budgeted or plan.layers or calibration.model is None:
+        return LayerSums()
+    if not timed or calibration.steps or not batches:
+        return LayerSums()
+    weights = [w for w in assignment.free() if plan.quant in assignment.candidates.accepted(w)]
+    layers = [site.layer for weight in weights for site in weight.sites]
+    calls = count_calls(calibration.model, layers, [calibration.call(size) for size in batches])
+    assignment.timer = LayerTimer(plan, assignment.time, floats=assignment.float_layers)
+    timings = WeightTimings(assignment, assignment.timer, calls)
+    bounded, sums = True, [LayerTime(0.0, 0.0, 1.0, 1.0, 1.0) for _ in batches]
+    for weight in weights:
+        times = timings.times_alone(weight, plan.quant)
+        decoded = timings.decoded_if_slower(weight, plan.quant)
+        is_table = all(isinstance(site.layer, nn.Embedding) for site in weight.sites)
+        to_float = decoded or not set(fallback_formats(plan)) & set(assignment.candidates.accepted(weight))
+        bounded &= (bool(times) or is_table) and (to_float or not any(t.loses for t in times))
+        own = [LayerTime(min(t.seconds, t.float_seconds), t.float_seconds, 1.0, 1.0, 1.0) for t in times]
+        sums = [LayerTime.total([(1, a), (1, b)]) for a, b in zip(sums, own, strict=True)] if own else sums
+    gain = {size: t.float_seconds - t.seconds for size, t in zip(batches, sums, strict=True)}
+    seconds = {size: t.seconds for size, t in zip(batches, sums, strict=True) if t.seconds}
+    return LayerSums(seconds, gain if bounded and seconds else {})
