@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -66,7 +67,7 @@ def _adamw(name: str, device: str) -> tuple[Any, list[Finding]]:
         name = "adamw8bit" if name.startswith("paged") else "adamw"
         findings.append(Finding("train", "optimizer", name, why=why))
     if name not in NAMES_8BIT:
-        return torch.optim.AdamW, findings
+        return partial(torch.optim.AdamW, fused=True), findings
     with quiet():  # its import names kernels of other parts that are not installed
         import bitsandbytes
     return getattr(bitsandbytes.optim, NAMES_8BIT[name]), findings

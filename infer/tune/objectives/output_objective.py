@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...fidelity.metric_sums import is_logits, kept_rows, rows_of
 from ...graph.program import flatten
+from ..losses.row_divergence import row_divergence
 from .layer_outputs import LayerOutputs, hidden_error
 
 LOGITS_UNIT, OUTPUT_UNIT = "KL, nats", "squared relative error"
@@ -75,7 +76,9 @@ class OutputObjective:
                 raise UsageError(f"output {name!r} differs in shape: {shapes}")
             want, own = (_rows(side[name], batch, bool(logits)) for side in (expected, got))
             total = total + (
-                _divergence(want, own, self._temperature) if logits else _squared_error(want, own)
+                row_divergence(want, own, self._temperature)
+                if logits
+                else _squared_error(want.float(), own.float())
             )
             count = count + len(want)
         return total, count
@@ -90,14 +93,8 @@ class OutputObjective:
 
 def _rows(value: Tensor, batch: Mapping[str, Tensor], logits: bool) -> Tensor:
     kept = kept_rows(value, batch)
-    rows = rows_of(value, logits, kept is not None).float()
+    rows = rows_of(value, logits, kept is not None)
     return rows if kept is None else rows.index_select(0, kept)
-
-
-def _divergence(expected: Tensor, got: Tensor, temperature: float) -> Tensor:
-    """Sum T² · KL(expected ‖ got) over rows of logits; classes that the teacher excludes (-inf) add nothing."""
-    p, q = ((side / temperature).log_softmax(-1) for side in (expected, got))
-    return (p.exp() * (p - q)).where(p > -torch.inf, 0.0).sum() * temperature**2
 
 
 def _squared_error(expected: Tensor, got: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 A weight is `table[code] * level / 127 * row_scale`. Levels are rounded to int8 and, where codes are trained, positions
 between table entries to the nearest; both roundings pass the gradient straight through (Bengio et al. 2013, arXiv
-1308.3432; scales as in LSQ, Esser et al. 2020, arXiv 1902.08153). The forward pass uses the rounded values, so that
-the packed tensors hold exactly what was trained.
+1308.3432; scales as in LSQ, Esser et al. 2020, arXiv 1902.08153).
 
 Positions that find no code of least loss come to rest at a threshold, and their codes flip with every step, however
-small: Nagel et al. 2022 (arXiv 2203.11086). Codes are therefore frozen at random one after another, and those that
-are still free make up for them, as in incremental quantization (Zhou et al. 2017, arXiv 1702.03044).
+small: Nagel et al. 2022 (arXiv 2203.11086). Values therefore pass from one entry to the next over a ramp around the
+threshold, whose width falls to 0 during training (soft rounding: Gong et al. 2019, arXiv 1908.05033). Codes are also
+frozen at random one after another, and those that are still free make up for them, as in incremental quantization
+(Zhou et al. 2017, arXiv 1702.03044).
 
 Parameters are changes from the given tensors, in units in which one learning rate fits all; positions themselves.
 """
@@ -23,10 +24,10 @@ from torch.autograd.function import once_differentiable
 
 from ...compress.calibration.group_scales import midpoints, table_values
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, pack, unpack
+from .table_decoding import POSITION_UNIT, DecodeTable, codes_at
 
 PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 LEVEL_UNIT = float(LEVELS)  # of a level per unit of its parameter: the rate is a share of the largest
-POSITION_UNIT = 5.0  # of codes
 INSIDE = 1e-3  # how far inside its code a position begins, in codes
 RANKS = 256
 
@@ -35,7 +36,8 @@ class TableWeight(nn.Module):
     """Trainable weight [N, K] that begins as exactly the packed one.
 
     With `original`, the float weight [N, K], codes are trained too: a position is the original between the thresholds
-    of its code, mirrored at the nearer one where it lies outside. Without it the codes stay.
+    of its code, mirrored at the nearer one where it lies outside. Without it the codes stay. `width`: of ramps, in
+    codes; without one the weight is what `tensors` packs.
     """
 
     codes: Tensor
@@ -49,7 +51,7 @@ class TableWeight(nn.Module):
         table, scale, row_scale = tensors["table"], tensors["scale"], tensors["row_scale"]
         self.bits, self.group = bits_of(table), group_of(tensors["codes"], table, scale)
         codes = unpack(tensors["codes"], self.bits)
-        self.position = None
+        self.position, self.width = None, 0.0
         if original is not None:
             begin = positions(codes, table, self._steps(scale.float(), row_scale), original)
             self.position = nn.Parameter(begin / POSITION_UNIT)
@@ -75,10 +77,21 @@ class TableWeight(nn.Module):
     def forward(self) -> Tensor:
         """Return the float32 weight [N, K], differentiable."""
         table, level, row_scale = self._values()
-        weight: Tensor = _Decode.apply(
-            self.position, table, self._steps(level, row_scale), self.codes, self.group
+        steps = self._steps(level, row_scale)
+        weight: Tensor = DecodeTable.apply(
+            self.position, self.codes, table, steps, self.group, self.width, TABLE_ROWS
         )
         return weight
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of `ids`, int64 [...], differentiable: [..., K]; only these are decoded."""
+        used, index = ids.unique(return_inverse=True)
+        table, level, row_scale = self._values()
+        steps = self._steps(level[used], row_scale[used])
+        table = table if len(table) == 1 else table[used // TABLE_ROWS]
+        position = None if self.position is None else self.position.index_select(0, used)
+        part: Tensor = DecodeTable.apply(position, self.codes[used], table, steps, self.group, self.width, 1)
+        return part[index]
 
     @torch.no_grad()
     def freeze(self, share: float) -> None:
@@ -94,7 +107,7 @@ class TableWeight(nn.Module):
         ascending, order = table.sort(1)
         top = table.abs().amax(1)
         top = torch.where(top > 0, top, 1)
-        codes = self.codes if self.position is None else codes_at(self.position, table)
+        codes = self.codes if self.position is None else codes_at(self.position, table.shape[1])
         codes = table_values(codes.long(), order.argsort(1))
         return {
             "codes": pack(codes.to(torch.uint8), self.bits),
@@ -102,11 +115,6 @@ class TableWeight(nn.Module):
             "scale": level.to(torch.int8),
             "row_scale": row_scale * _of_rows(top, len(row_scale)),
         }
-
-
-def codes_at(position: Tensor, table: Tensor) -> Tensor:
-    """Return the codes uint8 [N, K] of positions in units of `POSITION_UNIT`."""
-    return (position * POSITION_UNIT).round_().clamp_(0, table.shape[1] - 1).to(torch.uint8)
 
 
 def _ranks(codes: Tensor) -> Tensor:
@@ -151,37 +159,3 @@ class _RoundLevels(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (level,) = ctx.saved_tensors
         return gradient * (level.abs() <= LEVELS + 0.5)
-
-
-class _Decode(torch.autograd.Function):
-    """Decode codes, or those of positions; entries are looked up again in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, position: Tensor | None, table: Tensor, steps: Tensor, codes: Tensor, group: int
-    ) -> Tensor:
-        codes = codes if position is None else codes_at(position, table)
-        ctx.save_for_backward(codes, table, steps)
-        ctx.trains_codes, ctx.group = position is not None, group
-        values = table_values(codes.long(), table)
-        return (values.reshape(len(codes), -1, group) * steps[..., None]).reshape(codes.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        codes, table, steps = ctx.saved_tensors
-        index = codes.long()
-        grouped = gradient.reshape(len(codes), -1, ctx.group)
-        of_steps = (grouped * table_values(index, table).reshape(grouped.shape)).sum(-1)
-        of_values = (grouped * steps[..., None]).reshape(codes.shape)
-        of_table = _by_entry(index, of_values, table) if ctx.needs_input_grad[1] else None
-        return (of_values if ctx.trains_codes else None), of_table, of_steps, None, None
-
-
-def _by_entry(codes: Tensor, gradient: Tensor, table: Tensor) -> Tensor:
-    """Sum a gradient [N, K] by the table entry that each weight has: [T, C]."""
-    tables, entries = table.shape
-    if tables > 1:
-        codes = codes + (torch.arange(len(codes), device=codes.device) // TABLE_ROWS * entries)[:, None]
-    sums = torch.bincount(codes.reshape(-1), gradient.reshape(-1), minlength=tables * entries)
-    return sums.reshape(tables, entries).to(gradient.dtype)

@@ -7,7 +7,8 @@ the model runs afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,10 +75,23 @@ class TrainableLayers:
                     )
                 module._parameters[name] = made[parameter]
 
-    def freeze(self, share: float) -> None:
-        """Keep this share of the trained codes in the next step."""
+    def set_progress(self, width: float, frozen: float) -> None:
+        """Set the width of ramps between codes, and keep this share of the codes, in the next step."""
         for weight in self.weights.values():
-            weight.freeze(share)
+            weight.width = width
+            weight.freeze(frozen)
+
+    @contextmanager
+    def rounded(self) -> Iterator[None]:
+        """Compute with the codes as they would be packed."""
+        widths = [weight.width for weight in self.weights.values()]
+        for weight in self.weights.values():
+            weight.width = 0.0
+        try:
+            yield
+        finally:
+            for weight, width in zip(self.weights.values(), widths, strict=True):
+                weight.width = width
 
     @torch.no_grad()
     def store(self) -> None:
@@ -115,7 +129,7 @@ def _compute(layer: PackedLayer, weight: TableWeight | None) -> Compute:
         make = FrozenExperts if isinstance(layer, QuantizedExperts) else FrozenCompute
         return make(quantizer_of(layer.packed), "decoded")
     if isinstance(layer, QuantizedEmbedding | QuantizedMatrix):
-        return lambda ids, tensors: F.embedding(ids, weight())
+        return lambda ids, tensors: weight.rows(ids)
     if isinstance(layer, QuantizedConv):
         return lambda x, tensors, bias, options: _conv2d(x, weight(), bias, options)
     if isinstance(layer, QuantizedExperts):

@@ -17,8 +17,11 @@ from infer.errors import NotUsableError, UsageError
 from infer.plan import Plan
 from infer.tune import training_loop, training_state
 from infer.tune.recovery import recover as stage
+from infer.tune.recovery import recovery_settings
 from infer.tune.recovery.original_rows import original_rows
-from infer.tune.recovery.recover import RecoveryBudget, RecoveryObjective, recover, split_rows
+from infer.tune.recovery.recover import recover, split_rows
+from infer.tune.recovery.recovery_objective import RecoveryObjective
+from infer.tune.recovery.recovery_settings import RecoveryBudget
 from infer.tune.recovery.trainable_layers import TrainableLayers
 from infer.tune.training_state import TrainResult
 
@@ -111,16 +114,20 @@ def test_a_resumed_recovery_of_codes_equals_an_uninterrupted_one(
         recover(student, teacher, rows(512), ["logits"], "text-generation", budget, folder)
         return packed(student)
 
-    budget, freeze, calls = RecoveryBudget(terms=64 * 16 * 12), TrainableLayers.freeze, iter(range(1000))
+    budget, set_progress, calls = (
+        RecoveryBudget(terms=64 * 16 * 12),
+        TrainableLayers.set_progress,
+        iter(range(1000)),
+    )
 
-    def interrupted(self: TrainableLayers, share: float) -> None:
+    def interrupted(self: TrainableLayers, width: float, frozen: float) -> None:
         if next(calls) == 45:
             raise KeyboardInterrupt
-        freeze(self, share)
+        set_progress(self, width, frozen)
 
     monkeypatch.setattr(stage, "train", train_with_checkpoints)
     wanted = recovered(tmp_path / "whole")
-    monkeypatch.setattr(TrainableLayers, "freeze", interrupted)
+    monkeypatch.setattr(TrainableLayers, "set_progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recovered(tmp_path / "parts")
     assert next((tmp_path / "parts").glob("step-00000045"))
@@ -141,7 +148,7 @@ def test_codes_stay_where_the_budget_is_short(tmp_path: Path) -> None:
 
 def test_codes_stay_where_their_states_have_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher, student = pair("nf4")
-    monkeypatch.setattr(stage.memory, "memory_available", lambda device: 1000)
+    monkeypatch.setattr(recovery_settings.memory, "memory_available", lambda device: 1000)
     budget = RecoveryBudget(terms=70 * 16 * 12)
     found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
     assert any("GB are free" in finding.why for finding in found)
@@ -170,7 +177,7 @@ def test_the_recovered_model_is_what_was_measured(tmp_path: Path) -> None:
 def test_a_recovery_that_makes_it_worse_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher, student = pair("nf4")
     before = packed(student)
-    monkeypatch.setattr(stage, "RATE", 3.0)
+    monkeypatch.setattr(recovery_settings, "RATE", 3.0)
     budget = RecoveryBudget(terms=6 * 8 * 12)
     found = recover(student, teacher, rows(), ["logits"], "text-generation", budget, tmp_path)
     assert [finding.value for finding in found if finding.what == "dropped"] == [True]
@@ -183,7 +190,7 @@ def test_a_recovery_that_diverges_ends_at_its_best_step(
 ) -> None:
     teacher, student = pair("cluster:3")
     before = divergence(student, teacher)
-    monkeypatch.setattr(stage, "RATE", 0.3)
+    monkeypatch.setattr(recovery_settings, "RATE", 0.3)
     monkeypatch.setattr(training_state, "WINDOW", 3)
     found = recover(
         student, teacher, rows(), ["logits"], "text-generation", RecoveryBudget(terms=60 * 8 * 12), tmp_path

@@ -9,7 +9,8 @@ from torch import Tensor
 from infer import compress
 from infer.compress import Quantizer
 from infer.plan import Plan
-from infer.tune.recovery.table_weight import POSITION_UNIT, RANKS, TableWeight, codes_at
+from infer.tune.recovery.table_decoding import POSITION_UNIT, codes_at
+from infer.tune.recovery.table_weight import RANKS, TableWeight
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3", "cluster:6"]
 ROWS, COLUMNS = 70, 128
@@ -80,11 +81,13 @@ def test_frozen_codes_withstand_a_step_and_free_ones_do_not(name: str) -> None:
     _, tensors, original = quantized(name)
     weight = TableWeight(tensors, original)
     assert weight.position is not None
-    before = codes_at(weight.position.detach(), weight.table)
+    before = codes_at(weight.position.detach(), weight.table.shape[1])
     weight.freeze(0.5)
-    torch.testing.assert_close(codes_at(weight.position.detach(), weight.table), before, rtol=0, atol=0)
+    torch.testing.assert_close(
+        codes_at(weight.position.detach(), weight.table.shape[1]), before, rtol=0, atol=0
+    )
     weight.position.data += 0.4 / POSITION_UNIT
-    moved = codes_at(weight.position.detach(), weight.table) != before
+    moved = codes_at(weight.position.detach(), weight.table.shape[1]) != before
     frozen = weight.rank < RANKS // 2
     assert 0.4 < float(frozen.float().mean()) < 0.6
     assert not bool(moved[frozen].any())
@@ -100,3 +103,38 @@ def test_positions_outside_their_code_are_mirrored_into_it(name: str) -> None:
     assert float(inside.abs().max()) < 0.5
     at_threshold = (inside.abs() > 0.49).float().mean()
     assert float(at_threshold) < 0.05, "clamped to it, every moved one would lie there"
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4:16", "cluster:3"])
+def test_a_ramp_moves_values_only_near_thresholds_and_is_continuous(name: str) -> None:
+    _, tensors, original = quantized(name)
+    weight = TableWeight(tensors, original)
+    assert weight.position is not None
+    rounded, inside = weight().detach(), (weight.position.detach() * POSITION_UNIT - weight.codes).abs()
+    weight.width = 0.25
+    ramped = weight().detach()
+    far = inside < 0.5 - weight.width / 2 - 1e-4
+    torch.testing.assert_close(ramped[far], rounded[far], rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(ramped, rounded)
+    largest = weight.table.diff(dim=1).max() * rounded.abs().max()
+    weight.position.data += 0.001 / POSITION_UNIT
+    assert float((weight().detach() - ramped).abs().max()) < 0.01 * float(largest), (
+        "a step of a thousandth of a code"
+    )
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("name", ["nf4", "cluster:2"])
+def test_looked_up_rows_and_their_gradients_are_those_of_the_weight(name: str, codes: bool) -> None:
+    _, tensors, original = quantized(name)
+    ids = torch.tensor([[3, 69, 3], [40, 0, 41]])
+    upstream = torch.randn(2, 3, COLUMNS, generator=torch.Generator().manual_seed(4))
+    whole, part = (TableWeight(tensors, original if codes else None) for _ in range(2))
+    for weight in (whole, part):
+        disturbed(weight).width = 0.2
+    want, got = torch.nn.functional.embedding(ids, whole()), part.rows(ids)
+    torch.testing.assert_close(got, want)
+    (want * upstream).sum().backward()
+    (got * upstream).sum().backward()
+    for given, expected in zip(part.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(given.grad, expected.grad, rtol=1e-4, atol=1e-5)

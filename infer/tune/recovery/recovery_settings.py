@@ -1,0 +1,131 @@
+"""Choices of a recovery from its budget: what is trained, batch, precision, rate, and when codes become final."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import device as hardware
+from ...compress.packed_weight import Packed
+from ...device import memory
+from ...graph.program import flatten
+from ..objective import TensorRows
+from ..settings import TrainSettings
+from .recovery_objective import RecoveryObjective
+
+RATE, BATCH, MEASURES = 1e-3, 8, 6
+CODE_BATCH = 16  # rows: decoding and updating every weight costs as much as several rows of a small model
+CODE_RATE = (
+    0.042  # times the root of the terms of a step for each code: less is known of each, fewer may move
+)
+CODE_RATES = (7e-4, 4e-3)  # the lowest and the highest
+FEWEST_CODE_STEPS = 60  # fewer disturb more codes than they mend
+FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
+WIDTH = 0.2  # of the ramp between two codes at the begin, in codes
+CODE_BYTES = 33  # of a trained code: position, gradient, two moments, its best step, weight, temporaries
+BACKWARD = 2.5  # time of a step by that of both models' forward passes
+PROBE = 4  # rows whose forward passes are timed
+LOGITS_AT_ONCE = 1 << 26  # numbers of outputs of one forward pass
+NOISE = 0.05  # of bfloat16, as a share of the divergence to be mended
+
+
+@dataclass(frozen=True)
+class RecoveryBudget:
+    """Time in seconds, or terms (tokens of a language model, rows of another) to train on."""
+
+    seconds: float | None = None
+    terms: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """Forward passes of both models, by row: terms of the loss, numbers of outputs, seconds; and their precision."""
+
+    terms: float
+    size: float
+    seconds: float
+    device: str
+    precision: str
+
+    def steps(self, batch: int, budget: RecoveryBudget) -> int:
+        """Return about how many steps of `batch` rows the budget has, at least one."""
+        if budget.terms is not None:
+            return max(int(budget.terms / max(self.terms * batch, 1)), 1)
+        return max(int((budget.seconds or 0) / (self.seconds * BACKWARD * batch)), 1)
+
+
+def ramp_width(share: float) -> float:
+    """Return the width of ramps between codes at a share of the run, in codes: it falls to 0.
+
+    On a ramp a value changes as far as its position moves. Without ramps, positions near a threshold would cross it
+    back and forth, a whole code each time.
+    """
+    return WIDTH * (1 - share)
+
+
+def frozen_share(share: float) -> float:
+    """Return the share of codes that are frozen at a share of the run."""
+    return max(share - FREE, 0) / (1 - FREE)
+
+
+@torch.no_grad()
+def measure_call(objective: RecoveryObjective, training: TensorRows) -> Call:
+    """Choose the precision, and time forward passes of a few rows in it."""
+    batch = training.batch(list(range(min(PROBE, len(training)))))
+    rows = len(next(iter(batch.values())))
+    outputs = flatten(objective.model(**batch))
+    device = outputs[0].device.type
+    precision = "float32" if hardware.why_slow("bfloat16", device) else objective.precision(batch, NOISE)
+    times = []
+    for _ in range(2):  # the first call allocates and compiles
+        begin = time.perf_counter()
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+            _, terms = objective.loss(batch)
+        times.append(time.perf_counter() - begin)
+    size = sum(each.numel() for each in outputs)
+    return Call(int(terms) / rows, size / rows, min(times) / rows, device, precision)
+
+
+def no_codes(
+    originals: Mapping[Packed, Tensor], call: Call, training: TensorRows, budget: RecoveryBudget
+) -> str:
+    """Say why codes are not trained; empty where they are."""
+    if not originals:
+        return "no weight of the float model is that of a quantized layer"
+    steps = call.steps(min(CODE_BATCH, len(training)), budget)
+    if steps < FEWEST_CODE_STEPS:
+        return f"the budget has about {steps} steps, codes need {FEWEST_CODE_STEPS}"
+    needed = CODE_BYTES * sum(rows.numel() for rows in originals.values())
+    if needed > (available := memory.memory_available(call.device)):
+        return f"their states need {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are free"
+    return ""
+
+
+def recovery_settings(
+    call: Call, training: TensorRows, budget: RecoveryBudget, seed: int, *, codes: int
+) -> TrainSettings:
+    """Choose batch, rate, precision, and how often held-out rows are measured; `codes`: how many are trained."""
+    batch = min(CODE_BATCH if codes else BATCH, len(training))
+    fit = max(int(LOGITS_AT_ONCE / max(call.size, 1)), 1)
+    steps = call.steps(batch, budget)
+    return TrainSettings(
+        time=budget.seconds,
+        tokens=budget.terms,
+        batch=batch,
+        micro_batch=min(batch, fit),
+        learning_rate=_code_rate(call.terms * batch / codes) if codes else RATE,
+        precision=call.precision if codes else "float32",
+        schedule="linear" if codes else "cosine",
+        measure_every=max(steps // MEASURES, 1),
+        seed=seed,
+    )
+
+
+def _code_rate(terms_per_code: float) -> float:
+    low, high = CODE_RATES
+    return min(max(CODE_RATE * math.sqrt(terms_per_code), low), high)
