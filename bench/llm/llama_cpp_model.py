@@ -16,7 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMATS = {"q4_0": 2, "q8_0": 7, "q4_K_M": 15, "iq4_nl": 25}  # of enum llama_ftype
+FORMATS = {  # of enum llama_ftype
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 7,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q2_K": 10,
+    "q3_K_M": 12,
+    "q4_K_M": 15,
+    "q5_K_M": 17,
+    "q6_K": 18,
+    "iq4_nl": 25,
+    "iq4_xs": 30,
+}
 
 
 def missing() -> str | None:

@@ -40,7 +40,10 @@ SHARE = 0.92  # of the read bandwidth, of a decode step
 # So many times as far from the exact product as llama.cpp: a step of activations is for 64 columns, not 32 or 256.
 FARTHEST = 1.5
 # The rows of 135M have no multiple of 256 columns, as K-quants need.
-FORMATS = {"135M": ("q4_0", "q8_0"), "1B": ("q4_0", "q4_K_M")}
+FORMATS = {
+    "135M": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"),
+    "1B": ("q4_0", "q2_K", "q3_K_M", "q4_K_M", "q5_K_M", "q6_K", "iq4_xs"),
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infer.kernels import cpu
 from infer.kernels.cpu.groupwise_layout import code_bytes, groupwise_layout, pack_groupwise, record_bytes
-from infer.kernels.ops.bitpack import unpack
+from infer.kernels.ops.bitpack import pack, unpack
 from infer.kernels.ops.linear_groupwise import groupwise_twin
 from tests.support.groupwise_operands import FORMS, operands
 
@@ -70,6 +70,18 @@ def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
         layout = groupwise_layout(**operands((*form, minimum), 16, 2560))
         assert code_bytes(layout) == codes * 128
         assert record_bytes(layout, 2560) == 64 + 16 * 10 * record, "bytes for each 256 columns of 16 rows"
+
+
+def test_integer_codes_with_integer_scales_give_exact_integers(isa: str) -> None:
+    for group, bits, zero in ((32, 4, 8), (32, 4, 0), (64, 4, 7), (16, 3, 4), (16, 2, 0)):
+        codes = torch.randint(0, 2**bits, (35, 320)).to(torch.uint8)
+        table = torch.arange(2.0**bits)[None] - zero
+        scale = torch.randint(1, 4, (35, 320 // group)).half()
+        x = torch.randint(-127, 128, (3, 320)).float()
+        x[:, ::64] = 127  # the largest of each 64 columns: their step is 1
+        weight = table[0, codes.int()] * scale.float().repeat_interleave(group, 1)
+        found = packed(x, {"codes": pack(codes, bits), "scale": scale, "table": table}, None)
+        assert torch.equal(found, x @ weight.t()), (group, bits, zero)
 
 
 def test_bytes_that_fit_in_planes_are_packed_as_bit_streams_are(isa: str) -> None:

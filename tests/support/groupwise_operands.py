@@ -33,6 +33,15 @@ FORMS: list[Form] = [
     (16, 4, torch.float8_e4m3fn, False),
     (64, 6, torch.float32, False),
 ]
+# Of up to 4 bits: codes that are integers minus a zero point, computed with without a table.
+CONSECUTIVE: list[Form] = [
+    (32, 4, torch.float16, False),
+    (32, 4, torch.float16, True),
+    (32, 4, torch.uint8, True),
+    (16, 2, torch.uint8, True),
+    (16, 3, torch.int8, False),
+    (64, 4, torch.float16, "steps"),
+]
 
 
 def operands(form: Form, rows: int, columns: int) -> dict[str, Tensor]:
@@ -45,7 +54,7 @@ def operands(form: Form, rows: int, columns: int) -> dict[str, Tensor]:
     else:
         made["codes"] = pack(torch.randint(0, 2**bits, (rows, columns), generator=rng).to(torch.uint8), bits)
         made["table"] = torch.randint(-8, 8, (1, 2**bits), generator=rng).float()
-        if bits > 4:
+        if bits > 4 or form in CONSECUTIVE:
             zero = 0 if has_minimum else 2 ** (bits - 1)
             made["table"] = torch.arange(2.0**bits)[None] - zero
     sizes = (rows, columns // group)

@@ -1,7 +1,8 @@
 """Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes.
 
 Codes and scales take the bits that their values need: integers of 5 or 6 bits lie in planes whether the weight holds
-them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits.
+them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4 bits whose table has
+consecutive integers are computed with as integers, without looking them up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GROUPWISE_OPERANDS = ("codes", "scale", "table", "minimum", "super_scale", "supe
 _FLOAT8 = torch.float8_e4m3fn
 _TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, _FLOAT8)  # in the order of `ScaleType`
 _INT8, _INT6, _INT4 = 3, 5, 6
-_BYTES, _TYPE, _MINIMUM, _STEPS, _HALVES, _PLANES, _ZERO = 32, 33, 36, 37, 38, 39, 42  # bits of a layout
+_BYTES, _TYPE, _MINIMUM, _STEPS, _HALVES, _INTEGERS, _ZERO = 32, 33, 36, 37, 38, 39, 42  # bits of a layout
 _LINE = 64
 LEVELS = 127
 PLANE_BITS = {32: 5, 16: 6}  # of the codes of a group of columns that may lie in planes
@@ -62,14 +63,13 @@ def _within(values: Tensor, low: int, high: int) -> bool:
 def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
     bits = PLANE_BITS.get(group, 0)
     if table is not None:
-        if bits_of(table) <= 4:
-            return 0
-        zero = _zero_of(table)
-        planes = bits == bits_of(table) and zero is not None
-        return bits << _PLANES | (zero or 0) << _ZERO if planes else 1 << _BYTES
+        zero, narrow = _zero_of(table), bits_of(table) <= 4
+        if zero is not None and (narrow or bits == bits_of(table)):
+            return (4 if narrow else bits) << _INTEGERS | zero << _ZERO
+        return 0 if narrow else 1 << _BYTES
     for zero in (2 ** (bits - 1), 0) if bits else ():
         if _within(codes, -zero, 2**bits - zero):
-            return bits << _PLANES | zero << _ZERO
+            return bits << _INTEGERS | zero << _ZERO
     return 1 << _BYTES
 
 
@@ -100,7 +100,7 @@ def code_bytes(layout: int) -> int:
 
 def code_bits(layout: int) -> int:
     """Return the bits of a packed code: 4, 5, 6 or 8."""
-    return 8 if layout >> _BYTES & 1 else (layout >> _PLANES & 7) or 4
+    return 8 if layout >> _BYTES & 1 else (layout >> _INTEGERS & 7) or 4
 
 
 def pack_groupwise(
@@ -149,8 +149,10 @@ def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Ten
     entries, unit = torch.zeros((cpu.blocks(rows), cpu.ROWS), dtype=torch.int8), torch.ones(1)
     if bits == 4 and table is not None:
         unused = torch.zeros((rows, columns // GROUP), dtype=torch.int8)
-        packed, _, entries, factor = cpu.pack_lut4(codes, table, unused, torch.ones(rows))
-        return packed, entries, factor[:1, 0] / LEVELS
+        packed, _, rounded, factor = cpu.pack_lut4(codes, table, unused, torch.ones(rows))
+        return (
+            (packed, entries, unit) if layout >> _INTEGERS & 7 else (packed, rounded, factor[:1, 0] / LEVELS)
+        )
     if bits != 8:
         zero = layout >> _ZERO & 63
         stored = (8, zero) if table is None else (bits_of(table), 0)

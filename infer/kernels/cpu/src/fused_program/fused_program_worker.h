@@ -120,6 +120,7 @@ class Worker {
     InputGrid grid;
     if (op.kind == INT8) grid.step = operand<float>(op.weight[3]);
     if (op.kind == INT8_BALANCED) grid.multiplier = operand<float>(op.weight[3]);
+    if (is_groupwise(op.kind)) grid.zero = GroupwiseLayout(layout_of(op.kind), columns).integer_zero();
     // Threads work on rows, but quantize columns of all rows where these are few.
     if (!layout_.is_one_row && !by_rows(m, team_.parts) && op.x.slot >= 0 && layout_.slots[3 * op.x.slot] != TEAM_SLOT) synchronize();
     timer_.lap(IN_ROWS);

@@ -61,7 +61,8 @@ struct Workspace {
 };
 
 template <class Weight, class OfExpert>
-void run(const Staged& layer, const float* x, const ExpertRouting& routing, const Weight& weight, OfExpert of_expert, float* y) {
+void run(const Staged& layer, const float* x, const ExpertRouting& routing, const Weight& weight, OfExpert of_expert, float* y,
+         InputGrid grid = {}) {
   if (routing.assignments() == 0 || weight.rows == 0) return;
   const int64_t columns = weight.columns, features = weight.rows, blocks = packed_blocks(features);
   const Workspace workspace(routing, layer, columns, features);
@@ -84,7 +85,7 @@ void run(const Staged& layer, const float* x, const ExpertRouting& routing, cons
         std::memcpy(to + r * columns, x + order[r] / routing.top_k * columns, columns * sizeof(float));
       rows = to;
     }
-    layer.quantize(rows, columns, batch.m, columns, {}, 0, 1, memory + batch.activations);
+    layer.quantize(rows, columns, batch.m, columns, grid, 0, 1, memory + batch.activations);
   };
   const auto multiply = [&](int64_t i, int64_t part, int64_t parts) {
     const ExpertBatch& batch = workspace.batches[i];
@@ -163,7 +164,7 @@ void experts_groupwise(const float* x, const ExpertRouting& routing, const Group
     of_one.codes += e * blocks * code_bytes, of_one.scale += e * blocks * layout.record_bytes;
     of_one.table += e * blocks * BLOCK_ROWS;
     return of_one;
-  }, y);
+  }, y, {nullptr, nullptr, layout.integer_zero()});
 }
 
 }  // namespace infer_native

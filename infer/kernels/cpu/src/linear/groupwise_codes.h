@@ -6,6 +6,15 @@
 namespace infer_native {
 namespace {
 
+// Kinds of codes: 4-bit indices into a table, unsigned integers of 4 to 6 bits, and int8.
+constexpr int LOOKUP = 0;
+template <int CODES>
+constexpr int CODE_BITS = CODES == LOOKUP ? 4 : CODES;
+template <int CODES>
+constexpr bool INTEGERS = CODES >= 4 && CODES <= 6;
+template <int CODES>
+constexpr bool PLANES = CODES == 5 || CODES == 6;
+
 // Reader of 5- or 6-bit planes: one vector of high bits, then the VECTORS vectors of low nibbles that they belong to.
 template <int BITS>
 struct PlaneVectors {
@@ -22,22 +31,19 @@ struct PlaneVectors {
     const Vector::Quads nibbles = Vector::load_quads(codes + 64 + V * 64);
     const Vector::Quads low_bits = Vector::template shift_bits<4 - 2 * V * HIGH>(high_bits);
     const Vector::Quads top_bits = Vector::template shift_bits<4 - (2 * V + 1) * HIGH>(high_bits);
-    low = Vector::or_bits(Vector::and_bits(nibbles, 15), Vector::and_bits(low_bits, MASK));
-    high = Vector::or_bits(Vector::and_bits(Vector::template shift_bits<-4>(nibbles), 15), Vector::and_bits(top_bits, MASK));
+    low = Vector::join_bits(nibbles, 15, Vector::and_bits(low_bits, MASK));
+    high = Vector::join_bits(Vector::template shift_bits<-4>(nibbles), 15, Vector::and_bits(top_bits, MASK));
   }
 };
 
-template <int BITS>
-constexpr bool PLANES = BITS == 5 || BITS == 6;
-
 // Calls low_of(j, quads) with columns 4j.. and high_of(j, quads) with columns 4j + 32.., for vectors BEGIN to END of a group;
 // prefetches `distance` bytes ahead.
-template <int BITS, int BEGIN, int END, class Low, class High>
+template <int CODES, int BEGIN, int END, class Low, class High>
 inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int64_t distance, Vector::Table table, Low low_of,
                                                        High high_of) {
   Vector::Quads low, high;
-  if constexpr (PLANES<BITS>) {
-    using Planes = PlaneVectors<BITS>;
+  if constexpr (PLANES<CODES>) {
+    using Planes = PlaneVectors<CODES>;
 #pragma GCC unroll 1
     for (int first = BEGIN; first < END; first += Planes::VECTORS) {
       const uint8_t* place = codes + first / Planes::VECTORS * Planes::BYTES;
@@ -50,15 +56,19 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int
     }
   } else {
     // Bytes in the order of memory: two streams 512 bytes apart are read at half of the bandwidth.
-    constexpr int PASSES = BITS == 8 ? 2 : 1;
+    constexpr int PASSES = CODES == 8 ? 2 : 1;
     unroll<PASSES>([&](auto pass) {
 #pragma GCC unroll 1
       for (int j = BEGIN; j < END; ++j) {
         const uint8_t* place = codes + (j + 8 * pass) * 64;
         __builtin_prefetch(place + distance);
-        if constexpr (BITS == 4) {
+        if constexpr (CODES == LOOKUP) {
           Vector::decode(place, table, low, high);
           low_of(j, low), high_of(j, high);
+        } else if constexpr (CODES == 4) {
+          const Vector::Quads nibbles = Vector::load_quads(place);
+          low_of(j, Vector::and_bits(nibbles, 15));
+          high_of(j, Vector::and_bits(Vector::template shift_bits<-4>(nibbles), 15));
         } else if constexpr (pass == 0) {
           low_of(j, Vector::load_quads(place));
         } else {

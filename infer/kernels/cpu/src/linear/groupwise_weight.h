@@ -1,16 +1,16 @@
 // Packed weights of codes with a float scale, and optionally a minimum, for each group of columns.
 //
-// codes uint8 [NB, G, bits * 128], G = columns / 64: those of lut4 (4 bits), of int8 ([NB, 16 G, 16, 4], 8 bits), or planes
-//   of 5 and 6 bits: unsigned integers minus `zero`; low nibbles in the order of lut4, after each 4 (5 bits) or 2 (6 bits)
-//   vectors one vector of their high bits first, from bit 0 on: low and high columns of the first vector, the second, ...
-// table int8 [NB, 16], of 4 bits; scale uint8 [NB, record]: of each block of 16 rows
+// codes uint8 [NB, G, bits * 128], G = columns / 64: those of int8 ([NB, 16 G, 16, 4], 8 bits), or of lut4 (4 bits), indices
+//   into `table` or, like 5 and 6 bits, unsigned integers minus `zero`. The latter have low nibbles in the order of lut4, before
+//   each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and high columns of the first, the second, ...
+// table int8 [NB, 16], of 4-bit indices; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          factor from table entries to weights
 //   super [C, 16]       where scales are integers: super-scales, one for each 256 columns; then those of the minima
 //   number [S, 16]      scales of groups of columns, S = columns / group; then the minima, where `layout` has them
 // Integer scales and minima of 4 and 6 bits are stored together. For 256 columns: [256] bytes of 16 groups of 16 columns, the
 // scale in the low nibble, the minimum in the high one; or [3, 64] of 8 groups of 32, like 6-bit codes, minima as high columns.
 // `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
-//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of planes) << 39 + zero << 42.
+//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of integers, 4 to 6, else 0) << 39 + zero << 42.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,14 @@ struct GroupwiseWeight {
 // Layout code, decoded; offsets are bytes within the record of a block.
 struct GroupwiseLayout {
   int64_t group;
-  bool has_minimum, minimum_steps, float16_supers;
+  bool has_minimum, minimum_steps, float16_supers, lookup;  // lookup: codes are indices into a table
   ScaleType type;
   int64_t code_bits, zero;
   int64_t super_scale, super_minimum, scale, minimum, record_bytes;
 
   GroupwiseLayout(int64_t layout, int64_t columns)
       : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
-        float16_supers(layout >> 38 & 1), type(static_cast<ScaleType>(layout >> 33 & 7)),
+        float16_supers(layout >> 38 & 1), lookup((layout >> 32 & 1) == 0 && (layout >> 39 & 7) == 0), type(static_cast<ScaleType>(layout >> 33 & 7)),
         code_bits(layout >> 32 & 1 ? 8 : (layout >> 39 & 7) != 0 ? layout >> 39 & 7 : 4), zero(layout >> 42 & 63) {
     const int64_t kinds = has_minimum ? 2 : 1, chunks = (columns + SUPER_COLUMNS - 1) / SUPER_COLUMNS;
     const int64_t supers = integers() ? chunks * super_bytes() : 0, numbers = columns / group * 16;
@@ -54,6 +54,8 @@ struct GroupwiseLayout {
     record_bytes = (end + 63) / 64 * 64;
   }
 
+  // Zero point of codes that are unsigned integers, -1 of others.
+  int64_t integer_zero() const { return code_bits == 8 || lookup ? -1 : zero; }
   bool integers() const { return type == ScaleType::INT8 || type >= ScaleType::INT6; }
   int64_t super_bytes() const { return float16_supers ? 32 : 64; }  // of 16 rows
   int64_t number_bytes() const {

@@ -51,6 +51,7 @@ void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const floa
 struct InputGrid {
   const float* step = nullptr;
   const float* multiplier = nullptr;  // [columns]
+  int64_t zero = -1;                  // of groupwise codes that are unsigned integers, their zero point
 };
 
 // Quantizes activations to int8 with `step[0]` in ±127, or where it is null each row by its own range, asymmetrically (after

@@ -1,42 +1,83 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
-// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned 5- and 6-bit integers minus a zero point. Activations are
+// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 4 to 6 bits minus a zero point. Activations are
 // quantized to int8 for each 64 columns, as for lut4; a minimum is multiplied by the sum of the int8 activations of its group:
-//   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32.
+//   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32,
+// the minima of 256 columns after their codes.
 #pragma once
 
+#include "linear/groupwise_activations.h"
 #include "linear/groupwise_scales.h"
 
 namespace infer_native {
 namespace {
 
-// Quantized activations; each of the PARTS (1, 2 or 4) of 64 columns has a weight scale.
-struct GroupwiseActivations {
-  int8_t* q;
-  float* step;      // [tile][group][row of the tile]
-  int32_t* offset;  // [tile][group][part][row of the tile]: -128 times the sum of q
-  float* sum;       // [tile][group][part][row of the tile]: step times the sum of q
-};
-
-// Returns the initial accumulator of a part; `offset` is -128 times the sum of its activations.
-template <int BITS>
-inline int32_t groupwise_start(int32_t offset, int64_t zero) {
-  if constexpr (PLANES<BITS>) return (offset >> 7) * static_cast<int32_t>(zero);
-  return Vector::UNSIGNED ? offset : 0;
-}
-
-template <int BITS>
+template <int CODES>
 inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
-  if constexpr (PLANES<BITS>) return Vector::dot_nonnegative(sum, weights, quad);
+  if constexpr (CODES == 4) return Vector::dot_nibbles(sum, weights, quad);
+  if constexpr (PLANES<CODES>) return Vector::dot_nonnegative(sum, weights, quad);
   return Vector::dot_from_memory(sum, weights, quad);
 }
 
-template <int PARTS, int BITS, int HEIGHT>
+// Adds the products of the 64 columns of one group, of 16 rows, to the totals of HEIGHT rows of activations.
+template <int PARTS, int CODES, int HEIGHT, class Scales>
+inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes, int64_t distance, Vector::Table table,
+                                                           const int8_t* q, const int32_t* offset,
+                                                           const float* step, const Scales& scales, int64_t place,
+                                                           Vector::Floats (&total)[HEIGHT]) {
+  constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES;
+  constexpr bool SHORT = CODES == 4 && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
+  unroll<HALVES>([&](auto half) {
+    const auto start = [&](int part, auto row) { return Vector::broadcast(offset[part * HEIGHT + row]); };
+    Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
+    unroll<HEIGHT>([&](auto row) {
+      if constexpr (SHORT)
+        low_sum[row] = Vector::broadcast(int32_t{0});
+      else
+        low_sum[row] = start(half, row);
+      if constexpr (SHORT || PARTS == 1)
+        high_sum[row] = Vector::broadcast(int32_t{0});
+      else
+        high_sum[row] = start(half + HALVES, row);
+    });
+    const auto low_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
+      const int8_t* quads = q + j * HEIGHT * Vector::QUAD_BYTES;
+      unroll<HEIGHT>([&](auto row) {
+        low_sum[row] = groupwise_dot<CODES>(low_sum[row], codes, quads + row * Vector::QUAD_BYTES);
+      });
+    };
+    const auto high_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
+      const int8_t* quads = q + (j + 8) * HEIGHT * Vector::QUAD_BYTES;
+      unroll<HEIGHT>([&](auto row) {
+        high_sum[row] = groupwise_dot<CODES>(high_sum[row], codes, quads + row * Vector::QUAD_BYTES);
+      });
+    };
+    each_vector<CODES, half * VECTORS, (half + 1) * VECTORS>(codes, distance, table, low_of, high_of);
+    const Vector::Floats low_scale = scales.scale(place + half), high_scale = scales.scale(place + (PARTS == 1 ? 0 : half + HALVES));
+    unroll<HEIGHT>([&](auto row) {
+      Vector::Sums low = low_sum[row], high = high_sum[row];
+      if constexpr (SHORT) {
+        low = Vector::add(Vector::widen(low), start(half, row));
+        high = PARTS == 1 ? Vector::widen(high) : Vector::add(Vector::widen(high), start(half + HALVES, row));
+      }
+      Vector::Floats pair;
+      if constexpr (PARTS == 1) {
+        pair = Vector::mul(Vector::to_float(Vector::add(low, high)), low_scale);
+      } else {
+        pair = Vector::mul(Vector::to_float(low), low_scale);
+        pair = Vector::fma(Vector::to_float(high), high_scale, pair);
+      }
+      total[row] = Vector::fma(pair, Vector::broadcast(step[row]), total[row]);
+    });
+  });
+}
+
+template <int PARTS, int CODES, int HEIGHT, class Scales>
 void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x,
                       Range blocks, const float* bias, Rows y) {
-  constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES, GROUP_BYTES = BITS * 128;
+  constexpr int GROUP_BYTES = CODE_BITS<CODES> * 128;
   const int64_t groups = weight.columns / GROUP, distance = stream_distance<HEIGHT>();
-  GroupwiseScales scales;
+  Scales scales;
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     const uint8_t* codes = weight.codes + block * groups * GROUP_BYTES;
     const uint8_t* record = weight.scale + block * layout.record_bytes;
@@ -48,50 +89,14 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
       decode_scales<PARTS>(record, layout, first, count, scales);
       for (int64_t i = 0; i < count; ++i, codes += GROUP_BYTES) {
         const int64_t group = first + i;
-        const int8_t* q = x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES;
-        const int32_t* offset = x.offset + group * PARTS * HEIGHT;
-        unroll<HALVES>([&](auto half) {
-          const auto start = [&](int part, auto row) { return groupwise_start<BITS>(offset[part * HEIGHT + row], layout.zero); };
-          Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
-          unroll<HEIGHT>([&](auto row) {
-            low_sum[row] = Vector::broadcast(start(half, row));
-            high_sum[row] = Vector::broadcast(PARTS == 1 ? int32_t{0} : start(half + HALVES, row));
-          });
-          const auto low_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
-            const int8_t* quads = q + j * HEIGHT * Vector::QUAD_BYTES;
-            unroll<HEIGHT>([&](auto row) {
-              low_sum[row] = groupwise_dot<BITS>(low_sum[row], codes, quads + row * Vector::QUAD_BYTES);
-            });
-          };
-          const auto high_of = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
-            const int8_t* quads = q + (j + 8) * HEIGHT * Vector::QUAD_BYTES;
-            unroll<HEIGHT>([&](auto row) {
-              high_sum[row] = groupwise_dot<BITS>(high_sum[row], codes, quads + row * Vector::QUAD_BYTES);
-            });
-          };
-          each_vector<BITS, half * VECTORS, (half + 1) * VECTORS>(codes, distance, table, low_of, high_of);
-          const Vector::Floats low_scale = Vector::load(scales.scale[i * PARTS + half]);
-          const Vector::Floats high_scale = Vector::load(scales.scale[i * PARTS + (PARTS == 1 ? 0 : half + HALVES)]);
-          unroll<HEIGHT>([&](auto row) {
-            const Vector::Floats step = Vector::broadcast(x.step[group * HEIGHT + row]);
-            Vector::Floats pair;
-            if constexpr (PARTS == 1) {
-              pair = Vector::mul(Vector::to_float(Vector::add(low_sum[row], high_sum[row])), low_scale);
-            } else {
-              pair = Vector::mul(Vector::to_float(low_sum[row]), low_scale);
-              pair = Vector::fma(Vector::to_float(high_sum[row]), high_scale, pair);
-            }
-            total[row] = Vector::fma(pair, step, total[row]);
-          });
-        });
-        if (!layout.has_minimum) continue;
-        const float* sum = x.sum + group * PARTS * HEIGHT;
-        for (int part = 0; part < PARTS; ++part) {
-          const Vector::Floats minimum = Vector::load(scales.minimum[i * PARTS + part]);
-          unroll<HEIGHT>([&](auto row) {
-            total[row] = Vector::fma(minimum, Vector::broadcast(sum[part * HEIGHT + row]), total[row]);
-          });
-        }
+        groupwise_group<PARTS, CODES>(codes, distance, table, x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES,
+                                      x.offset + group * PARTS * HEIGHT, x.step + group * HEIGHT, scales, i * PARTS, total);
+      }
+      if (!layout.has_minimum) continue;
+      const float* sums = x.sum + first * PARTS * HEIGHT;
+      for (int64_t i = 0; i < count * PARTS; ++i, sums += HEIGHT) {
+        const Vector::Floats minimum = scales.minimum(i);
+        unroll<HEIGHT>([&](auto row) { total[row] = Vector::fma(minimum, Vector::broadcast(sums[row]), total[row]); });
       }
     }
     const int64_t n = block * BLOCK_ROWS, left = weight.rows - n;
@@ -103,12 +108,7 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
   }
 }
 
-// Returns the number of activation steps of m rows, rounded up so that the next array is 64-byte aligned.
-inline int64_t groupwise_steps(int64_t m, int64_t columns) { return (m * (columns / GROUP) + 15) / 16 * 16; }
-
-inline Tiles groupwise_tiles(int64_t m) { return {m, Vector::DIRECT_TILE_ROWS}; }
-
-template <int PARTS, int BITS>
+template <int PARTS, int CODES>
 void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x, const Tiles& tiles, Range mine,
                     Range blocks, const float* bias, Rows y) {
   const GroupwiseLayout layout(weight.layout, weight.columns);
@@ -124,76 +124,27 @@ void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x
         const GroupwiseActivations from{x.q + place * 16 * Vector::QUAD_BYTES, x.step + place, x.offset + place * PARTS,
                                         x.sum + place * PARTS};
         with_height<Vector::DIRECT_TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-          groupwise_direct<PARTS, BITS, rows>(weight, layout, from, {block, block + step}, bias, y.from(start));
+          const Range some{block, block + step};
+          if constexpr (Vector::BYTE_SCALES && PARTS > 1 && rows <= FEW_ROWS)
+            if (layout.integers())
+              return groupwise_direct<PARTS, CODES, rows, ByteScales>(weight, layout, from, some, bias, y.from(start));
+          groupwise_direct<PARTS, CODES, rows, FloatScales>(weight, layout, from, some, bias, y.from(start));
         });
       }
   }
 }
 
 template <int PARTS>
-int64_t groupwise_bytes(int64_t m, int64_t columns) {
-  return m * columns / 4 * Vector::QUAD_BYTES + groupwise_steps(m, columns) * 4 * (1 + 2 * PARTS);
-}
-
-template <int PARTS>
-GroupwiseActivations groupwise_activations(const void* memory, int64_t m, int64_t columns) {
-  const int64_t steps = groupwise_steps(m, columns);
-  char* place = static_cast<char*>(const_cast<void*>(memory));
-  return {reinterpret_cast<int8_t*>(place + steps * 4 * (1 + 2 * PARTS)), reinterpret_cast<float*>(place),
-          reinterpret_cast<int32_t*>(place + steps * 4), reinterpret_cast<float*>(place + steps * 4 * (1 + PARTS))};
-}
-
-// Quantizes one row with a step for each 64 columns, as `quantize_groups` does, and sums its parts.
-template <int PARTS>
-inline void quantize_parts(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset,
-                           float* sum) {
-  const int64_t stride = height * Vector::QUAD_BYTES;
-  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
-    Vector::Floats part[4];
-    Vector::Sums max_bits = Vector::broadcast(int32_t{0}), total = max_bits;
-    for (int i = 0; i < 4; ++i) {
-      part[i] = Vector::load(x + 16 * i);
-      max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
-    }
-    const int32_t largest = Vector::reduce_max(max_bits);
-    *step = largest < INFINITY_BITS ? at_least_normal(float_of(largest) / LEVELS) : NOT_A_NUMBER;
-    const Grid<ValueRange::SYMMETRIC> grid(*step, 0);
-    for (int i = 0; i < 4; ++i) {
-      const Vector::Sums codes = grid(part[i]);
-      total = i % (4 / PARTS) == 0 ? codes : Vector::add(total, codes);
-      Vector::store_quads(q + 4 * i * stride, stride, codes);
-      if ((i + 1) % (4 / PARTS) != 0) continue;
-      const int32_t all = Vector::reduce_add(total);
-      *offset = -128 * all;
-      *sum = *step * static_cast<float>(all);
-      offset += height, sum += height;
-    }
-  }
-}
-
-template <int PARTS>
-void quantize_groupwise(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t part, int64_t parts,
-                        void* memory) {
-  const int64_t groups = columns / GROUP;
-  const GroupwiseActivations to = groupwise_activations<PARTS>(memory, m, columns);
-  each_slice(groupwise_tiles(m), groups, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
-    const int64_t place = start * groups + mine.begin * height, count = mine.end - mine.begin;
-    for (int64_t row = rows.begin; row < rows.end; ++row)
-      quantize_parts<PARTS>(x + (start + row) * stride + mine.begin * GROUP, count, height,
-                            to.q + (place * 16 + row) * Vector::QUAD_BYTES, to.step + place + row,
-                            to.offset + place * PARTS + row, to.sum + place * PARTS + row);
-  });
-}
-
-template <int PARTS>
 void groupwise_part(const GroupwiseWeight& weight, const GroupwiseActivations& x, const Tiles& tiles, Range mine,
                     Range blocks, const float* bias, Rows y) {
-  const int64_t bits = GroupwiseLayout(weight.layout, weight.columns).code_bits;
+  const GroupwiseLayout layout(weight.layout, weight.columns);
+  const int64_t bits = layout.code_bits;
   if (bits == 8) return groupwise_rows<PARTS, 8>(weight, x, tiles, mine, blocks, bias, y);
   if constexpr (PARTS == 2)
     if (bits == 5) return groupwise_rows<PARTS, 5>(weight, x, tiles, mine, blocks, bias, y);
   if constexpr (PARTS == 4)
     if (bits == 6) return groupwise_rows<PARTS, 6>(weight, x, tiles, mine, blocks, bias, y);
+  if (layout.lookup) return groupwise_rows<PARTS, LOOKUP>(weight, x, tiles, mine, blocks, bias, y);
   groupwise_rows<PARTS, 4>(weight, x, tiles, mine, blocks, bias, y);
 }
 
@@ -212,8 +163,9 @@ void run_groupwise_of(const float* x, int64_t m, const GroupwiseWeight& weight, 
   void* memory = scratch(groupwise_bytes<PARTS>(m, weight.columns));
   const GroupwiseActivations activations = groupwise_activations<PARTS>(memory, m, weight.columns);
   const Tiles tiles = groupwise_tiles(m);
+  const InputGrid grid{nullptr, nullptr, GroupwiseLayout(weight.layout, weight.columns).integer_zero()};
   const auto quantize = [&](int64_t part, int64_t parts) {
-    quantize_groupwise<PARTS>(x, weight.columns, m, weight.columns, {}, part, parts, memory);
+    quantize_groupwise<PARTS>(x, weight.columns, m, weight.columns, grid, part, parts, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     groupwise_part<PARTS>(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});

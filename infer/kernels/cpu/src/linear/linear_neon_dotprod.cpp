@@ -19,6 +19,7 @@ struct Vector {
   using Table = int8x16_t;
   static constexpr bool UNSIGNED = false, PANELS = true;
   static constexpr int QUAD_BYTES = 4, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 2, FLOAT_CHAINS = 2, PREFETCH = 1024;
+  static constexpr bool BYTE_SCALES = false;  // of groupwise weights: converted where they are used, for few rows
   static constexpr int DIRECT_ROWS = 4, DIRECT_TILE_ROWS = 4, DIRECT_BLOCKS = 2;
   static constexpr int direct_blocks(int rows) { return rows <= 2 ? DIRECT_BLOCKS : 1; }
 
@@ -134,6 +135,10 @@ struct Vector {
   static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
   // Dot product with weights in 0..127.
   static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // The same with weights in 0..15.
+  static constexpr bool SHORT_NIBBLES = false;
+  static Sums dot_nibbles(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  static Sums widen(Sums v) { return v; }
   // Shifts each byte to higher (SHIFT > 0) or lower bits.
   template <int SHIFT>
   static Quads shift_bits(Quads v) {
@@ -147,8 +152,9 @@ struct Vector {
   static Quads and_bits(Quads v, int bits) {
     return each<Quads>([&](int i) { return vandq_s8(v.lane[i], vdupq_n_s8(static_cast<int8_t>(bits))); });
   }
-  static Quads or_bits(Quads a, Quads b) {
-    return each<Quads>([&](int i) { return vorrq_s8(a.lane[i], b.lane[i]); });
+  // (a & bits) | b
+  static Quads join_bits(Quads a, int bits, Quads b) {
+    return each<Quads>([&](int i) { return vorrq_s8(vandq_s8(a.lane[i], vdupq_n_s8(static_cast<int8_t>(bits))), b.lane[i]); });
   }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {

@@ -21,6 +21,7 @@ struct Vector {
   };
   static constexpr bool UNSIGNED = false, PANELS = true;
   static constexpr int QUAD_BYTES = 4, TILE_ROWS = 2, TILE_BLOCKS = 1, STREAM_ROWS = 2, STREAM_TILE_ROWS = 2, DOT_CHAINS = 1, FLOAT_CHAINS = 1, PREFETCH = 256;
+  static constexpr bool BYTE_SCALES = false;  // of groupwise weights: converted where they are used, for few rows
   static constexpr int DIRECT_ROWS = 1, DIRECT_TILE_ROWS = 1, DIRECT_BLOCKS = 1;
   static constexpr int direct_blocks(int) { return DIRECT_BLOCKS; }
 
@@ -144,6 +145,10 @@ struct Vector {
   static Sums dot_from_memory(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
   // Dot product with weights in 0..127.
   static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  // The same with weights in 0..15.
+  static constexpr bool SHORT_NIBBLES = false;
+  static Sums dot_nibbles(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  static Sums widen(Sums v) { return v; }
   // Shifts each byte to higher (SHIFT > 0) or lower bits.
   template <int SHIFT>
   static Quads shift_bits(Quads v) {
@@ -157,8 +162,9 @@ struct Vector {
     for (int8_t& byte : v.byte) byte = static_cast<int8_t>(byte & bits);
     return v;
   }
-  static Quads or_bits(Quads a, Quads b) {
-    for (int i = 0; i < 64; ++i) a.byte[i] = static_cast<int8_t>(a.byte[i] | b.byte[i]);
+  // (a & bits) | b
+  static Quads join_bits(Quads a, int bits, Quads b) {
+    for (int i = 0; i < 64; ++i) a.byte[i] = static_cast<int8_t>((a.byte[i] & bits) | b.byte[i]);
     return a;
   }
   static Table load_table(const int8_t* p) {

@@ -15,10 +15,11 @@ namespace {
 constexpr int64_t SERIAL_PRODUCTS = 1 << 18, WEIGHT_PRODUCTS = 3;
 constexpr int64_t SERIAL_QUANTIZE = 1 << 14;  // elements
 
+constexpr int FEW_ROWS = 2;  // of activations: reading the weight is most of the work
+
 // Returns the prefetch distance, in bytes, of weights that are read from memory for HEIGHT rows.
 template <int HEIGHT>
 inline int64_t stream_distance() {
-  constexpr int FEW_ROWS = 2;
   return HEIGHT <= FEW_ROWS && hardware_follows_streams ? 0 : Vector::PREFETCH;
 }
 

@@ -31,6 +31,7 @@ struct Vector {
   static constexpr int QUAD_BYTES = 8;
 #endif
   static constexpr int TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 1, FLOAT_CHAINS = 2, PREFETCH = 1024;
+  static constexpr bool BYTE_SCALES = false;  // of groupwise weights: converted where they are used, for few rows
   static constexpr int DIRECT_ROWS = 4, DIRECT_TILE_ROWS = 4, DIRECT_BLOCKS = 1;
   static constexpr int direct_blocks(int) { return DIRECT_BLOCKS; }
 
@@ -136,6 +137,23 @@ struct Vector {
             _mm256_add_epi32(sum.b, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.b, x), one))};
 #endif
   }
+  // The same with weights in 0..15; sums of at most 8 products are widened before they are used. AVX2 keeps them in 16 bits:
+  // 8 * 2 * 15 * 127 < 32768.
+#if defined(INFER_AVX_VNNI)
+  static constexpr bool SHORT_NIBBLES = false;
+  static Sums dot_nibbles(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
+  static Sums widen(Sums v) { return v; }
+#else
+  static constexpr bool SHORT_NIBBLES = true;
+  static Sums dot_nibbles(Sums sum, Quads weights, const int8_t* quad) {
+    const __m256i x = broadcast_quad(quad);
+    return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(weights.a, x)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(weights.b, x))};
+  }
+  static Sums widen(Sums v) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(v.a, one), _mm256_madd_epi16(v.b, one)};
+  }
+#endif
   // Shifts each byte to higher (SHIFT > 0) or lower bits; bits of the adjacent byte may move in.
   template <int SHIFT>
   static Quads shift_bits(Quads v) {
@@ -147,7 +165,11 @@ struct Vector {
     const __m256i mask = _mm256_set1_epi8(static_cast<char>(bits));
     return {_mm256_and_si256(v.a, mask), _mm256_and_si256(v.b, mask)};
   }
-  static Quads or_bits(Quads x, Quads y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+  // (x & bits) | y
+  static Quads join_bits(Quads x, int bits, Quads y) {
+    const Quads kept = and_bits(x, bits);
+    return {_mm256_or_si256(kept.a, y.a), _mm256_or_si256(kept.b, y.b)};
+  }
   static Table load_table(const int8_t* p) {
     const Table table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return UNSIGNED ? _mm256_xor_si256(table, _mm256_set1_epi8(-128)) : table;

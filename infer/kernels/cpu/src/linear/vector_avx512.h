@@ -15,6 +15,7 @@ struct Vector {
   using Table = __m512i;
   static constexpr bool UNSIGNED = true, PANELS = false;
   static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, STREAM_ROWS = 16, STREAM_TILE_ROWS = 8, DOT_CHAINS = 8, FLOAT_CHAINS = 2, PREFETCH = 8192;
+  static constexpr bool BYTE_SCALES = true;  // of groupwise weights: converted where they are used, for few rows
   static constexpr int DIRECT_ROWS = 12, DIRECT_TILE_ROWS = 8, DIRECT_BLOCKS = 2;
   static constexpr int direct_blocks(int rows) { return rows > 6 ? DIRECT_BLOCKS : 1; }
 
@@ -74,13 +75,20 @@ struct Vector {
   }
   // Dot product with weights in 0..127, signed or unsigned alike.
   static Sums dot_nonnegative(Sums sum, Quads weights, const int8_t* quad) { return dot_from_memory(sum, weights, quad); }
+  // The same with weights in 0..15; sums of at most 8 products are widened before they are used.
+  static constexpr bool SHORT_NIBBLES = false;
+  static Sums dot_nibbles(Sums sum, Quads weights, const int8_t* quad) { return dot_from_memory(sum, weights, quad); }
+  static Sums widen(Sums v) { return v; }
   // Shifts each byte to higher (SHIFT > 0) or lower bits; bits of the adjacent byte may move in.
   template <int SHIFT>
   static Quads shift_bits(Quads v) {
     return SHIFT > 0 ? _mm512_slli_epi16(v, SHIFT > 0 ? SHIFT : 0) : SHIFT < 0 ? _mm512_srli_epi16(v, SHIFT < 0 ? -SHIFT : 0) : v;
   }
   static Quads and_bits(Quads v, int bits) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(bits))); }
-  static Quads or_bits(Quads a, Quads b) { return _mm512_or_si512(a, b); }
+  // (a & bits) | b
+  static Quads join_bits(Quads a, int bits, Quads b) {
+    return _mm512_ternarylogic_epi32(a, _mm512_set1_epi8(static_cast<char>(bits)), b, 0xea);
+  }
   static Table load_signed_table(const int8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
