@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from .. import plugins
@@ -49,18 +50,21 @@ def to_beat(known: KnownTrials, candidate: Candidate) -> ToBeat | None:
 
 
 def _gain_needed(known: KnownTrials, candidate: Candidate, limits: Seconds) -> dict[int, float]:
-    """Return the seconds that quantized layers must save over float on their backend to come near `limits`.
+    """Return the seconds that quantized layers must save over float on their backend to come near `limits`, and to be
+    noticed: the float form is no faster than the best trial.
 
     Only for runtimes of graphs: there what is between the layers is the same as in float, while the programs of fused
     native operators leave parts of it out.
     """
-    own, best = known.float_trial(candidate), known.best
+    own = known.float_trial(candidate)
     if own is None or not candidate.is_quantized or not plugins.get(BACKENDS, candidate.backend).PORTABLE:
         return {}
     times = known.typical(own)
-    # Nothing but the layers differs from the best trial where that is the float form of the same backend.
-    share = FASTER if best is not None and best.candidate == own.candidate else CLEARLY
-    return {size: times[size] - share * seconds for size, seconds in limits.items() if size in times}
+    return {
+        size: max(times[size] - CLEARLY * seconds, (1 - FASTER) * times[size])
+        for size, seconds in limits.items()
+        if size in times
+    }
 
 
 def _most_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> dict[int, float]:
@@ -76,9 +80,8 @@ def _most_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> d
     for size, limit in limits.items():
         allowed = [
             [
-                alone[size] + allowed_difference(CLEARLY * limit - times[size])
-                for times, alone in _timed_formats(known, name, candidate.threads)
-                if size in times and size in alone
+                min(alone[size] + allowed_difference(CLEARLY * limit - times[size]), most)
+                for times, alone, most in _timed_formats(known, candidate, name, size)
             ]
             for name in names
         ]
@@ -88,12 +91,28 @@ def _most_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> d
 
 
 def _timed_formats(
-    known: KnownTrials, backend: str, threads: int | None
-) -> Iterator[tuple[Seconds, Seconds]]:
-    """Yield the times of each format that was timed on a backend, and what its layers take alone."""
+    known: KnownTrials, candidate: Candidate, backend: str, size: int
+) -> Iterator[tuple[Seconds, Seconds, float]]:
+    """Yield the times of each format that was timed on a backend at a batch size, what its layers take alone, and what
+    those of the candidate may take beside it: no more where it is as small, and coarser than the best trial.
+    """
     for record in known.records.values():
-        if (record.candidate.backend, record.candidate.threads) == (backend, threads):
-            yield known.typical(record), known.layers_alone(record.candidate)
+        if (record.candidate.backend, record.candidate.threads) == (backend, candidate.threads):
+            times, alone = known.typical(record), known.layers_alone(record.candidate)
+            if record.candidate.is_quantized and size in times and size in alone:
+                yield times, alone, alone[size] if _as_small(known, record.candidate, candidate) else math.inf
+
+
+def _as_small(known: KnownTrials, other: Candidate, candidate: Candidate) -> bool:
+    """Return whether a format has no more bits than a candidate's, which has fewer than the best trial's: it can then
+    win by speed alone, not by size or fidelity.
+    """
+    best = known.best
+    sizes = {} if known.bounds is None else known.bounds.size
+    own, others = sizes.get(candidate.quant, 0), sizes.get(other.quant, 0)
+    if best is None or known.memory_counts or not own or not others or candidate.bits or other.bits:
+        return False
+    return own >= FASTER * others and sizes.get(best.candidate.quant, 0) > own
 
 
 def still_holds(known: KnownTrials, record: TrialRecord) -> bool:

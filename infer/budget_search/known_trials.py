@@ -131,13 +131,20 @@ class KnownTrials:
         return min(alone, self.cost(twin))
 
     def followers(self, candidate: Candidate) -> list[Candidate]:
-        """Return the format of a trial that became the best on the backends that call the same operators: they come
-        next, as what they reach bounds all others.
+        """Return the format of a trial on the backends that call the same operators: they come next, as what they
+        reach bounds all others. Only where the trial became the best, another format was timed there, or the layers
+        alone take less than the best trial.
         """
-        timed = candidate.is_quantized and self.budgets.aim in TIMED
-        if not timed or (best := self.best) is None or best.candidate != candidate:
+        best = self.best
+        if not candidate.is_quantized or best is None or self.budgets.aim not in TIMED:
             return []
-        return space.same_operators(candidate, self.plan, self.budgets)
+        found = space.same_operators(candidate, self.plan, self.budgets)
+        timed = {
+            r.candidate.backend for r in self.records.values() if r.candidate.is_quantized and r.measured
+        }
+        if best.candidate == candidate:
+            return found
+        return [one for one in found if one.backend in timed or self.expected_cost(one) < self.cost(best)]
 
     def per_row(self, seconds: Mapping[int, float]) -> float | None:
         """Return the seconds of a row that the objective looks at, of those by batch size; None of none."""

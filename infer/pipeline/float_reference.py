@@ -49,6 +49,7 @@ class FloatReferences:
             None  # backends whose float form is worth making; None: all asked for
         )
         self.to_beat: TimesToBeat | None = None  # of a search: see `trial_timing`
+        self.searches = False  # float forms are timed briefly: more than one trial is compared with them
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
 
@@ -58,6 +59,10 @@ class FloatReferences:
             return self.runner(plan)
         self._known = self._known or RememberedOutputs(self._called())
         return self._known
+
+    def share_outputs(self, other: FloatReferences) -> None:
+        """Take the cached outputs of the same original, prepared in another way."""
+        self._known = other._known
 
     def _called(self) -> Eager | UserModuleRunner:
         if self._rewritten and self._module is not None:

@@ -76,7 +76,7 @@ def time_trials(
         forms = _time_float_forms(runners, floats.seconds.setdefault(shape, {}), original, plan)
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
-            _time_trial(trial, forms, original, plan, step, floats.to_beat)
+            _time_trial(trial, forms, original, plan, step, floats)
     return findings
 
 
@@ -113,7 +113,7 @@ def _time_trial(
     original: Graph,
     plan: Plan,
     step: Callable[[str, str], None],
-    to_beat: TimesToBeat | None,
+    floats: FloatReferences,
 ) -> None:
     """Time a trial in pairs with the form that is fastest at each batch size.
 
@@ -124,12 +124,14 @@ def _time_trial(
     trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
-    if to_beat is not None:
-        if _lost_short_round(trial, rivals, original, plan, to_beat):
+    if floats.to_beat is not None:
+        if _lost_short_round(trial, rivals, original, plan, floats.to_beat):
             return
         trial.latency.clear()
-    seconds = PAIR_SECONDS if trial.changed or to_beat is None else UNCHANGED_SECONDS
-    _time_pairs(trial, rivals, original, plan, max_seconds=seconds, max_pairs=PAIRS)
+    if floats.searches and not trial.changed:
+        _time_pairs(trial, rivals, original, plan, min_pairs=SHORT_PAIRS, max_seconds=UNCHANGED_SECONDS)
+    else:
+        _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS, max_pairs=PAIRS)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:

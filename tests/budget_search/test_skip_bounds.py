@@ -14,6 +14,7 @@ from infer.budget_search.feasibility import limits_of
 from infer.budget_search.known_trials import KnownTrials
 from infer.budget_search.skip_bounds import why_skip
 from infer.budget_search.trial_process import trial_result
+from infer.budget_search.trial_process.messages import LowerBounds
 from infer.budgets import Budgets
 from infer.latency import FASTER, Paired, summarize
 from infer.plan import Plan
@@ -298,6 +299,11 @@ def test_what_follows_a_new_best_format_are_backends_with_its_operators() -> Non
     assert known.followers(Candidate(backend="eager")) == [], "of float others come first"
     known.add(trial("ort", seconds=0.001))
     assert known.followers(Candidate(backend="eager", quant="int8")) == [], "not the best"
+    known.add(trial("eager", "int4", 0.004, layer_seconds={1: 0.0009}))
+    assert known.followers(Candidate(backend="eager", quant="int4")), "its layers take less than the best"
+    known.add(trial("inductor", "int8", seconds=0.002))
+    following = known.followers(Candidate(backend="eager", quant="nf4"))
+    assert following == [Candidate(backend="inductor", quant="nf4")], "its layers bound it"
 
 
 def test_only_backends_with_the_same_operators_are_bound_by_layers_alone() -> None:
@@ -379,8 +385,9 @@ def test_layers_that_save_too_little_are_never_those_of_the_fastest(seed: int) -
         assert between + share * own > FASTER * min(best, in_float), "by less than a user notices"
 
 
-def test_beside_its_own_float_form_a_format_must_gain_what_users_notice() -> None:
-    known = graph_runtimes(best=0.0040, ort=0.0010)
+@pytest.mark.parametrize("best", [0.0040, 0.0009], ids=["its float form is the best", "another one is"])
+def test_a_format_must_gain_what_users_notice_over_its_float_form(best: float) -> None:
+    known = graph_runtimes(best=best, ort=0.0010)
     asked = to_beat(known, Candidate(backend="ort", quant="int4"))
     assert asked is not None
     assert asked.gain_needed == pytest.approx({1: 0.00003})
@@ -388,34 +395,46 @@ def test_beside_its_own_float_form_a_format_must_gain_what_users_notice() -> Non
     assert trial_result.gains_too_little({1: 0.00002}, asked) == ""
 
 
-def timed_formats(layers: float, **times: float) -> dict[int, float]:
-    """Return the limit of layers of `eager nf4` where int8 took these times, its layers alone `layers`."""
-    pair = {"ratios": {1: 1.0}, "rivals": {1: "torch eager"}, "rival_seconds": {"torch eager": {1: 0.01}}}
-    own = {"size": 100, "error": 0.01, **pair}
+def timed_formats(*, bits: dict[str, int] | None = None, **times: float) -> dict[int, float]:
+    """Return the limit of layers of `eager nf4` where int8 took these times, its layers alone 1 ms; with `bits` int4
+    was timed too, its layers alone 0.9 ms, on a par with int8 as a whole.
+    """
+
+    def timed(name: str, quant: str, seconds: float, layers: float) -> TrialRecord:
+        pair = {"ratios": {1: 100 * seconds}, "rivals": {1: "torch eager"}}
+        forms, layer_seconds = {"torch eager": {1: 0.01}}, {1: layers} if layers else {}
+        own = {"size": 100, "error": 0.2 if quant == "int4" else 0.01, "layer_seconds": layer_seconds}
+        return trial(name, quant, seconds, rival_seconds=forms, **own, **pair)
+
     known = knowledge(
-        trial("eager", seconds=0.01, **own),
-        *(
-            trial(
-                name,
-                "int8",
-                layer_seconds={1: layers},
-                **{**own, "ratios": {1: 100 * seconds}, "seconds": seconds},
-            )
-            for name, seconds in times.items()
-        ),
+        timed("eager", "none", 0.01, 0),
+        *(timed(name, "int8", seconds, 0.0010) for name, seconds in times.items()),
+        *(timed(name, "int4", seconds, 0.0009) for name, seconds in times.items() if bits),
         objective="latency",
     )
+    known.bounds = LowerBounds(size=bits or {})
     asked = to_beat(known, Candidate(backend="eager", quant="nf4"))
     assert asked is not None
     return asked.most_layers
 
 
+@pytest.mark.parametrize(
+    ("bits", "most"),
+    [
+        ({"int8": 8, "int4": 4, "nf4": 4}, 0.0009),
+        ({"int8": 8, "int4": 4, "nf4": 3}, 0.0015),
+        ({"int8": 4, "int4": 4, "nf4": 4}, 0.0015),
+    ],
+    ids=["no smaller", "smaller", "perhaps more faithful than the best"],
+)
+def test_layers_of_a_format_no_smaller_may_take_no_longer(bits: dict[str, int], most: float) -> None:
+    assert timed_formats(bits=bits, eager=0.0030, inductor=0.0012) == pytest.approx({1: most})
+
+
 def test_layers_may_take_what_brings_one_of_the_backends_near_the_best() -> None:
-    assert timed_formats(0.0010, eager=0.0030) == {}, (
-        "nothing is known of inductor, which calls the same operators"
-    )
+    assert timed_formats(eager=0.0030) == {}, "nothing is known of inductor, which calls the same operators"
     # inductor, the best, may take 1.25 times its time: half of what its layers take longer shows.
-    assert timed_formats(0.0010, eager=0.0030, inductor=0.0012) == pytest.approx({1: 0.0016})
+    assert timed_formats(eager=0.0030, inductor=0.0012) == pytest.approx({1: 0.0016})
 
 
 def test_a_trial_skipped_by_its_layers_is_judged_by_the_best_of_then() -> None:

@@ -117,6 +117,9 @@ class SourceCache:
         name = "-".join(map(str, key))
         shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
         floats = stages.float_forms(original, self._work / f"float-{name}")
+        floats.searches = True
+        for other in self._prepared:
+            floats.share_outputs(other.floats)
         room = int(FLOAT_SHARE * hardware.memory_available())
         layers = assign.SharedFloatLayers(room, self._work)
         self._prepared.append(PreparedSource(key, original, floats, layers, fresh.findings))
