@@ -6,17 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from .. import fidelity, latency
 from ..errors import GateError
 from ..fidelity.thresholds import coarser_cache
-from ..graph.program import Graph
 from ..plan import Plan
 from ..results import BackendResult
-from ..spec import Choice
+from ..spec import Choice, LayerChoice
+from .float_graph import Original
 from .trial import Trial
-from .try_backends import Trials
+from .try_backends import Compressed, Trials
 
 PAYS = 1.2  # times faster than the fastest float32 forms: from here on a coarser dtype is chosen
 
@@ -109,20 +107,19 @@ def _choice_reason(best: Trial, ranked: Sequence[Trial]) -> str:
 def enforce(
     plan: Plan,
     best: Trial,
-    original: Graph,
-    float_module: nn.Module | None,
-    small_module: nn.Module | None,
+    original: Original,
+    small: Compressed,
     stuck: str = "",
 ) -> None:
-    """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises; both say the way
-    out.
+    """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises, that of speed
+    how many left the format; both say the way out.
     """
     reason = best.unfaithful(plan)
     if reason:
         worst = ""
-        if float_module is not None and small_module is not None and plan.quant != "none":
-            rows = {name: value[:4] for name, value in original.samples.items()}
-            layers = fidelity.worst_layers(float_module, small_module, rows)
+        if original.loaded.module is not None and small.module is not None and plan.quant != "none":
+            rows = {name: value[:4] for name, value in original.graph.samples.items()}
+            layers = fidelity.worst_layers(original.loaded.module, small.module, rows)
             worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
         worst += f"; {stuck}" if stuck else ""
         milder = "Choose a milder --quant"
@@ -135,9 +132,15 @@ def enforce(
         )
     if best.slower and not plan.allow_slower:
         raise GateError(
-            f"refused, slower: {best.verdict}",
+            f"refused, slower: {best.verdict}{_left_format(plan, small.layers)}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
         )
+
+
+def _left_format(plan: Plan, layers: Sequence[LayerChoice]) -> str:
+    """Say how many layers the fidelity gate took out of the format asked for; "" where none."""
+    raised = sum(layer.by == "sensitivity" for layer in layers)
+    return f"; {raised} of {len(layers)} layers left {plan.quant} to be faithful enough" if raised else ""
 
 
 def _error(value: float | None) -> str:

@@ -37,7 +37,8 @@ from .llm_mode import refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .select import Selected, choose, enforce
-from .try_backends import try_backends
+from .trial import Trial
+from .try_backends import try_backends, try_others
 
 __all__ = [
     "LastModel",
@@ -81,7 +82,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         half = float32_only is None
         small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
         run, best = half_precision.chosen_dtype(run, selected, float32_only), selected.trial
-        enforce(run.plan, best, original.graph, original.loaded.module, small.module, stuck)
+        enforce(run.plan, best, original, small, stuck)
         ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
         return publish(run, original, small, selected, ceiling, folder, output, reporter)
@@ -164,6 +165,9 @@ def search(
             compress = partial(compress_model, original=original, assignment=assignment, reporter=attempt)
             half_precision.try_half(tried, compress)
         selected = choose(tried)
+        if backend != plan.backend and _loses(selected.trial, plan):
+            try_others(tried, timing)
+            selected = choose(tried)
         best = selected.trial
         stuck = assign.raise_formats(assignment, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:
@@ -173,6 +177,11 @@ def search(
         tried.close()
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
         shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)
+
+
+def _loses(trial: Trial, plan: Plan) -> bool:
+    """Return True for a faithful trial that the never-slower gate would refuse."""
+    return trial.slower and not plan.allow_slower and not trial.unfaithful(plan)
 
 
 def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:

@@ -77,6 +77,16 @@ def try_backends(
     return tried
 
 
+def try_others(tried: Trials, timing: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Try the backends that the first attempt ruled out: with raised layers another one can be the fastest."""
+    known = {trial.backend for trial in tried.trials} | {result.name for result in tried.refused}
+    for name in candidates(tried.plan, steps=tried.small.shape is not None):
+        if name not in known and name != "eager":
+            tried.run(name)
+    with timing():
+        tried.time()
+
+
 @dataclass
 class Trials:
     """The trials of one compressed model so far, and the backends that refused it."""

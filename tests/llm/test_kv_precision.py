@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from infer.llm.step.step_shape import StepShape
 from infer.pipeline.resolve_plan import Resolved, resolve, resolve_cache
 from infer.pipeline.select import enforce
 from infer.pipeline.trial import Trial
+from infer.pipeline.try_backends import Compressed
 from infer.plan import Plan
 from infer.results import Metric
 
@@ -54,7 +56,7 @@ def refusal(plan: Plan, shape: StepShape | None) -> GateError:
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape
     )
     with pytest.raises(GateError) as raised:
-        enforce(plan, trial, None, None, None)  # type: ignore[arg-type]
+        enforce(plan, trial, SimpleNamespace(loaded=SimpleNamespace(module=None)), Compressed(None, None))  # type: ignore[arg-type]
     return raised.value
 
 

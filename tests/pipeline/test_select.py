@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from infer.errors import GateError
 from infer.latency import Paired, in_turns, summarize, verdict
+from infer.pipeline import stages
 from infer.pipeline import try_backends as backends
 from infer.pipeline.float_reference import EAGER, FloatReferences
-from infer.pipeline.select import choose
+from infer.pipeline.select import choose, enforce
 from infer.pipeline.trial import Timing, Trial
 from infer.pipeline.try_backends import Compressed, Trials, try_backends
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.results import Metric
+from infer.spec import LayerChoice
 
 PLAN = Plan(source="x", backend="auto", quant="none", dtype="float32", device="cpu", batches=(1, 8))
 BATCHES = (1, 8)
@@ -170,3 +174,67 @@ def test_interleaved_calls_cancel_a_machine_that_slows_down() -> None:
     slow, fast = in_turns([call(1.2), call(1.0)], min_seconds=20, clock=lambda: now[0])
     assert slow.n == fast.n
     assert slow.p50 == pytest.approx(1.2 * fast.p50)
+
+
+def test_raised_layers_that_lose_on_the_chosen_backend_are_tried_on_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    far, near = [Metric("y", "relative_error", 0.9)], [Metric("y", "relative_error", 0.001)]
+    attempts = [
+        {"inductor": (trial("inductor", (0.5, 0.5)), far), "ort": (trial("ort", (0.8, 0.8)), far)},
+        {"inductor": (trial("inductor", (1.2, 1.2)), near), "ort": (trial("ort", (0.7, 0.7)), near)},
+    ]
+    order: list[str] = []
+
+    def run_trial(plan: Plan, *_: object) -> Trial:
+        order.append(plan.backend)
+        (tmp_path / "trials" / plan.backend).mkdir(parents=True)
+        return Trial(
+            plan.backend,
+            tmp_path / "trials" / plan.backend / "compiled",
+            attempts[0][plan.backend][1],
+            {},
+            1,
+            1,
+            changed=True,
+        )
+
+    def time_trials(plan: Plan, graph: object, trials: list[Trial], *_: object) -> list[Any]:
+        for one in trials:
+            timed = attempts[0][one.backend][0]
+            one.latency, one.forms = timed.latency, timed.forms
+        return []
+
+    def raise_formats(*_: object) -> None:
+        attempts.pop(0)
+
+    monkeypatch.setattr(backends, "run_trial", run_trial)
+    monkeypatch.setattr(backends, "time_trials", time_trials)
+    monkeypatch.setattr(backends, "candidates", lambda plan, steps: ["inductor", "ort"])
+    monkeypatch.setattr(backends.plugins, "why_not", lambda *_: None)
+    monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
+    graph: Any = SimpleNamespace(encoder=None, module=None)
+    monkeypatch.setattr(stages, "compress_model", lambda *_, **__: Compressed(graph, None))
+    monkeypatch.setattr(
+        stages.storage, "save", lambda graph, folder: (folder / "weights").mkdir(exist_ok=True)
+    )
+    monkeypatch.setattr(stages.assign, "raise_formats", raise_formats)
+    original: Any = SimpleNamespace(graph=graph)
+    found = stages.search(
+        PLAN.with_(quant="int8"), original, Any, tmp_path, Reporter(), FloatReferences(graph, tmp_path)
+    )
+    assert order == ["inductor", "ort", "inductor", "ort"]
+    assert found[1].trial.backend == "ort"
+
+
+def test_a_slower_form_is_refused_with_how_many_layers_left_the_format() -> None:
+    layers = (LayerChoice("a", "float", 32, by="sensitivity"), LayerChoice("b", "int8", 8))
+    original: Any = SimpleNamespace(loaded=SimpleNamespace(module=None))
+    graph: Any = None
+    slow = trial("inductor", (1.2, 1.2), changed=True)
+    plan = PLAN.with_(quant="int8")
+    with pytest.raises(GateError, match="1.2.x slower.*; 1 of 2 layers left int8 to be faithful enough"):
+        enforce(plan, slow, original, Compressed(graph, None, layers=layers))
+    with pytest.raises(GateError) as raised:
+        enforce(plan, slow, original, Compressed(graph, None, layers=layers[1:]))
+    assert "left int8" not in str(raised.value)
