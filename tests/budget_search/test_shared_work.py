@@ -167,6 +167,26 @@ def test_a_format_whose_layers_take_too_long_is_not_quantized(
 
 
 @pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(("int8", "gain"), [(1e-5, 3e-5), (9e-5, 0.0)])
+def test_a_layer_that_loses_may_gain_what_its_fallback_does(
+    plan: Plan, tmp_path: Path, int8: float, gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(self: LayerTimer, candidates: Any, weight: Any, format: str, x: Any) -> LayerTime:
+        seconds = {"int4": 8e-5, "int8": int8}[format]
+        return LayerTime(seconds, 4e-5, *[seconds / 4e-5] * 3)
+
+    monkeypatch.setattr(LayerTimer, "measured", measured)
+    session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
+    best = ToBeat(label="inductor int8", ratios={}, size=1, error=0.0, gain_needed={1: 1.0})
+    done = session.run(
+        TrialRequest(number=0, candidate=Candidate(backend="ort", quant="int4"), rivals=(), to_beat=best)
+    )
+    assert done.outcome == "skipped", done.reason
+    assert done.measured is not None
+    assert done.measured.layer_gain == {1: pytest.approx(gain)}
+
+
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("quant", ["nf4", "int8:weight"])
 @pytest.mark.parametrize(("gain", "outcome"), [(1.0, "skipped"), (0.0, "published")])
 def test_layers_that_would_become_float_bound_a_trial_too(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ... import compress
+from .. import Weight
 from .assignment import Assignment
 from .format_order import fallback_formats
 from .layer_calls import count_calls
@@ -22,7 +23,7 @@ from .slow_layers import WeightTimings
 class LayerSums:
     """Least seconds of all layers that were timed alone, by batch size, and the most that they gain over float.
 
-    `gain` is empty where it has no bound: not all layers were timed, or some would move to another format.
+    `gain` is empty where it has no bound: not all layers were timed.
     """
 
     seconds: dict[int, float] = field(default_factory=dict)
@@ -47,13 +48,26 @@ def layers_alone(assignment: Assignment, batches: Sequence[int]) -> LayerSums:
     timings = WeightTimings(assignment, assignment.timer, calls)
     bounded, sums = True, [LayerTime(0.0, 0.0, 1.0, 1.0, 1.0) for _ in batches]
     for weight in weights:
-        times = timings.times_alone(weight, plan.quant)
-        decoded = timings.decoded_if_slower(weight, plan.quant)
-        is_table = all(isinstance(site.layer, nn.Embedding) for site in weight.sites)
-        to_float = decoded or not set(fallback_formats(plan)) & set(assignment.candidates.accepted(weight))
-        bounded &= (bool(times) or is_table) and (to_float or not any(t.loses for t in times))
-        own = [LayerTime(min(t.seconds, t.float_seconds), t.float_seconds, 1.0, 1.0, 1.0) for t in times]
+        own = _least_times(timings, weight)
+        bounded &= bool(own) or all(isinstance(site.layer, nn.Embedding) for site in weight.sites)
         sums = [LayerTime.total([(1, a), (1, b)]) for a, b in zip(sums, own, strict=True)] if own else sums
     gain = {size: t.float_seconds - t.seconds for size, t in zip(batches, sums, strict=True)}
     seconds = {size: t.seconds for size, t in zip(batches, sums, strict=True) if t.seconds}
     return LayerSums(seconds, gain if bounded and seconds else {})
+
+
+def _least_times(timings: WeightTimings, weight: Weight) -> list[LayerTime]:
+    """Return the least that a weight's Linears may take by batch size, whatever `decide` does with one that loses: it
+    stays, becomes float, or takes a format to fall back to. Empty where it has none.
+    """
+    plan, accepted = timings.assignment.plan, timings.assignment.candidates.accepted(weight)
+    tried = [timings.times_alone(weight, plan.quant)]
+    if any(t.loses for t in tried[0]) and not timings.decoded_if_slower(weight, plan.quant):
+        others = [name for name in fallback_formats(plan) if name in accepted and name != plan.quant]
+        tried += [timings.times_alone(weight, name) for name in others]
+    return [
+        LayerTime(
+            min(*(t.seconds for t in column), column[0].float_seconds), column[0].float_seconds, 1.0, 1.0, 1.0
+        )
+        for column in zip(*tried, strict=True)
+    ]
