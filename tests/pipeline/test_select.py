@@ -176,7 +176,7 @@ def test_interleaved_calls_cancel_a_machine_that_slows_down() -> None:
     assert slow.p50 == pytest.approx(1.2 * fast.p50)
 
 
-def test_raised_layers_that_lose_on_the_chosen_backend_are_tried_on_the_others(
+def test_raised_layers_that_lose_are_tried_on_the_other_backends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     far, near = [Metric("y", "relative_error", 0.9)], [Metric("y", "relative_error", 0.001)]
