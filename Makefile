@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel wheel-aarch64 clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -47,6 +47,10 @@ models: $(STAMP)
 
 bench-quality: $(STAMP)
 	$(RUN) -m bench.quality.format_error
+
+# auto-round and GPTQModel run in an environment of their own: PEERS=/path/to/its/bin/python.
+bench-bits: $(STAMP)
+	$(RUN) -m bench.quality.quality_per_bit $(if $(PEERS),--peers $(PEERS))
 
 bench-mixed: $(STAMP)
 	$(RUN) -m bench.quality.mixed_precision

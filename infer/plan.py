@@ -76,7 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             "how real inputs are used to quantize: none, diagonal (weigh columns by their mean square), gptq (error "
-            "feedback: most faithful, slowest), auto (gptq where there are rows to spare)",
+            "feedback), guided (error feedback weighed by gradients of the outputs: most faithful, slowest), auto "
+            "(guided where there are rows to spare)",
             group=QUANT,
             parse=values.parse_calibration,
         ),

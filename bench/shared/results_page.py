@@ -62,6 +62,12 @@ SECTIONS = {
         "`make bench-tune`. Error against the float original on rows that neither train nor calibrate, after and "
         "before `--recover`.",
     ),
+    "quality-per-bit": (
+        "Quality per bit",
+        "`make bench-bits`. Loss against the float original on held-out rows, calibrated on the same rows, without "
+        "recovery. *All weights* counts the embedding, *blocks* the matrices of the blocks beside a float "
+        "embedding.\n\n![Loss against bits per weight of each contender](quality-per-bit.svg)",
+    ),
     "tune-memory": (
         "Memory of training",
         "`make bench-tune-memory`. One step of LoRA over a Llama shape with random weights. Peaks are those of a "

@@ -30,6 +30,11 @@ class Stats(Protocol):
     num_rows: int
 
     @property
+    def hessian_rows(self) -> float:
+        """Rows that the Hessian was made of; fewer than `num_rows` where they do not weigh the same."""
+        ...
+
+    @property
     def square_mean(self) -> Tensor:
         """Mean of x² per input column, float32 [in_features or in_channels]."""
         ...

@@ -59,7 +59,7 @@ def fit_calibrated(
     importance = stats.importance(weight.shape[1])
     if factors := stats.factors(weight.shape[1]):
         codes, scale, row_scale = fit_with_feedback(weight, table, importance, factors, group)
-        if stats.num_rows >= FEWEST_ROWS * weight.shape[1]:
+        if stats.hessian_rows >= FEWEST_ROWS * weight.shape[1]:
             codes, scale = refine(weight, table, factors, codes, scale, row_scale)
         return codes, scale, row_scale
     return fit(weight, table, importance, group)

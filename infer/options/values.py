@@ -14,8 +14,9 @@ COMPUTE_DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 # auto: generate where the model can, else score whole windows; generate: refuse a model that can't.
 TASKS = ("auto", "generate", "score")
-# none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback.
-CALIBRATIONS = ("auto", "none", "diagonal", "gptq")
+# none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback; guided: the
+# same with rows weighed by the gradients of the model's outputs.
+CALIBRATIONS = ("auto", "none", "diagonal", "gptq", "guided")
 RANK, MAX_RANK, MAX_SLOTS = 16, 256, 64  # of LoRA adapters
 
 

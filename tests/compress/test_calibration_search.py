@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from infer import compress, plugins
 from infer.compress.assign import Assignment, CalibrationSet
-from infer.compress.calibration import group_scales, input_statistics
+from infer.compress.calibration import group_scales, input_rows, input_statistics
 from infer.compress.calibration.gptq import factor, fit_with_feedback
 from infer.compress.calibration.input_statistics import calibrate, hessian_width
 from infer.compress.formats import cluster, fp4, int4
@@ -155,7 +155,7 @@ def test_hessians_beyond_memory_become_block_diagonal(monkeypatch) -> None:
 @pytest.mark.parametrize("padding", ["same", "valid", 1])
 def test_hessian_of_a_convolution_is_that_of_its_patches(padding: str | int) -> None:
     layer, x = nn.Conv2d(8, 16, 3, padding=padding, dilation=2), torch.randn(2, 8, 9, 9)
-    patches = input_statistics._patches(layer, x)
+    patches = input_rows.input_patches(layer, x)
     want = layer(x).permute(0, 2, 3, 1).reshape(-1, 16)
     got = patches @ layer.weight.detach().flatten(1).T + layer.bias
     torch.testing.assert_close(got, want)
@@ -215,7 +215,7 @@ def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | Non
 def test_calibration_is_automatic_when_calibration_rows_exist() -> None:
     stats, said = seen_by("auto")
     assert said is not None
-    assert said.value == "gptq"
+    assert said.value == "guided"
     assert " s" in said.why
     assert stats["0"].factors(64)
     stats, said = seen_by("diagonal")

@@ -19,7 +19,7 @@ from ...plan import Plan
 from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
-from . import sensitivity
+from . import calibration_method, sensitivity
 from .format_order import fallback_formats, larger_formats
 from .layer_timing import LayerTimer, TimeFunction
 from .lowered_layers import SharedFloatLayers
@@ -120,34 +120,20 @@ class Assignment:
         """Calibration statistics of every layer; None when no format needs them and no rows are available."""
         used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
         needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
-        way, why = self._calibration()
-        if not used or self.calibration_set.model is None or (way == "none" and not needed):
+        known = self.calibration_set
+        way, why = calibration_method.choose(self.plan, known.model is not None, bool(known.calibration))
+        if not used or known.model is None or (way == "none" and not needed):
             self.reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
             return None
-        batches = self.calibration_set.batches()
+        batches = known.batches()
         begin = time.perf_counter()
-        seen = compress.calibrate(self.calibration_set.model, batches, hessian=way == "gptq")
+        seen, way, why = calibration_method.collect(
+            self.plan, known.model, batches, known.outputs, known.task, way, why
+        )
         why = f"{why}; {time.perf_counter() - begin:.1f} s"
         self.reporter.found([Finding("calibrate", "method", way, why=why)])
-        self.reporter.found(compress.coverage(self.calibration_set.model, seen, batches))
+        self.reporter.found(compress.coverage(known.model, seen, batches))
         return seen
-
-    def _calibration(self) -> tuple[str, str]:
-        """Return the calibration method and the reason for it."""
-        if self.plan.calibrate != "auto":
-            if self.calibration_set.model is None and self.plan.calibrate != "none":
-                raise NotUsableError(
-                    "a model can be calibrated only when its weights are in memory",
-                    hint="Leave out --calibrate, or use --load meta",
-                )
-            return self.plan.calibrate, "asked for"
-        if self.calibration_set.model is None:
-            return "none", "the weights are not in memory"
-        if self.plan.data == "random":
-            return "none", "random inputs say nothing about what a layer sees"
-        if not self.calibration_set.calibration:
-            return "none", "there are no rows but those that judge"
-        return "gptq", "error feedback; --calibrate diagonal or none is faster and less faithful"
 
     def free(self) -> list[Weight]:
         """List the undecided weights."""

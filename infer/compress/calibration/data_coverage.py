@@ -23,7 +23,8 @@ def coverage(
     layers = {n for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)}
     missed = sorted(layers - stats.keys())
     why = f"of {len(layers)}" + (f"; not reached: {', '.join(missed[:5])}" if missed else "")
-    beyond = {name: saturation(seen) for name, seen in stats.items() if isinstance(seen, LayerStats)}
+    products = {n: seen for n, seen in stats.items() if isinstance(seen, LayerStats) and not seen.is_lookup}
+    beyond = {name: saturation(seen) for name, seen in products.items()}
     worst = max(beyond, key=lambda name: beyond[name], default="")
     mean = sum(beyond.values()) / max(len(beyond), 1)
     return [

@@ -30,6 +30,7 @@ class OneExpertStats:
     num_rows: int
 
     clip = property(lambda self: self.absmax)
+    hessian_rows = 0.0  # it has no Hessian
     result = None
 
     def importance(self, columns: int) -> Tensor | None:

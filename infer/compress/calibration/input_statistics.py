@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ... import library_errors
 from ...errors import SourceError, UsageError
 from ...load.model_patches.moe_layers import ExpertLinear
-from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, pair, product_input, rows_of
+from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, rows_of
 from .expert_statistics import record_experts
+from .input_rows import input_patches, input_rows
 from .layer_statistics import LayerStats
+from .output_gradients import add_guided_products
 
 # Room for the Hessians of all layers together, and the widest block of one: its factors are made in float64.
 HESSIAN_BYTES, WIDEST, NARROWEST = 1 << 30, 4096, 64
@@ -25,16 +26,25 @@ NONFINITE = "The inputs of --data are not finite, or the model overflows on them
 
 @torch.no_grad()
 def calibrate(
-    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, hessian: bool = False
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    hessian: bool = False,
+    outputs: Sequence[str] | None = None,
+    task: str = "",
 ) -> dict[str, LayerStats]:
     """Run `model` on each batch (by keyword) and return the statistics of every layer with a product, by name.
 
-    `hessian` adds what error feedback needs. Tokens that an input `attention_mask` hides don't count. A layer that no
-    input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's input isn't finite.
+    `hessian` adds what error feedback needs; with the names of the model's `outputs`, weighed by the gradients of what
+    they mean in `task`, of embeddings too (`output_gradients`). Tokens that an input `attention_mask` hides don't
+    count. A layer that no input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's
+    input isn't finite, `NotUsableError` where `outputs` have no gradients.
     """
+    batches = list(batches)
     stats: dict[str, LayerStats] = {}
     layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)]
-    width = hessian_width([m for _, m in layers]) if hessian else 0
+    widest = hessian_width([m for _, m in layers]) if hessian else 0
+    width = widest if outputs is None else 0
     mask: list[Tensor | None] = [None]
     handles = [
         m.register_forward_pre_hook(partial(_record_input, stats, name, width, mask)) for name, m in layers
@@ -57,6 +67,8 @@ def calibrate(
     if not count:
         raise UsageError("there are no inputs to calibrate with", hint="Give them with --data")
     _find_readers(stats, {n: rows_of(m) for n, m in layers if is_product(m)})
+    if widest and outputs is not None:
+        add_guided_products(model, batches, stats, widest, outputs, task)
     return stats
 
 
@@ -97,7 +109,7 @@ def _record_input(
     if isinstance(layer, ExpertLinear):
         record_experts(stats, name, mask[0], layer, args)
         return
-    rows = _rows(layer, args[0], mask[0]).detach().float().cpu()
+    rows = input_rows(layer, args[0], mask[0]).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
         raise SourceError(
             f"expected finite values in calibration, got NaN or infinity at the input of {name!r}",
@@ -111,13 +123,13 @@ def _record_input(
     if width and is_product(layer):
         stats[name].add_products(rows, width)
     elif width and isinstance(layer, CONVOLUTIONS) and layer.groups == 1:
-        stats[name].add_products(_patches(layer, args[0].detach().float().cpu()), width)
+        stats[name].add_products(input_patches(layer, args[0].detach().float().cpu()), width)
 
 
 def _record_output(
     stats: dict[str, LayerStats], name: str, layer: nn.Module, args: tuple[Any, ...], result: Tensor
 ) -> None:
-    rows = _rows(layer, result, None).detach().float().cpu()
+    rows = input_rows(layer, result, None).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
         raise SourceError(
             f"expected finite values in calibration, got NaN or infinity at the output of {name!r}",
@@ -126,28 +138,3 @@ def _record_output(
     found = stats[name]
     found.result = found.result or LayerStats.empty(rows.shape[1])
     found.result.add(rows)
-
-
-def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Reshape an input to one column per input feature, or per input channel of a convolution."""
-    if isinstance(layer, CONVOLUTIONS):
-        channels = -2 if isinstance(layer, nn.Conv1d) else -3
-        return x.movedim(channels, -1).reshape(-1, x.shape[channels])
-    x = product_input(layer, x)
-    rows = x.reshape(-1, x.shape[-1])
-    if mask is None or x.shape[:-1].numel() != mask.numel() or x.shape[0] not in (len(mask), mask.numel()):
-        return rows
-    return rows[mask.reshape(-1).bool()]
-
-
-def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Unfold the input of a convolution to the rows of its product: [outputs, I * kh * kw]."""
-    if isinstance(layer, nn.Conv1d):
-        x = x.unsqueeze(-2)
-    batch = x if x.dim() == 4 else x[None]
-    if isinstance(layer.padding, str):
-        batch = F.pad(batch, layer._reversed_padding_repeated_twice)
-    padding = (0, 0) if isinstance(layer.padding, str) else pair(layer.padding, 0)
-    size, dilation, stride = pair(layer.kernel_size, 1), pair(layer.dilation, 1), pair(layer.stride, 1)
-    columns = F.unfold(batch, size, dilation, padding, stride)
-    return columns.transpose(1, 2).reshape(-1, columns.shape[1])

@@ -42,6 +42,9 @@ class LayerStats:
     readers: list[Tensor] = field(default_factory=list)
     shared: Balance | None | Literal["unknown"] = "unknown"
     result: LayerStats | None = None  # of what a convolution gives, which may be added to in int8
+    is_lookup: bool = False  # of an embedding: gradients of its rows, nothing of activations
+    # Sum of the weights of the Hessian's rows, and of their squares; none where all weigh the same.
+    weight_sums: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def empty(cls, columns: int) -> LayerStats:
@@ -49,9 +52,22 @@ class LayerStats:
         square, histogram = (torch.zeros(count, dtype=torch.float64) for count in (columns, BINS))
         return cls(torch.zeros(()), square, 0, histogram, 0.0)
 
+    @classmethod
+    def of_lookup(cls, columns: int) -> LayerStats:
+        """Return the statistics of an embedding of `columns` columns without gradients."""
+        made = cls.empty(columns)
+        made.is_lookup = True
+        return made
+
     @property
     def square_mean(self) -> Tensor:
         return (self.square_sum / max(self.num_rows, 1)).float()
+
+    @property
+    def hessian_rows(self) -> float:
+        """Rows of equal weight whose Hessian has as much noise as this one: (sum of weights)² / sum of squares."""
+        total, squares = self.weight_sums
+        return total * total / squares if squares else self.num_rows
 
     def importance(self, columns: int) -> Tensor | None:
         """Return the importance float32 [columns] of a weight of so many; None for grouped convolutions."""
@@ -119,8 +135,26 @@ class LayerStats:
             self.readers = []
         return self.shared
 
-    def add_products(self, rows: Tensor, width: int) -> None:
-        """Add the products of rows float32 [count, K], in diagonal blocks of `width` columns."""
+    def add_gradients(self, rows: Tensor, width: int) -> None:
+        """Add the gradients float32 [count, columns] of an embedding's rows."""
+        self.square_sum += rows.square().sum(0, dtype=torch.float64)
+        self.num_rows += len(rows)
+        self._count_weights(rows.square().sum(1))
+        self._add_products(rows, width)
+
+    def add_products(self, rows: Tensor, width: int, weights: Tensor | None = None) -> None:
+        """Add the products of rows float32 [count, K], in diagonal blocks of `width` columns; `weights` [count]."""
+        if weights is not None:
+            self._count_weights(weights)
+            rows = rows * weights.sqrt()[:, None]
+        self._add_products(rows, width)
+
+    def _count_weights(self, weights: Tensor) -> None:
+        total, squares = self.weight_sums
+        each = weights.double()
+        self.weight_sums = total + float(each.sum()), squares + float(each.square().sum())
+
+    def _add_products(self, rows: Tensor, width: int) -> None:
         parts = rows.split(width, 1)
         if not self.hessians:
             self.hessians = [torch.zeros((p.shape[1], p.shape[1])) for p in parts]

@@ -119,6 +119,8 @@ def pack(origin: RowSource, weight: Weight, format: Format, stats: Mapping[str, 
         own = seen
         if isinstance(seen, ExpertStats):
             own = None if needs_stats(format.plan) else seen.of(start // (origin.rows_of_expert or 1))
+        elif getattr(seen, "is_lookup", False) and needs_stats(format.plan):
+            own = None  # an embedding has no activations to find steps for
         part = format.quantizer.quantize(block, own, format.plan)
         error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
         size += _squares(block)
