@@ -162,13 +162,13 @@ class KnownTrials:
 
     def layers_alone(self, candidate: Candidate) -> Mapping[int, float]:
         """Return what the layers of a candidate's format, or of float, take alone, by batch size, as trials on the
-        backend found whose operators they call.
+        backend found whose operators they call; of float in another dtype the least that they could.
         """
         twin = eager_twin(candidate, space.layers_as(candidate.backend))
         if candidate.is_quantized:
             measured = self.records[twin].measured if twin in self.records else None
             return {} if measured is None else measured.layer_seconds
-        place = twin.backend, twin.threads
+        place, most = (twin.backend, twin.threads), 1.0 if candidate.is_float else space.dtype_gain()
         for record in self.records.values():
             found = record.measured
             if (
@@ -176,7 +176,9 @@ class KnownTrials:
                 and found.layer_gain
                 and (record.candidate.backend, record.candidate.threads) == place
             ):
-                return {size: found.layer_seconds[size] + gain for size, gain in found.layer_gain.items()}
+                return {
+                    size: (found.layer_seconds[size] + gain) / most for size, gain in found.layer_gain.items()
+                }
         return {}
 
     def same_layers(self, candidate: Candidate) -> Iterator[SameLayers]:
@@ -184,7 +186,7 @@ class KnownTrials:
         where the layers of both were timed alone, at the batch sizes that the objective looks at.
         """
         named = space.layers_as(candidate.backend) != candidate.backend
-        if not named or self.budgets.aim not in TIMED or not (candidate.is_quantized or candidate.is_float):
+        if not named or self.budgets.aim not in TIMED or candidate.options:
             return
         own = self.layers_alone(candidate)
         for record in self.records.values():

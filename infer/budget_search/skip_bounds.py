@@ -181,7 +181,7 @@ def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
     than the best trial at the same speed.
     """
     best, own = known.best, _twin_measured(known, candidate)
-    if best is None or own is None or known.memory_counts or candidate.is_float:
+    if best is None or own is None or known.memory_counts or not candidate.is_quantized:
         return ""
     error = (best.measured or Measured()).error
     for other in known.same_layers(candidate):

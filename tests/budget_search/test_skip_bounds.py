@@ -264,6 +264,23 @@ def test_compiled_float_is_bound_by_a_timed_format_and_float_layers(
     assert why == (f"inductor int8 takes 1.20 ms, {said}" if skipped else "")
 
 
+@pytest.mark.parametrize(
+    ("isa", "gain", "skipped"), [("avx2", 0.004, True), ("avx2", 0.001, False), ("amx_int8", 0.004, False)]
+)
+def test_another_dtype_is_bound_by_float_layers_where_float_was_skipped(
+    isa: str, gain: float, skipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "isa", lambda: (isa,))
+    known = knowledge(
+        trial("eager", seconds=0.008),
+        trial("eager", "int8", 0.002, layer_seconds={1: 0.001}, layer_gain={1: gain}),
+        trial("inductor", "int8", 0.0012),
+        objective="latency",
+    )
+    why = why_skip(known, Candidate(backend="inductor", dtype="bfloat16"))
+    assert why.endswith("of this format 2.50 ms: slower than inductor int8") is skipped
+
+
 def equal_layers(
     nf4: float = 0.0010, *, size: int = 100, error: float = 0.2, int4: float = 0.0011, **budgets: Any
 ) -> str:
