@@ -17,6 +17,7 @@ from ...graph.program import flatten
 from ..objective import TensorRows
 from ..settings import TrainSettings
 from .recovery_objective import RecoveryObjective
+from .table_decoding import RAMP
 
 RATE, BATCH, MEASURES = 1e-3, 8, 6
 CODE_BATCH = 16  # rows: decoding and updating every weight costs as much as several rows of a small model
@@ -26,7 +27,6 @@ CODE_RATE = (
 CODE_RATES = (7e-4, 4e-3)  # the lowest and the highest
 FEWEST_CODE_STEPS = 60  # fewer disturb more codes than they mend
 FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
-WIDTH = 0.2  # of the ramp between two codes at the begin, in codes
 CODE_BYTES = 33  # of a trained code: position, gradient, two moments, its best step, weight, temporaries
 BACKWARD = 2.5  # time of a step by that of both models' forward passes
 PROBE = 4  # rows whose forward passes are timed
@@ -65,7 +65,7 @@ def ramp_width(share: float) -> float:
     On a ramp a value changes as far as its position moves. Without ramps, positions near a threshold would cross it
     back and forth, a whole code each time.
     """
-    return WIDTH * (1 - share)
+    return RAMP * (1 - share)
 
 
 def frozen_share(share: float) -> float:

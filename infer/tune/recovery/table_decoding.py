@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from ...kernels.ops.bitpack import TABLE_ROWS
 
 POSITION_UNIT = 5.0  # of codes
+RAMP = 0.2  # width of the ramp between two codes at the begin of a run, in codes
 PIECE = 1 << 16  # values decoded at a time
 
 

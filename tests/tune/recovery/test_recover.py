@@ -91,12 +91,12 @@ def test_recovery_brings_the_packed_model_nearer_to_its_original(quant: str, tmp
     assert said["training rows"] == 56
 
 
-def test_recovery_of_codes_takes_two_thirds_of_the_divergence(tmp_path: Path) -> None:
+def test_recovery_of_codes_takes_three_quarters_of_the_divergence(tmp_path: Path) -> None:
     teacher, student = pair("cluster:2", spread=0.25)
     before, codes = divergence(student, teacher), packed(student)
     budget = RecoveryBudget(terms=150 * 16 * 12)
     found = recover(student, teacher, rows(2048), ["logits"], "text-generation", budget, tmp_path)
-    assert divergence(student, teacher) < 0.35 * before, "without codes it is 0.49"
+    assert divergence(student, teacher) < 0.25 * before, "without codes it is 0.49, without ramps 0.28"
     assert not torch.equal(packed(student)["up.packed.codes"], codes["up.packed.codes"])
     said = next(finding for finding in found if finding.what == "codes trained")
     assert (said.value, said.why) == (96 * WIDTH + 4 * WIDTH * WIDTH, "")
