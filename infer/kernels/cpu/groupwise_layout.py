@@ -135,9 +135,11 @@ def pack_groupwise(
     if kind in (_INT6, _INT4) and minimum is not None:
         parts.append(_packed_scales(scale, minimum, kind))
     else:
-        parts.append(_by_blocks(scale.to(_TYPES[kind])))
+        numbers = [scale.to(_TYPES[kind])]
         if minimum is not None:
-            parts.append(_by_blocks(minimum if layout >> _STEPS & 1 else minimum.to(_TYPES[kind])))
+            numbers.append(minimum if layout >> _STEPS & 1 else minimum.to(_TYPES[kind]))
+        sided = [_by_blocks(part).reshape(cpu.blocks(rows), scale.shape[1], -1) for part in numbers]
+        parts.append(torch.cat(sided, 2).flatten(1))
     record = torch.cat(parts, 1)
     record = F.pad(record, (0, -record.shape[1] % _LINE))
     return packed.reshape(cpu.blocks(rows), columns // GROUP, -1), record, entries

@@ -71,10 +71,13 @@ template <int PARTS>
 inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, ByteScales& to) {
   to.factors = scale_factors(record, layout, first);
   if (layout.type == ScaleType::INT8) {
-    constexpr int64_t BYTES = PARTS * 16;
-    for (int64_t i = 0; i < count; ++i) std::memcpy(to.scales + i * BYTES, record + layout.scale + (first + i) * BYTES, BYTES);
-    for (int64_t i = 0; layout.has_minimum && i < count; ++i)
-      std::memcpy(to.minima + i * BYTES, record + layout.minimum + (first + i) * BYTES, BYTES);
+    const uint8_t* at = record + layout.scale + first * PARTS * layout.stride;
+    if (!layout.has_minimum) {
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to.scales + i * PARTS * 16, at + i * PARTS * 16, PARTS * 16);
+      return;
+    }
+    for (int64_t i = 0; i < count * PARTS; ++i, at += layout.stride)
+      std::memcpy(to.scales + i * 16, at, 16), std::memcpy(to.minima + i * 16, at + 16, 16);
     return;
   }
   const uint8_t* at = record + layout.scale + first / GROUPWISE_STEP * (PARTS == 2 ? 192 : 256);
@@ -94,30 +97,29 @@ inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, 
   }
 }
 
-// Decodes `count` parts; `scales` and `minima` point to the numbers of group `first`.
+// Decodes `count` parts; `scales` and `minima` point to the numbers of group `first`, `stride` bytes apart.
 template <int PARTS, ScaleType TYPE>
-inline void decode_numbers(const uint8_t* scales, const uint8_t* minima, const GroupwiseLayout& layout, const ScaleFactors& factors,
+inline void decode_numbers(const uint8_t* scales, const uint8_t* minima, int64_t stride, const GroupwiseLayout& layout, const ScaleFactors& factors,
                            int64_t first, int64_t count, FloatScales& to) {
-  constexpr int64_t BYTES = TYPE == ScaleType::FLOAT32 ? 64 : TYPE == ScaleType::INT8 || TYPE == ScaleType::FLOAT8 ? 16 : 32;
   // Several parts have a number each; a group of more than 64 columns has one number for `shared` groups of 64.
   const int64_t shared = PARTS > 1 ? 1 : layout.group / GROUP;
   int64_t number = 0, left = shared == 1 ? 1 : shared - first % shared;
   for (int64_t i = 0; i < count; ++i) {
-    const Vector::Floats step = load_numbers<TYPE>(scales + number * BYTES);
+    const Vector::Floats step = load_numbers<TYPE>(scales + number * stride);
     Vector::store(to.scales[i], Vector::mul(step, factors.scale));
     if (layout.has_minimum && TYPE != ScaleType::INT8 && layout.minimum_steps)
-      Vector::store(to.minima[i], Vector::mul(load_numbers<ScaleType::INT8>(minima + number * 16), step));
+      Vector::store(to.minima[i], Vector::mul(load_numbers<ScaleType::INT8>(minima + number * stride), step));
     else if (layout.has_minimum)
-      Vector::store(to.minima[i], Vector::mul(load_numbers<TYPE>(minima + number * BYTES), factors.minimum));
+      Vector::store(to.minima[i], Vector::mul(load_numbers<TYPE>(minima + number * stride), factors.minimum));
     if (--left == 0) ++number, left = shared;
   }
 }
 
 template <int PARTS, ScaleType TYPE>
 inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, FloatScales& to) {
-  const int64_t number = PARTS > 1 ? first * PARTS : first / (layout.group / GROUP), each = 16 * layout.number_bytes();
-  const int64_t minimum_each = layout.minimum_steps ? 16 : each;
-  decode_numbers<PARTS, TYPE>(record + layout.scale + number * each, record + layout.minimum + number * minimum_each, layout,
+  const int64_t number = PARTS > 1 ? first * PARTS : first / (layout.group / GROUP);
+  const uint8_t* const at = record + layout.scale + number * layout.stride;
+  decode_numbers<PARTS, TYPE>(at, at + 16 * layout.number_bytes(), layout.stride, layout,
                               scale_factors(record, layout, first), first, count * PARTS, to);
 }
 
@@ -128,7 +130,7 @@ inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, 
     if (layout.integers()) {
       ByteScales bytes;
       decode_scales<PARTS>(record, layout, first, count, bytes);
-      return decode_numbers<PARTS, ScaleType::INT8>(bytes.scales, bytes.minima, layout, bytes.factors, first, count * PARTS, to);
+      return decode_numbers<PARTS, ScaleType::INT8>(bytes.scales, bytes.minima, 16, layout, bytes.factors, first, count * PARTS, to);
     }
   switch (layout.type) {
     case ScaleType::INT8: return decode_scales_of<PARTS, ScaleType::INT8>(record, layout, first, count, to);

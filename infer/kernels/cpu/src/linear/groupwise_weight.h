@@ -6,7 +6,8 @@
 // table int8 [NB, 16], of 4-bit indices; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          factor from table entries to weights
 //   super [C, 16]       where scales are integers: super-scales, one for each 256 columns; then those of the minima
-//   number [S, 16]      scales of groups of columns, S = columns / group; then the minima, where `layout` has them
+//   number [S, 16]      scales of groups of columns, S = columns / group, each with its minimum [16] after it where `layout` has
+//                       them: one stream, as two that start anew in each record leave the CPU's prefetchers behind
 // Integer scales and minima of 4 and 6 bits are stored together. For 256 columns: [256] bytes of 16 groups of 16 columns, the
 // scale in the low nibble, the minimum in the high one; or [3, 64] of 8 groups of 32, like 6-bit codes, minima as high columns.
 // `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
@@ -37,7 +38,7 @@ struct GroupwiseLayout {
   bool has_minimum, minimum_steps, float16_supers, lookup;  // lookup: codes are indices into a table
   ScaleType type;
   int64_t code_bits, zero;
-  int64_t super_scale, super_minimum, scale, minimum, record_bytes;
+  int64_t super_scale, super_minimum, scale, stride, record_bytes;  // stride: bytes from a number to the next
 
   GroupwiseLayout(int64_t layout, int64_t columns)
       : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
@@ -48,9 +49,8 @@ struct GroupwiseLayout {
     super_scale = 64;
     super_minimum = super_scale + supers;
     scale = super_scale + supers * kinds;
-    minimum = scale + numbers * number_bytes();
-    const int64_t minima = !has_minimum ? 0 : numbers * (minimum_steps ? 1 : number_bytes());
-    const int64_t end = type == ScaleType::INT6 ? scale + numbers * 3 / 2 : type == ScaleType::INT4 ? scale + numbers : minimum + minima;
+    stride = 16 * (number_bytes() + (!has_minimum ? 0 : minimum_steps ? 1 : number_bytes()));
+    const int64_t each = type == ScaleType::INT6 ? 24 : type == ScaleType::INT4 ? 16 : stride, end = scale + numbers / 16 * each;
     record_bytes = (end + 63) / 64 * 64;
   }
 
