@@ -199,8 +199,11 @@ def main() -> int:
         ):  # fmt: skip
             rows[row.key] = row
             write(list(rows.values()), head)
-    if not given.render:
-        results_page.write()
+    if given.render and rows:
+        stored = json.loads(result_path(NAME).read_text())
+        head = {name: value for name, value in stored.items() if name != "rows"}
+        write(list(rows.values()), head)
+    results_page.write()
     print(markdown(list(rows.values()), head))
     return 0 if all(bar.is_met for bar in bars(list(rows.values()))) else 1
 

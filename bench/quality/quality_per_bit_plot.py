@@ -14,7 +14,8 @@ from bench.quality.quality_per_bit_rows import METRICS, OURS, SCOPE_TEXTS, Quali
 WIDTH, HEIGHT = 470, 360  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 46, 44
 HEADER, MARGIN = 64, 8
-LOW, HIGH = 2.0, 7.0  # bits
+LEAST = 800  # width of the heading with its legend
+LOW, HIGH = 2.0, 8.0  # bits
 RADIUS = 4.0
 UNIFORM = "infer, one format"
 # Class of the style sheet, and shape of the marker.
@@ -76,7 +77,7 @@ def plot(rows: Sequence[QualityRow]) -> str:
     placed = shown(rows)
     models = list(dict.fromkeys(row.model for row in placed))
     scopes = [scope for scope in SCOPE_TEXTS if any(row.scope == scope for row in placed)]
-    width, height = WIDTH * max(len(scopes), 1) + MARGIN, HEADER + HEIGHT * max(len(models), 1) + MARGIN
+    width, height = max(WIDTH * len(scopes) + MARGIN, LEAST), HEADER + HEIGHT * max(len(models), 1) + MARGIN
     body = [f'<text x="16" y="26" class="head">{TITLE}</text>', *_legend(placed)]
     for down, model in enumerate(models):
         for across, scope in enumerate(scopes):
