@@ -24,13 +24,12 @@ from torch.autograd.function import once_differentiable
 
 from ...compress.calibration.group_scales import midpoints, table_values
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, pack, unpack
-from .table_decoding import POSITION_UNIT, RAMP, DecodeTable, codes_at
+from .table_decoding import POSITION_UNIT, DecodeTable, codes_at
 
 PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 LEVEL_UNIT = float(LEVELS)  # of a level per unit of its parameter: the rate is a share of the largest
 INSIDE = 1e-3  # how far inside its code a position begins, in codes
 RANKS = 256
-MOVED = 0.05  # share of codes off the original's nearest that only error feedback gives
 
 
 class TableWeight(nn.Module):
@@ -129,8 +128,7 @@ def positions(codes: Tensor, table: Tensor, steps: Tensor, original: Tensor) -> 
     """Return positions [N, K] that round to `codes`: where the original lies in its code's cell, mirrored into it.
 
     Error feedback moves a code away from the original's nearest; clamped to the threshold, all such positions would
-    cross it with the first step. What it gained is lost with codes that change at random, so positions of such a weight
-    begin off the ramps; those of a weight of nearest codes cross a threshold where that costs least.
+    cross it with the first step.
     """
     grouped = original.float().reshape(*steps.shape, -1)
     wanted = (grouped / torch.where(steps != 0, steps, 1)[..., None]).reshape(codes.shape)
@@ -138,11 +136,9 @@ def positions(codes: Tensor, table: Tensor, steps: Tensor, original: Tensor) -> 
     low = table_values(index, torch.cat([2 * table[:, :1] - bounds[:, :1], bounds], 1))
     width = table_values(index, torch.cat([bounds, 2 * table[:, -1:] - bounds[:, -1:]], 1)) - low
     share = (wanted - low) / torch.where(width > 0, width, 1)
-    moved = ((share < 0) | (share > 1)).float().mean()
     share = torch.where(share < 0, (-share).clamp_max(0.5), share)
     share = torch.where(share > 1, (2 - share).clamp_min(0.5), share)
-    place = (share - 0.5).clamp(INSIDE - 0.5, 0.5 - INSIDE)
-    return codes.float() + (place * (1 - RAMP) if moved > MOVED else place)
+    return codes.float() - 0.5 + share.clamp(INSIDE, 1 - INSIDE)
 
 
 def _of_rows(per_table: Tensor, rows: int) -> Tensor:
