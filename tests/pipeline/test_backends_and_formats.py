@@ -92,10 +92,11 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     reason = trial.unfaithful(plan)
     image = original.graph.samples["image"]
     whole = trial.runner.run({"image": image})["logits"]
+    # A convolution's last bit depends on the batch size; behind it an int8 activation may round the other way.
+    close = 1e-4 if quant == "none" or quant.endswith(":weight") else 1e-3
     for rows in (1, 3, 63):  # whatever it was compiled with
         part = trial.runner.run({"image": image[:rows].contiguous()})["logits"]
-        # A convolution's last bit depends on the batch size; behind it an int8 activation may round the other way.
-        torch.testing.assert_close(part, whole[:rows], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(part, whole[:rows], rtol=close, atol=close)
     trial.close()
     if quant in MEETS_NO_PROMISE and reason:
         assert "allowed for" in reason
