@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from bench.models import checks, table
+from bench.models import checks, gguf_speed, table
 from bench.models.checks import BROKEN, NONE, REFUSED, WORKS, Cell
 from bench.models.decoders import ENTRIES
 from infer.errors import NotUsableError
@@ -103,3 +106,19 @@ def test_random_weights_add_little_behind_norms() -> None:
     with torch.no_grad():
         before, after = model(ids, output_hidden_states=True).hidden_states[:2]
     assert float((after - before).norm() / before.norm()) < 0.4
+
+
+def test_block_types_have_the_newest_factor_of_each_work_beside_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, date: str, *bars: tuple[str, str, float | None]) -> None:
+        rows = [{"work": work, "rival": rival, "need": 1.2, "got": got} for work, rival, got in bars]
+        text = json.dumps({"date": date, "machine": {"cpu": "CPU"}, "versions": {}, "bars": rows})
+        (tmp_path / f"{name}-{date}-cpu.json").write_text(text)
+
+    decode, prefill = "same q4_K_M file, decode 1B 128", "same q4_K_M file, prefill 1B 512"
+    write("lm", "2026-01-02", (decode, "llama.cpp q4_K_M", 1.5), (decode, "reading memory", 0.9))
+    write("lm", "2026-01-01", (decode, "llama.cpp q4_K_M", 9.0), (prefill, "llama.cpp q4_K_M", 2.0))
+    write("lm", "2026-01-03", (decode, "llama.cpp q4_K_M", None), ("decode 1B 128", "llama.cpp, best", 1.1))
+    monkeypatch.setattr(gguf_speed, "RESULTS", tmp_path)
+    assert gguf_speed.speeds() == {"Q4_K": "1B: decode 1.50 ×, prefill 2.00 × (2026-01-02, CPU)"}

@@ -3,7 +3,8 @@
 Columns: the codes are carried over (or the weight is converted, with its relative error); bits of a weight in memory,
 behind those of the file; decoded weights are bit-equal to those of the format's own package or formula; `infer export`
 writes the codes of such a source to GGUF and to compressed-tensors (of float weights it writes Q8_0, Q4_0, Q4_1, int4
-and int8, with the bytes of the package).
+and int8, with the bytes of the package); speed over that of llama.cpp on one GGUF file whose weights are mostly of the
+type, two Llama shapes (135M, 1B) with random weights, two threads (other formats have no engine of their own on CPUs).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.models import gguf_speed
 from bench.models.checks import NONE, REFUSED, Cell, Cells, attempt
 from infer.compress.formats import keep
 from infer.export import FORMS
@@ -38,6 +40,11 @@ ROWS, COLUMNS_OF_A_ROW = 64, 512
 def run(name: str, folder: Path) -> Cells:
     """Compute the cells of one row."""
     yield from ENTRIES[name](folder)
+
+
+def measured() -> dict[str, dict[str, str]]:
+    """Return what other benchmarks have found, by column and row."""
+    return {gguf_speed.COLUMN: {f"GGUF {name}": text for name, text in gguf_speed.speeds().items()}}
 
 
 def bits_of(tensors: dict[str, Tensor]) -> float:

@@ -151,9 +151,17 @@ def section(kind: str, rows: dict[str, dict[str, Cell]]) -> str:
     good = sum(all(row.get(c, Cell(NONE)).outcome == WORKS for c in every) for row in rows.values())
     about = " ".join(module.__doc__.split("\n\n")[1].split())
     lines = [f"\n## {module.TITLE}\n", f"{about}\n", f"{good} of {len(rows)} work in every column.\n"]
-    lines += [f"| | {' | '.join(module.COLUMNS)} |", "|---" * (len(module.COLUMNS) + 1) + "|"]
+    found: dict[str, dict[str, str]] = getattr(
+        module, "measured", dict
+    )()  # column → row → text of other results
+    titles = [*every, *found]
+    lines += [f"| | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(shown(row.get(c, Cell(NONE))) for c in module.COLUMNS)} |")
+        cells = [
+            *(shown(row.get(c, Cell(NONE))) for c in every),
+            *(given.get(name, "–") for given in found.values()),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

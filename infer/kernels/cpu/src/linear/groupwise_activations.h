@@ -39,13 +39,8 @@ inline void quantize_parts(const float* x, int64_t groups, int64_t height, int32
   const int64_t stride = height * Vector::QUAD_BYTES;
   for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
     Vector::Floats part[4];
-    Vector::Sums max_bits = Vector::broadcast(int32_t{0}), total = max_bits;
-    for (int i = 0; i < 4; ++i) {
-      part[i] = Vector::load(x + 16 * i);
-      max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
-    }
-    const int32_t largest = Vector::reduce_max(max_bits);
-    *step = largest < INFINITY_BITS ? at_least_normal(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+    *step = load_group(x, part);
+    Vector::Sums total = Vector::broadcast(int32_t{0});
     const Grid<ValueRange::SYMMETRIC> grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
       const Vector::Sums codes = grid(part[i]);

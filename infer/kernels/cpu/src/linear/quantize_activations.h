@@ -209,6 +209,17 @@ inline void with_grid(const float* values, int64_t columns, InputGrid given, Tak
   }
 }
 
+// Loads 64 columns and returns their step: NaN where a column is not finite.
+inline float load_group(const float* x, Vector::Floats (&part)[4]) {
+  Vector::Sums max_bits = Vector::broadcast(int32_t{0});
+  for (int i = 0; i < 4; ++i) {
+    part[i] = Vector::load(x + 16 * i);
+    max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
+  }
+  const int32_t largest = Vector::reduce_max(max_bits);
+  return largest < INFINITY_BITS ? at_least_normal(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+}
+
 // Quantizes one row with a step for each 64 columns; `step` advances by `height` per group, `offset`, where it is not null,
 // for each of its `SCALES` parts. Quads of a group are `stride` bytes apart.
 template <int SCALES>
@@ -216,13 +227,8 @@ inline void quantize_groups(const float* x, int64_t groups, int64_t height, int6
                             int32_t* offset) {
   for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * height * Vector::QUAD_BYTES, step += height) {
     Vector::Floats part[4];
-    Vector::Sums max_bits = Vector::broadcast(int32_t{0}), total = max_bits;
-    for (int i = 0; i < 4; ++i) {
-      part[i] = Vector::load(x + 16 * i);
-      max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
-    }
-    const int32_t largest = Vector::reduce_max(max_bits);
-    *step = largest < INFINITY_BITS ? at_least_normal(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+    *step = load_group(x, part);
+    Vector::Sums total = Vector::broadcast(int32_t{0});
     const Grid<ValueRange::SYMMETRIC> grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
       const Vector::Sums codes = grid(part[i]);
