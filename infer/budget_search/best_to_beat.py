@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from .. import plugins
 from ..latency import FASTER
+from ..pipeline.trial_timing import FAR, LOST
 from ..report.search_record import Candidate, TrialRecord
 from . import space
 from .known_trials import CLEARLY, TIMED, KnownTrials
@@ -14,8 +15,6 @@ from .space import BACKENDS
 from .trial_process.messages import ToBeat
 from .trial_process.trial_result import allowed_difference, gains_too_little, layers_too_slow
 
-LOST = 1.1  # times the cost of the best trial: then a trial known as lost is lost again
-FAR = 2.0  # times the best trial: no artifact is made, as noise is far from making such a trial the best
 Seconds = Mapping[int, float]  # by batch size
 
 

@@ -29,8 +29,9 @@ PAIR_SECONDS = 4.0  # that an undecided pair is timed for
 UNCHANGED_SECONDS = 1.0  # the same of a float form in a search, which no gate refuses for being slower
 PAIRS = 200  # after which a pair of short calls ends
 SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has another one to beat
-LOST = 1.1  # times the other one's ratio, with the whole interval: there are no more rounds
-FAR = 2.0  # times the same: the other batch sizes are not timed
+# Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
+LOST = 1.1
+FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
