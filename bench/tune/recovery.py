@@ -120,6 +120,7 @@ def measure(work: Work, budget: str) -> dict[str, Any]:
     found = recover_quality(run.plan, module, known, _Progress())
     after = compared(module, known)
     return {
+        "recover": budget,
         "before": number_of(before, work.metric),
         "after": number_of(after, work.metric),
         "gate": fidelity.judge(after, LIMITS[work.gate], None) if work.gate else None,
@@ -221,7 +222,7 @@ def main() -> int:
         print(json.dumps(row), file=sys.stderr, flush=True)
         bars = bars_of(work, row)
         missed |= not all(bar.is_met for bar in bars)
-        head = machine_header(threads=given.threads, recover=given.recover)
+        head = machine_header(threads=given.threads)
         path, _ = keep(bars, head, NAME, kinds=("pydoc_lm", "MiniLM"))
         print(path.with_suffix(".md").read_text(), flush=True)
     return 1 if missed else 0
