@@ -33,10 +33,11 @@ HINTS = {
 }
 
 
-def load(plan: Plan) -> LoadedModel:
+def load(plan: Plan, *, calibrates: bool | None = None) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 
-    Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
+    Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them. `calibrates`:
+    see `read_samples.attach_samples`.
     """
     _refuse_weights(plan)
     if not is_user_module(plan.source):
@@ -58,7 +59,7 @@ def load(plan: Plan) -> LoadedModel:
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
     if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
         loaded.decode_greedily = partial(decode_greedily, loaded)
-    read_samples.attach_samples(plan, loaded, user_module)
+    read_samples.attach_samples(plan, loaded, user_module, calibrates=calibrates)
     return loaded
 
 

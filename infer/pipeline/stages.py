@@ -95,11 +95,15 @@ def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
         cpu.why_not(reporter.progress)
 
 
-def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.LoadedModel, Resolved]:
-    """Open the source, load its weights, and resolve the options that depend on the task."""
+def load(
+    run: Resolved, reporter: Reporter | None = None, *, calibrates: bool | None = None
+) -> tuple[sources.LoadedModel, Resolved]:
+    """Open the source, load its weights, and resolve the options that depend on the task; `calibrates`: see
+    `read_samples.attach_samples`.
+    """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
-    loaded = sources.load(run.plan)
+    loaded = sources.load(run.plan, calibrates=calibrates)
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
     prepare_kernels(run.plan, reporter)
     if loaded.task == "text-generation":

@@ -18,7 +18,7 @@ from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
-from infer.pipeline import compressed_graph, stages
+from infer.pipeline import compressed_graph, float_reference, stages
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -209,13 +209,41 @@ def test_float_and_quantized_trials_in_turns_load_the_source_twice(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads, load = list[str](), stages.load
-    monkeypatch.setattr(stages, "load", lambda run, *rest: loads.append(run.plan.quant) or load(run, *rest))
+    monkeypatch.setattr(
+        stages, "load", lambda run, *rest, **more: loads.append(run.plan.quant) or load(run, *rest, **more)
+    )
     session = Session(
         Setup(plan=plan.with_(allow_slower=True), name="m.infer", work=str(tmp_path)), Reporter()
     )
     for number, quant in enumerate(("none", "int8", "none", "nf4")):
         session.run(TrialRequest(number=number, candidate=Candidate(backend="eager", quant=quant), rivals=()))
     assert loads == ["none", "int8"]
+
+
+def test_float_and_quantized_trials_are_judged_by_the_same_rows(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    run_original = float_reference.Eager.run
+
+    def counted(form: float_reference.Eager, inputs: Any) -> Any:
+        asked.append("&".join(str(list(value.shape)) for value in inputs.values()))
+        return run_original(form, inputs)
+
+    setup = Setup(plan=plan.with_(allow_slower=True), name="m.infer", work=str(tmp_path))
+    session = Session(setup, Reporter())
+    judge = {"judge_only": True, "rivals": ()}
+    session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), **judge))
+    first = session._sources.last
+    monkeypatch.setattr(float_reference.Eager, "run", counted)
+    session.run(TrialRequest(number=1, candidate=Candidate(backend="eager", quant="int8"), **judge))
+    second = session._sources.last
+    assert first is not None
+    assert second is not None
+    assert first is not second
+    for name, rows in first.original.loaded.samples.items():
+        assert torch.equal(rows, second.original.loaded.samples[name])
+    assert not asked, "the original was asked again for rows that it had answered"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class SourceCache:
         self._make_room()
         fresh = TrialReporter(reporter)
         try:
-            loaded, chosen = stages.load(run, fresh)
+            loaded, chosen = stages.load(run, fresh, calibrates=True)
             original = stages.capture_original(chosen.plan, loaded, fresh)
         except (UsageError, NotUsableError) as error:
             raise SourceFailure(error) from error

@@ -26,10 +26,13 @@ TOKENS = ("input_ids", DECODER_IDS)
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 
 
-def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> None:
+def attach_samples(
+    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, *, calibrates: bool | None = None
+) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
 
-    When the model is quantized, calibration rows are split off: no row both calibrates and judges. With
+    When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates` says
+    so for plans that don't, as in a search, whose trials are judged by the same rows whatever their formats. With
     `plan.recover` more text is read, and all of it that doesn't judge is for training.
     """
     most = _training_rows(plan, loaded)
@@ -48,7 +51,7 @@ def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | No
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
         loaded.calibration = sample_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
-    elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
+    elif _quantizes(plan) if calibrates is None else calibrates:
         loaded.samples, loaded.calibration = sample_split.split(
             samples, loaded.inputs, together=_together(loaded)
         )
@@ -56,6 +59,10 @@ def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | No
             loaded.training = sample_split.exclude_rows(every, loaded.samples)
     digest = digest_of(loaded.calibration)
     loaded.findings += sample_split.describe_split(loaded.samples, loaded.calibration, source, digest)
+
+
+def _quantizes(plan: Plan) -> bool:
+    return plan.quant != "none" or plan.bits is not None or plan.max_drop is not None
 
 
 def _training_rows(plan: Plan, loaded: LoadedModel) -> int | None:
