@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from infer import latency, plugins
 from infer.compress import assign, resolve_pins
-from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
+from infer.compress.assign import layer_calls, layer_timing, lowered_layers, other_load, sensitivity
 from infer.compress.assign.budget import for_drop
 from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
@@ -355,7 +355,7 @@ def test_excess_over_a_limit_is_relative_to_the_limit() -> None:
 def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_timing, "MOST_WAITED", 1.0)  # whatever else runs
+    monkeypatch.setattr(layer_timing, "MOST_MISSING", float("inf"))  # whatever else runs
     made = assignment()
     plan = made.plan.with_(backend="inductor", device="cpu")
     clock = layer_timing.LayerTimer(plan, folder=tmp_path)
@@ -388,6 +388,69 @@ def test_a_timing_that_waited_for_the_processor_is_not_kept(
         assert clock.num_measured == 1, "known within a run, not from run to run"
         clock.save()
         clock.close()
+
+
+def test_a_timing_beside_other_processes_is_made_again_with_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of a team waits for the thread whose processor another process has; a single thread waits for none."""
+    threads = list[int]()
+
+    def paired(*_: object, **__: object) -> latency.Paired:
+        threads.append(torch.get_num_threads())
+        return pair_of([0.02 if threads[-1] > 1 else 5e-5] * 9, [1e-4] * 9)
+
+    class Busy:
+        def excess(self, team: int) -> float:
+            return 0.9 * (team > 1)
+
+    monkeypatch.setattr(layer_timing.latency, "paired", paired)
+    monkeypatch.setattr(layer_timing, "OtherLoad", Busy)
+    made, before = assignment(), torch.get_num_threads()
+    clock = layer_timing.LayerTimer(made.plan.with_(backend="eager", device="cpu"), folder=tmp_path)
+    try:
+        torch.set_num_threads(2)
+        timed = clock.timed(made.candidates, made.candidates.weights[0], "int8", (1, 64))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 1]
+    assert timed.ratio == pytest.approx(0.5)
+    clock.save()
+    clock.close()
+    again = layer_timing.LayerTimer(made.plan.with_(backend="eager", device="cpu"), folder=tmp_path)
+    again.timed(made.candidates, made.candidates.weights[0], "int8", (1, 64))
+    assert again.num_measured == 1, "a timing beside other processes was kept"
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "busy", "own", "missing"),
+    [
+        (2, 2, 2.0, 1.0, 1.0),
+        (2, 2, 2.0, 2.0, 0.0),
+        (4, 2, 3.0, 2.0, 0.0),
+        (4, 4, 4.0, 3.0, 1.0),
+        (2, 1, 0.1, 0.1, 0.9),
+    ],
+    ids=["one for others", "all ours", "one to spare", "none to spare", "not run"],
+)
+def test_missing_processors_are_those_of_others_beyond_the_spare_ones(
+    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int, busy: float, own: float, missing: float
+) -> None:
+    looks = iter([(0.0, 0.0, 0.0), (1.0, own, busy)])
+    now: list[tuple[float, float, float]] = []
+
+    def look() -> float:
+        now[:] = [next(looks)]
+        return now[0][0]
+
+    monkeypatch.setattr(other_load, "_allowed", lambda: list(range(processors)))
+    monkeypatch.setattr(other_load.time, "perf_counter", look)
+    monkeypatch.setattr(other_load.time, "process_time", lambda: now[0][1])
+    one = lambda: SimpleNamespace(user=now[0][2] / processors, idle=7.0, iowait=3.0)  # noqa: E731
+    monkeypatch.setattr(other_load.psutil, "cpu_times", lambda percpu: [one() for _ in range(processors)])
+    assert other_load.OtherLoad().excess(threads) == pytest.approx(missing, abs=2 * other_load.TICKS)
 
 
 def test_layers_are_lowered_once_for_all_rows_and_float_once_for_all(

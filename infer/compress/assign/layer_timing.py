@@ -2,13 +2,12 @@
 
 One layer is captured, lowered and opened as a whole model would be, so what is timed is the operator that runs later:
 the packed native one where there is one. What was measured is kept in the user's cache, by processor and versions,
-unless other processes had the processor meanwhile.
+unless other processes had the processors meanwhile: then one thread, which waits for no other, is timed for this run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,13 +23,13 @@ from ...results import LayerForm
 from .. import Candidates, Weight
 from ..layer_kinds import is_linear
 from .lowered_layers import LoweredLayers, SharedFloatLayers
+from .other_load import OtherLoad, one_thread
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS, PAIRS = 0.4, 100  # of timing for one shape, format and number of rows, at most
 DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
-MOST_WAITED = (
-    0.3  # share of a timing in which this process did not run, above which it counts in this run only
-)
+MOST_MISSING = 0.3  # processors that others took from a timing, above which it is made again with one thread
+MEASURED_AS = "2"  # part of the cache's key: times of another number were taken in another way
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -112,7 +111,7 @@ class LayerTimer:
                 self.path.unlink()  # half written by a process that died
         self.used: set[str] = set()
         self._held_up: set[str] = set()  # measured while other processes had the processor
-        self._waited = 0.0  # share of the last timing in which this process did not run
+        self._missing = 0.0  # processors that others took from the last timing
         self.num_measured = 0
 
     def summary(self) -> str:
@@ -125,6 +124,7 @@ class LayerTimer:
             "backend": self.backend,
             "threads": str(torch.get_num_threads()),
             "operators": _operators(),
+            "measured": MEASURED_AS,
             **hardware.fingerprint(self.plan.device),
         }
         return hashlib.sha256(msgspec.json.encode(marks, order="sorted")).hexdigest()[:24]
@@ -137,7 +137,7 @@ class LayerTimer:
         self.used.add(key)
         if key not in self._known:
             self._known[key] = self.measured(candidates, weight, format, x)
-            if self._waited > MOST_WAITED:
+            if self._missing > MOST_MISSING:
                 self._held_up.add(key)
             self.num_measured += 1
         found = self._known[key]
@@ -178,11 +178,18 @@ class LayerTimer:
     def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor, name: str, format: str) -> LayerTime:
         runners = self._lowered.runner(f"{format} {name}", small, x), self._floats.runner(name, layer, x)
         ours, theirs = (lambda runner=runner: runner.run({"x": x}) for runner in runners)
-        began, spent = time.perf_counter(), time.process_time()
-        pair = latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS, max_pairs=PAIRS)
-        if self.plan.device == "cpu":
-            self._waited = 1 - (time.process_time() - spent) / (time.perf_counter() - began)
-        return LayerTime.of(pair)
+
+        def pair() -> latency.Paired:
+            return latency.paired(ours, theirs, device=self.plan.device, max_seconds=SECONDS, max_pairs=PAIRS)
+
+        if self.plan.device != "cpu":
+            return LayerTime.of(pair())
+        load, timed = OtherLoad(), pair()
+        self._missing = load.excess(torch.get_num_threads())
+        if self._missing > MOST_MISSING and torch.get_num_threads() > 1:
+            with one_thread():
+                timed = pair()
+        return LayerTime.of(timed)
 
 
 def _linear(weight: Weight) -> nn.Module:
