@@ -86,8 +86,8 @@ INTRO = """# Results
 
 Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor
 and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are
-shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and 2026-11-24, a Zen 4 on 2026-11-23 and
-2026-11-25, *Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
+shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and 2026-11-24, a Zen 4 on 2026-11-23,
+2026-11-25 and 2026-11-26, *Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
 """
 
 
