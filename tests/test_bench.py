@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.shared import results_page
+
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 FILES = sorted(path for path in BENCH.rglob("*.py") if path.name != "__init__.py")
@@ -94,3 +96,26 @@ def test_the_readme_of_the_benchmarks_lists_every_script() -> None:
     assert scripts <= set(re.findall(r"`([\w/]+\.py)`", text))
     listed = set(re.findall(r"^\| `([\w/]+\.py)`", text, flags=re.M))
     assert listed <= {str(path.relative_to(BENCH)) for path in FILES}
+
+
+def test_the_results_page_keeps_what_a_newer_run_did_not_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lm(date: str, *works: str) -> None:
+        rows = "\n".join(f"| {work} | rival | 1 ms | 2 ms | ≥ 1 | 2 | met |" for work in works)
+        (tmp_path / f"lm-{date}-cpu.md").write_text(rows)
+
+    def table(date: str, *cells: str) -> None:
+        (tmp_path / f"table-{date}-cpu{date[-1]}.md").write_text(
+            "\n".join(f"| m | none | {c} | x |" for c in cells)
+        )
+
+    lm("2026-01-01", "a", "b", "c")
+    lm("2026-01-02", "a", "b", "c", "d")
+    lm("2026-01-03", "d", "e", "f", "g", "h")
+    table("2026-01-01", "eager", "ort")
+    table("2026-01-02", "eager")
+    table("2026-01-03", "openvino")
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    shown = {(one.name, one.date[-1]) for one in results_page.newest()}
+    assert shown == {("lm", "3"), ("lm", "2"), ("table", "1"), ("table", "3")}

@@ -114,6 +114,12 @@ class ResultFile:
         }
 
     @property
+    def cells(self) -> set[tuple[str, ...]]:
+        """Model, format and backend of each row of a table."""
+        rows = (line.strip("| ").split("|") for line in self.body.splitlines() if line.startswith("| "))
+        return {tuple(cell.strip() for cell in row[:3]) for row in rows}
+
+    @property
     def body(self) -> str:
         """Text without headings of the first level."""
         lines = self.path.read_text().strip().splitlines()
@@ -121,9 +127,10 @@ class ResultFile:
 
 
 def newest() -> list[ResultFile]:
-    """Return the newest files of each benchmark and machine; of the table only the one with the most rows.
+    """Return the newest files of each benchmark and machine; of the table the one with the most rows, and those that
+    have a backend, format or model that it lacks.
 
-    A file with less than half as many bars as an older one is of a part of that benchmark: both are shown.
+    An older file of which more than half of the bars were not measured since is shown too: the newer is of a part.
     """
     kept: dict[tuple[str, str], list[ResultFile]] = {}
     for path in sorted(RESULTS.glob("*.md"), reverse=True):
@@ -132,12 +139,17 @@ def newest() -> list[ResultFile]:
             continue
         result = ResultFile(found["name"], found["date"], found["cpu"] or "intel-xeon-2-50ghz", path)
         newer = kept.setdefault((result.name, result.cpu), [])
-        if not newer or len(result.bars) > 2 * len({bar for one in newer for bar in one.bars}):
+        since = {bar for one in newer for bar in one.bars}
+        if not newer or 2 * len(result.bars.keys() - since) > len(result.bars):
             newer.append(result)
     results = [result for group in kept.values() for result in group]
     tables = [result for result in results if result.name == "table"]
     fullest = max(tables, key=lambda result: result.body.count("\n"), default=None)
-    return [result for result in results if result.name != "table" or result is fullest]
+    return [
+        result
+        for result in results
+        if result.name != "table" or fullest is None or result is fullest or result.cells - fullest.cells
+    ]
 
 
 def missed(results: list[ResultFile]) -> Iterator[str]:
