@@ -13,6 +13,7 @@ import torch
 from ..errors import NotUsableError
 from ..spec import DTYPES
 from .memory import memory_available
+from .other_load import one_thread
 
 SMALL_BLOCK = 256 << 10  # bytes; of less a sum takes hardly longer than the call
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -94,15 +95,12 @@ def busy_factor(device: str = "cpu") -> float:
         return 1.0
     threads, size = torch.get_num_threads(), 256
     a = torch.ones(size, size)
-    torch.set_num_threads(1)
-    try:
-        times = []
+    times = []
+    with one_thread():
         for _ in range(30):
             start = time.thread_time()
             torch.mm(a, a)
             times.append(time.thread_time() - start)
-    finally:
-        torch.set_num_threads(threads)
     alone = 2 * size**3 / max(min(times), 1e-9)
     return max(1.0, alone * threads / peak_flops(device))
 

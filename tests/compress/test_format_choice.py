@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from infer import latency, plugins
 from infer.compress import assign, resolve_pins
-from infer.compress.assign import layer_calls, layer_timing, lowered_layers, other_load, sensitivity
+from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
 from infer.compress.assign.budget import for_drop
 from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
+from infer.device import other_load
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.fidelity.thresholds import LIMITS, Limits

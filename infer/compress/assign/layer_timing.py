@@ -3,6 +3,7 @@
 One layer is captured, lowered and opened as a whole model would be, so what is timed is the operator that runs later:
 the packed native one where there is one. What was measured is kept in the user's cache, by processor and versions,
 unless other processes had the processors meanwhile: then one thread, which waits for no other, is timed for this run.
+Runtimes with threads of their own keep them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
+from ...device.other_load import OtherLoad, one_thread
 from ...kernels import cpu
 from ...plan import Plan
 from ...results import LayerForm
 from .. import Candidates, Weight
 from ..layer_kinds import is_linear
 from .lowered_layers import LoweredLayers, SharedFloatLayers
-from .other_load import OtherLoad, one_thread
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS, PAIRS = 0.4, 100  # of timing for one shape, format and number of rows, at most

@@ -10,14 +10,8 @@ import psutil
 import torch
 
 TICKS = 0.02  # seconds by which the system's counts, in ticks, may be off
-BUSY = (
-    "user",
-    "nice",
-    "system",
-    "irq",
-    "softirq",
-    "steal",
-)  # fields of /proc/stat; `user` has that of guests too
+# Fields of /proc/stat; `user` has the time of guests too.
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 class OtherLoad:
