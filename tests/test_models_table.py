@@ -121,4 +121,6 @@ def test_block_types_have_the_newest_factor_of_each_work_beside_llama_cpp(
     write("lm", "2026-01-01", (decode, "llama.cpp q4_K_M", 9.0), (prefill, "llama.cpp q4_K_M", 2.0))
     write("lm", "2026-01-03", (decode, "llama.cpp q4_K_M", None), ("decode 1B 128", "llama.cpp, best", 1.1))
     monkeypatch.setattr(gguf_speed, "RESULTS", tmp_path)
-    assert gguf_speed.speeds() == {"Q4_K": "1B: decode 1.50 ×, prefill 2.00 × (2026-01-02, CPU)"}
+    assert gguf_speed.speeds() == {
+        "Q4_K": "1B: decode 1.50 ×, prefill 2.00 × (2026-01-01, CPU; 2026-01-02, CPU)"
+    }

@@ -32,7 +32,8 @@ def speeds() -> dict[str, str]:
             if named is not None and bar.got is not None and bar.rival.startswith("llama.cpp"):
                 works = newest.setdefault(block_type(named["file"]), {})
                 key = named["shape"], named["kind"]
-                works[key] = max(works.get(key, ("", 0.0)), (about, bar.got))
+                if about >= works.get(key, ("", 0.0))[0]:
+                    works[key] = about, bar.got
     return {name: phrase(works) for name, works in newest.items()}
 
 
@@ -42,7 +43,8 @@ def phrase(works: dict[tuple[str, str], tuple[str, float]]) -> str:
     for shape in sorted({shape for shape, _ in works}):
         measured = {kind: works[shape, kind] for kind in KINDS if (shape, kind) in works}
         factors = ", ".join(f"{kind} {factor:.2f} ×" for kind, (_, factor) in measured.items())
-        parts.append(f"{shape}: {factors} ({max(about for about, _ in measured.values())})")
+        when = "; ".join(sorted({about for about, _ in measured.values()}))
+        parts.append(f"{shape}: {factors} ({when})")
     return "; ".join(parts)
 
 

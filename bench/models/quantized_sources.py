@@ -4,7 +4,7 @@ Columns: the codes are carried over (or the weight is converted, with its relati
 behind those of the file; decoded weights are bit-equal to those of the format's own package or formula; `infer export`
 writes the codes of such a source to GGUF and to compressed-tensors (of float weights it writes Q8_0, Q4_0, Q4_1, int4
 and int8, with the bytes of the package); speed over that of llama.cpp on one GGUF file whose weights are mostly of the
-type, two Llama shapes (135M, 1B) with random weights, two threads (other formats have no engine of their own on CPUs).
+type, two Llama shapes (135M, 1B) with random weights, two threads (–: not measured).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def load(plan: Plan, *, calibrates: bool | None = None) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them. `calibrates`:
-    see `read_samples.attach_samples`.
+    whether rows of the samples are split off for calibration; None: where the plan quantizes.
     """
     _refuse_weights(plan)
     if not is_user_module(plan.source):

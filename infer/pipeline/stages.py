@@ -98,8 +98,9 @@ def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
 def load(
     run: Resolved, reporter: Reporter | None = None, *, calibrates: bool | None = None
 ) -> tuple[sources.LoadedModel, Resolved]:
-    """Open the source, load its weights, and resolve the options that depend on the task; `calibrates`: see
-    `read_samples.attach_samples`.
+    """Open the source, load its weights, and resolve the options that depend on the task.
+
+    `calibrates`: whether rows of the samples are split off for calibration; None: where the plan quantizes.
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)

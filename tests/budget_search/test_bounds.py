@@ -291,9 +291,7 @@ def session(plan: Plan, tmp_path: Path) -> Session:
     return Session(Setup(plan=plan, name="model.infer", work=str(tmp_path)), Reporter())
 
 
-@pytest.mark.parametrize(
-    "peak", [1e6, 1e12]
-)  # products take longer than reading the weights, and the other way
+@pytest.mark.parametrize("peak", [1e6, 1e12], ids=["products take longer", "reading takes longer"])
 def test_bounds_of_a_model_are_below_what_its_artifacts_take(
     session: Session, monkeypatch: pytest.MonkeyPatch, peak: float
 ) -> None:

@@ -31,8 +31,9 @@ def attach_samples(
 ) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
 
-    When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates` says
-    so for plans that don't, as in a search, whose trials are judged by the same rows whatever their formats. With
+    When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
+    whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
+    all of its trials. With
     `plan.recover` more text is read, and all of it that doesn't judge is for training.
     """
     most = _training_rows(plan, loaded)
