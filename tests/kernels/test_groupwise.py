@@ -39,7 +39,7 @@ def packed(x: Tensor, tensors: dict[str, Tensor], bias: Tensor | None) -> Tensor
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
-    for rows, columns, count in ((1, 320, 1), (35, 640, 3), (64, 320, 17), (16, 960, 40)):
+    for rows, columns, count in ((1, 320, 1), (35, 640, 3), (64, 320, 17), (16, 960, 40), (90, 640, 195)):
         columns += -columns % (256 if form[2] == torch.uint8 else form[0])
         tensors = operands(form, rows, columns)
         rng = torch.Generator().manual_seed(count)
@@ -50,8 +50,16 @@ def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: st
         weight = torch.ops.infer.embedding_groupwise(torch.arange(rows), *parts)
         size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + bias.abs()
         torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-6)
-        alone = packed(x[:1], tensors, bias)
-        assert torch.equal(alone, found[:1]), "a row has other bits beside other rows"
+        for row in {0, count // 2, count - 1}:
+            alone = packed(x[row : row + 1], tensors, bias)
+            assert torch.equal(alone[0], found[row]), "a row has other bits beside other rows"
+
+
+def test_rows_of_a_wide_layer_have_the_bits_of_a_row_alone(isa: str) -> None:
+    for columns in (8192, 32768):  # codes and scales of two blocks, and not even of one, are kept for the next tile
+        tensors, x = operands((16, 6, torch.int8, False), 70, columns), torch.randn(20, columns)
+        alone = torch.cat([packed(row[None], tensors, None) for row in x])
+        assert torch.equal(packed(x, tensors, None), alone)
 
 
 def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:

@@ -94,6 +94,26 @@ struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
 };
 
+// Memory that grows and is kept by a thread.
+class ThreadBuffer {
+ public:
+  void* at_least(int64_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      size_ = 0;
+      const int64_t wanted = (bytes + bytes / 2 + 4095) / 4096 * 4096;
+      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(wanted)));
+      if (!memory_) throw std::bad_alloc();
+      size_ = wanted;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<void, FreeDeleter> memory_;
+  int64_t size_ = 0;
+};
+
 }  // namespace
 
 const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
@@ -104,17 +124,13 @@ const Isa& vector_isa() {
 }
 
 void* scratch(int64_t bytes) {
-  thread_local std::unique_ptr<void, FreeDeleter> buffer;
-  thread_local int64_t size = 0;
-  if (bytes > size) {
-    buffer.reset();
-    size = 0;
-    const int64_t wanted = (bytes + bytes / 2 + 4095) / 4096 * 4096;
-    buffer.reset(std::aligned_alloc(64, static_cast<size_t>(wanted)));
-    if (!buffer) throw std::bad_alloc();
-    size = wanted;
-  }
-  return buffer.get();
+  thread_local ThreadBuffer buffer;
+  return buffer.at_least(bytes);
+}
+
+void* scale_scratch(int64_t bytes) {
+  thread_local ThreadBuffer buffer;
+  return buffer.at_least(bytes);
 }
 
 void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {

@@ -109,4 +109,7 @@ const Isa& vector_isa();
 // Returns at least `bytes` bytes of the calling thread, 64-byte aligned; every call overwrites the contents of the last one.
 void* scratch(int64_t bytes);
 
+// Returns memory like that of `scratch`, for decoded scales, beside activations that are in `scratch`.
+void* scale_scratch(int64_t bytes);
+
 }  // namespace infer_native

@@ -12,6 +12,13 @@ struct GroupwiseActivations {
   float* step;      // [tile][group][row of the tile]
   int32_t* offset;  // [tile][group][part][row of the tile]: minus the sum of q times what stored codes exceed their values by
   float* sum;       // [tile][group][part][row of the tile]: step times the sum of q
+
+  // Returns those of the tile that begins with row `start`.
+  template <int PARTS>
+  GroupwiseActivations from(int64_t start, int64_t groups) const {
+    const int64_t place = start * groups;
+    return {q + place * 16 * Vector::QUAD_BYTES, step + place, offset + place * PARTS, sum + place * PARTS};
+  }
 };
 
 // Returns the number of activation steps of m rows, rounded up so that the next array is 64-byte aligned.

@@ -49,7 +49,7 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int
       const uint8_t* place = codes + first / Planes::VECTORS * Planes::BYTES;
       for (int line = 0; line < Planes::BYTES; line += 64) __builtin_prefetch(place + line + distance);
       const Planes planes(place);
-      unroll<Planes::VECTORS>([&](auto v) {
+      unroll<Planes::VECTORS>([&](auto v) __attribute__((always_inline)) {
         planes.template read<v>(low, high);
         low_of(first + v, low), high_of(first + v, high);
       });
@@ -57,7 +57,7 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int
   } else {
     // Bytes in the order of memory: two streams 512 bytes apart are read at half of the bandwidth.
     constexpr int PASSES = CODES == 8 ? 2 : 1;
-    unroll<PASSES>([&](auto pass) {
+    unroll<PASSES>([&](auto pass) __attribute__((always_inline)) {
 #pragma GCC unroll 1
       for (int j = BEGIN; j < END; ++j) {
         const uint8_t* place = codes + (j + 8 * pass) * 64;

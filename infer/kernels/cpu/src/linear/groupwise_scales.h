@@ -10,8 +10,9 @@ namespace {
 constexpr int64_t GROUPWISE_STEP = SUPER_COLUMNS / GROUP;  // groups of 64 columns whose scales are decoded at once
 
 // Scales and minima of 256 columns: `scale(i)` and `minimum(i)` of part i.
+template <int PARTS>
 struct FloatScales {
-  alignas(64) float scales[GROUPWISE_STEP * 4][16], minima[GROUPWISE_STEP * 4][16];
+  alignas(64) float scales[GROUPWISE_STEP * PARTS][16], minima[GROUPWISE_STEP * PARTS][16];
   Vector::Floats scale(int64_t i) const { return Vector::load(scales[i]); }
   Vector::Floats minimum(int64_t i) const { return Vector::load(minima[i]); }
 };
@@ -100,7 +101,7 @@ inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, 
 // Decodes `count` parts; `scales` and `minima` point to the numbers of group `first`, `stride` bytes apart.
 template <int PARTS, ScaleType TYPE>
 inline void decode_numbers(const uint8_t* scales, const uint8_t* minima, int64_t stride, const GroupwiseLayout& layout, const ScaleFactors& factors,
-                           int64_t first, int64_t count, FloatScales& to) {
+                           int64_t first, int64_t count, FloatScales<PARTS>& to) {
   // Several parts have a number each; a group of more than 64 columns has one number for `shared` groups of 64.
   const int64_t shared = PARTS > 1 ? 1 : layout.group / GROUP;
   int64_t number = 0, left = shared == 1 ? 1 : shared - first % shared;
@@ -116,7 +117,7 @@ inline void decode_numbers(const uint8_t* scales, const uint8_t* minima, int64_t
 }
 
 template <int PARTS, ScaleType TYPE>
-inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, FloatScales& to) {
+inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, FloatScales<PARTS>& to) {
   const int64_t number = PARTS > 1 ? first * PARTS : first / (layout.group / GROUP);
   const uint8_t* const at = record + layout.scale + number * layout.stride;
   decode_numbers<PARTS, TYPE>(at, at + 16 * layout.number_bytes(), layout.stride, layout,
@@ -125,7 +126,7 @@ inline void decode_scales_of(const uint8_t* record, const GroupwiseLayout& layou
 
 // Decodes those of any type to float.
 template <int PARTS>
-inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, FloatScales& to) {
+inline void decode_scales(const uint8_t* record, const GroupwiseLayout& layout, int64_t first, int64_t count, FloatScales<PARTS>& to) {
   if constexpr (PARTS > 1)
     if (layout.integers()) {
       ByteScales bytes;

@@ -27,7 +27,7 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
                                                            Vector::Floats (&total)[HEIGHT]) {
   constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES;
   constexpr bool SHORT = CODES == 4 && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
-  unroll<HALVES>([&](auto half) {
+  unroll<HALVES>([&](auto half) __attribute__((always_inline)) {
     const auto start = [&](int part, auto row) { return Vector::broadcast(offset[part * HEIGHT + row]); };
     Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
     unroll<HEIGHT>([&](auto row) {
@@ -72,32 +72,43 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
   });
 }
 
+// Adds the products of `count` groups of 64 columns of a block, whose scales were decoded, and then their minima.
 template <int PARTS, int CODES, int HEIGHT, class Scales>
-void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x,
-                      Range blocks, const float* bias, Rows y) {
+inline __attribute__((always_inline)) void groupwise_step(const uint8_t* codes, int64_t distance, Vector::Table table, const Scales& scales,
+                                                          bool has_minimum, const GroupwiseActivations& x, int64_t first, int64_t count,
+                                                          Vector::Floats (&total)[HEIGHT]) {
+  for (int64_t i = 0; i < count; ++i, codes += CODE_BITS<CODES> * 128) {
+    const int64_t group = first + i;
+    groupwise_group<PARTS, CODES>(codes, distance, table, x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES,
+                                  x.offset + group * PARTS * HEIGHT, x.step + group * HEIGHT, scales, i * PARTS, total);
+  }
+  if (!has_minimum) return;
+  const float* sums = x.sum + first * PARTS * HEIGHT;
+  for (int64_t i = 0; i < count * PARTS; ++i, sums += HEIGHT) {
+    const Vector::Floats minimum = scales.minimum(i);
+    unroll<HEIGHT>([&](auto row) { total[row] = Vector::fma(minimum, Vector::broadcast(sums[row]), total[row]); });
+  }
+}
+
+// Computes blocks for one tile of rows. `kept`: decoded scales of these blocks, for all tiles of a chunk (null: decoded block by
+// block), which are `decoded` already or else are written here. Not inlined: gcc 12 then has the sums in registers whatever calls it.
+template <int PARTS, int CODES, int HEIGHT, class Scales>
+__attribute__((noinline)) void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x,
+                                                Range blocks, Scales* kept, bool decoded, const float* bias, Rows y) {
   constexpr int GROUP_BYTES = CODE_BITS<CODES> * 128;
-  const int64_t groups = weight.columns / GROUP, distance = stream_distance<HEIGHT>();
-  Scales scales;
+  const int64_t groups = weight.columns / GROUP, distance = decoded ? 0 : stream_distance<HEIGHT>();
+  Scales own;
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     const uint8_t* codes = weight.codes + block * groups * GROUP_BYTES;
     const uint8_t* record = weight.scale + block * layout.record_bytes;
     const Vector::Table table = Vector::load_table(weight.table + block * 16);
     Vector::Floats total[HEIGHT];
     unroll<HEIGHT>([&](auto row) { total[row] = Vector::broadcast(0.0f); });
-    for (int64_t first = 0; first < groups; first += GROUPWISE_STEP) {
+    for (int64_t first = 0; first < groups; first += GROUPWISE_STEP, codes += GROUPWISE_STEP * GROUP_BYTES) {
       const int64_t count = groups - first < GROUPWISE_STEP ? groups - first : GROUPWISE_STEP;
-      decode_scales<PARTS>(record, layout, first, count, scales);
-      for (int64_t i = 0; i < count; ++i, codes += GROUP_BYTES) {
-        const int64_t group = first + i;
-        groupwise_group<PARTS, CODES>(codes, distance, table, x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES,
-                                      x.offset + group * PARTS * HEIGHT, x.step + group * HEIGHT, scales, i * PARTS, total);
-      }
-      if (!layout.has_minimum) continue;
-      const float* sums = x.sum + first * PARTS * HEIGHT;
-      for (int64_t i = 0; i < count * PARTS; ++i, sums += HEIGHT) {
-        const Vector::Floats minimum = scales.minimum(i);
-        unroll<HEIGHT>([&](auto row) { total[row] = Vector::fma(minimum, Vector::broadcast(sums[row]), total[row]); });
-      }
+      Scales& scales = kept == nullptr ? own : *kept++;
+      if (!decoded) decode_scales<PARTS>(record, layout, first, count, scales);
+      groupwise_step<PARTS, CODES>(codes, distance, table, scales, layout.has_minimum, x, first, count, total);
     }
     const int64_t n = block * BLOCK_ROWS, left = weight.rows - n;
     unroll<HEIGHT>([&](auto row) {
@@ -108,29 +119,55 @@ void groupwise_direct(const GroupwiseWeight& weight, const GroupwiseLayout& layo
   }
 }
 
+// Returns how many blocks a tile computes before the next one: their outputs, adjacent in each row, are written together (with
+// 512 rows, one cache line at a time takes 8 % longer). Their codes and scales stay in the second-level cache.
+template <int PARTS, int CODES>
+inline int64_t blocks_together(int64_t groups) {
+  constexpr int64_t KEPT_BYTES = 1 << 18;
+  const int64_t fitting = KEPT_BYTES / (groups * (CODE_BITS<CODES> * 128 + PARTS * 64));
+  return fitting < 1 ? 1 : fitting < STRIP_BLOCKS ? fitting : STRIP_BLOCKS;
+}
+
+// Computes blocks for a chunk of at least two tiles: the first reads codes from memory and decodes scales for all of them.
+template <int PARTS, int CODES>
+void groupwise_chunk(const GroupwiseWeight& weight, const GroupwiseLayout& layout, const GroupwiseActivations& x, const Tiles& tiles,
+                     Range chunk, Range blocks, const float* bias, Rows y) {
+  const int64_t groups = weight.columns / GROUP, steps = (groups + GROUPWISE_STEP - 1) / GROUPWISE_STEP;
+  const int64_t together = blocks_together<PARTS, CODES>(groups);
+  using Scales = FloatScales<PARTS>;
+  Scales* const kept = static_cast<Scales*>(scale_scratch(together * steps * static_cast<int64_t>(sizeof(Scales))));
+  for (int64_t block = blocks.begin; block < blocks.end; block += together) {
+    const Range some{block, block + together < blocks.end ? block + together : blocks.end};
+    for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
+      const int64_t start = tiles.start(tile);
+      with_height<Vector::DIRECT_TILE_ROWS>(tiles.height(tile), [&](auto rows) {
+        groupwise_direct<PARTS, CODES, rows>(weight, layout, x.from<PARTS>(start, groups), some, kept, tile > chunk.begin, bias, y.from(start));
+      });
+    }
+  }
+}
+
 template <int PARTS, int CODES>
 void groupwise_rows(const GroupwiseWeight& weight, const GroupwiseActivations& x, const Tiles& tiles, Range mine,
                     Range blocks, const float* bias, Rows y) {
-  const GroupwiseLayout layout(weight.layout, weight.columns);
-  const int64_t groups = weight.columns / GROUP;
-  // With several tiles, the first reads a block into the cache for the others.
-  const int64_t step = mine.end - mine.begin > 1 ? 1 : blocks.end - blocks.begin;
   constexpr int64_t CHUNK = 192 / Vector::DIRECT_TILE_ROWS;
-  for (int64_t chunk = mine.begin; chunk < mine.end; chunk += CHUNK) {
-    const int64_t end = chunk + CHUNK < mine.end ? chunk + CHUNK : mine.end;
-    for (int64_t block = blocks.begin; block < blocks.end; block += step)
-      for (int64_t tile = chunk; tile < end; ++tile) {
-        const int64_t start = tiles.start(tile), place = start * groups;
-        const GroupwiseActivations from{x.q + place * 16 * Vector::QUAD_BYTES, x.step + place, x.offset + place * PARTS,
-                                        x.sum + place * PARTS};
-        with_height<Vector::DIRECT_TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-          const Range some{block, block + step};
-          if constexpr (Vector::BYTE_SCALES && PARTS > 1 && rows <= FEW_ROWS)
-            if (layout.integers())
-              return groupwise_direct<PARTS, CODES, rows, ByteScales>(weight, layout, from, some, bias, y.from(start));
-          groupwise_direct<PARTS, CODES, rows, FloatScales>(weight, layout, from, some, bias, y.from(start));
-        });
-      }
+  const GroupwiseLayout layout(weight.layout, weight.columns);
+  for (int64_t first = mine.begin; first < mine.end; first += CHUNK) {
+    const Range chunk{first, first + CHUNK < mine.end ? first + CHUNK : mine.end};
+    if (chunk.end - first > 1) {
+      groupwise_chunk<PARTS, CODES>(weight, layout, x, tiles, chunk, blocks, bias, y);
+      continue;
+    }
+    const int64_t start = tiles.start(first);
+    const GroupwiseActivations from = x.from<PARTS>(start, weight.columns / GROUP);
+    const auto direct = [&](auto rows, auto* own) {
+      groupwise_direct<PARTS, CODES, rows>(weight, layout, from, blocks, own, false, bias, y.from(start));
+    };
+    with_height<Vector::DIRECT_TILE_ROWS>(tiles.height(first), [&](auto rows) {
+      if constexpr (Vector::BYTE_SCALES && PARTS > 1 && rows <= FEW_ROWS)
+        if (layout.integers()) return direct(rows, static_cast<ByteScales*>(nullptr));
+      direct(rows, static_cast<FloatScales<PARTS>*>(nullptr));
+    });
   }
 }
 
