@@ -175,6 +175,15 @@ def _is_clear_early(ratios: Sequence[float]) -> bool:
     return len(ratios) >= EARLY_PAIRS and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
+def is_enough(pair: Paired, *, min_pairs: int = 11, max_pairs: int = 400, max_seconds: float = 4.0) -> bool:
+    """Return whether `paired` with these limits would have stopped at the pairs that were taken with lower ones."""
+    seconds = pair.a.mean * pair.a.n + pair.b.mean * pair.b.n
+    far = pair.pairs >= EARLY_PAIRS and (pair.high < FAR or pair.low > 1 / FAR)
+    if pair.pairs >= max_pairs or (seconds >= LONG and far):
+        return True
+    return pair.pairs >= min_pairs and (seconds >= max_seconds or pair.verdict != "within noise")
+
+
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:
     """Call until two calls in a row are within 20 % of the best before, at most ten times; returns how often."""
     best, steady = math.inf, 0

@@ -3,7 +3,7 @@
     python -m bench.search.cpu_profile optimize SOURCE --for latency --fresh ...
 
 The words are those of `infer`. A step lasts until the next one; compilers, forks and threads of libraries count where
-they were waited for.
+they were waited for. Each trial's own line is printed when it ends, so that a run that is stopped has shown something.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class Profile:
             self.seconds[self.running[0]][self.running[1]] += now - self.last
         self.running, self.last = (trial, step), now
 
+    def row(self, trial: str) -> str:
+        """Write the steps of one trial, the dearest first."""
+        steps = sorted(self.seconds[trial].items(), key=lambda step: -step[1])
+        parts = ", ".join(f"{name} {value:.1f}" for name, value in steps)
+        return f"{trial}: {sum(self.seconds[trial].values()):.1f} CPU s ({parts})"
+
     def table(self) -> list[str]:
         """Write a row for each trial and a column for each step, the dearest first, with their sums."""
         steps: dict[str, float] = defaultdict(float)
@@ -73,9 +79,11 @@ def main(words: list[str]) -> int:
     ask, step = Search.question, Search.step
 
     def question(search: Search, candidate: Candidate, asked: Any) -> Any:
-        profile.switch(candidate.label if isinstance(asked, TrialRequest) else "bounds", START)
+        label = candidate.label if isinstance(asked, TrialRequest) else "bounds"
+        profile.switch(label, START)
         answer = ask(search, candidate, asked)
         profile.switch("", "")
+        print(profile.row(label), flush=True)  # noqa: T201
         return answer
 
     def stepped(search: Search, candidate: Candidate, name: str, detail: str) -> None:

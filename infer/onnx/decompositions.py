@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
 
 _INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
 _TABLES = ("linear_lut",)
+_lock = threading.RLock()
 _EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
 
 
@@ -53,14 +56,59 @@ def codes_refused(program: ExportedProgram | None) -> str | None:
     )
 
 
-def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Decompose `infer::` operators and attention with masks; a program without any is returned as it is."""
+def needed(program: ExportedProgram, target: Target) -> bool:
+    """Return whether a program has `infer::` operators, or attention with masks, to decompose for a target."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     has_own = any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called)
-    if not has_own and (target == "trt" or not masked_attention.has_masks(program)):
-        return program
+    return has_own or (target != "trt" and masked_attention.has_masks(program))
+
+
+def decompose(
+    program: ExportedProgram, target: Target, others: Mapping[Any, Callable[..., Any]] | None = None
+) -> ExportedProgram:
+    """Decompose `infer::` operators and attention with masks, and what `others` has decompositions for: ours come
+    first. Without `others` a program that has none is returned as it is.
+    """
+    if not needed(program, target):
+        return program if others is None else program.run_decompositions(dict(others))
     with paged_attention_node.functional(program):
-        return program.run_decompositions(_decompositions(program, target))
+        return program.run_decompositions({**(others or {}), **_decompositions(program, target)})
+
+
+@contextlib.contextmanager
+def within_export(target: Target) -> Iterator[bool]:
+    """Let torch's exporter decompose our operators together with those that it has no form for.
+
+    It traces the whole program to decompose it, half of the time of an export: one trace in place of two. Yields False
+    where torch has another exporter (its function is a private one); then `decompose` comes before the export.
+    """
+    passes, tables = _exporter_modules()
+    if passes is None:
+        yield False
+        return
+
+    def decomposed(program: ExportedProgram, registry: Any) -> ExportedProgram:
+        known = set(tables.get_onnx_implemented_overloads(registry))
+        return decompose(program, target, tables.create_onnx_friendly_decomposition_table(known))
+
+    with _lock:
+        usual = passes.decompose_with_registry
+        passes.decompose_with_registry = decomposed
+        try:
+            yield True
+        finally:
+            passes.decompose_with_registry = usual
+
+
+def _exporter_modules() -> tuple[Any, Any]:
+    """Return the modules of torch's exporter with its decomposition and its table; None where they are others."""
+    try:
+        from torch.onnx._internal.exporter import _decomp, _fx_passes
+    except ImportError:
+        return None, None
+    names = ("get_onnx_implemented_overloads", "create_onnx_friendly_decomposition_table")
+    complete = hasattr(_fx_passes, "decompose_with_registry") and all(hasattr(_decomp, n) for n in names)
+    return (_fx_passes, _decomp) if complete else (None, None)
 
 
 def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:

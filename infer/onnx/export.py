@@ -25,7 +25,7 @@ from ..graph.program import Graph
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import operator_table
-from .decompositions import decompose
+from .decompositions import decompose, within_export
 from .layers.int8_linear import Form
 from .layers.int8_operands import Target
 from .layers.quantized_layers import RewriteResult, rewrite
@@ -112,11 +112,13 @@ def _copied(model: ir.Model) -> ir.Model:
 
 def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
     # With gradients a learned mask (T5) takes another kernel, of another layout.
-    with _quiet(), operator_table.built_once(), torch.no_grad():
-        program = decompose(program, target)
+    with _quiet(), operator_table.built_once(), torch.no_grad(), within_export(target) as in_one_trace:
+        program = program if in_one_trace else decompose(program, target)
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
         except torch.onnx.errors.OnnxExporterError as error:
+            if (own := _own_error(error)) is not None:
+                raise own from error
             raise NotUsableError(
                 f"this model has no ONNX form: {_cause(error)}", hint="Use --backend inductor or eager"
             ) from error
@@ -226,6 +228,13 @@ def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str |
     if dim.value is None:
         return None
     return _SYMBOL.sub(lambda match: names.get(match[0], match[0]), str(dim.value))
+
+
+def _own_error(error: BaseException | None) -> NotUsableError | None:
+    """Return the refusal of one of our decompositions that an exception of the exporter hides; None where none does."""
+    while error is not None and not isinstance(error, NotUsableError):
+        error = error.__cause__
+    return error
 
 
 def _cause(error: BaseException) -> str:

@@ -119,20 +119,27 @@ def _time_trial(
     """Time a trial in pairs with the form that is fastest at each batch size.
 
     With `to_beat`, what another trial takes, a short round comes first, and the full one only for a trial that did not
-    lose it: successive halving in two steps (Jamieson and Talwalkar 2016, "Non-stochastic best arm identification").
+    lose it: successive halving in two steps (Jamieson and Talwalkar 2016, "Non-stochastic best arm identification"). A
+    batch size at which the short round ended where the full one would is not timed again.
     """
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
     trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
+    limits: dict[str, Any] = {"max_seconds": PAIR_SECONDS, "max_pairs": PAIRS}
+    if floats.searches and not trial.changed:
+        limits = {"min_pairs": SHORT_PAIRS, "max_seconds": UNCHANGED_SECONDS}
+    short: list[Timing] = []
     if floats.to_beat is not None:
         if _lost_short_round(trial, rivals, original, plan, floats.to_beat):
             return
-        trial.latency.clear()
-    if floats.searches and not trial.changed:
-        _time_pairs(trial, rivals, original, plan, min_pairs=SHORT_PAIRS, max_seconds=UNCHANGED_SECONDS)
-    else:
-        _time_pairs(trial, rivals, original, plan, max_seconds=PAIR_SECONDS, max_pairs=PAIRS)
+        short, trial.latency = trial.latency, []
+    enough = {timing.batch: timing for timing in short if latency.is_enough(timing.pair, **limits)}
+    for batch, rival in rivals.items():
+        if batch in enough:
+            trial.latency.append(enough[batch])
+        else:
+            _time_pairs(trial, {batch: rival}, original, plan, **limits)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:

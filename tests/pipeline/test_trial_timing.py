@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from infer import latency
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
 from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
-from infer.pipeline.trial import Timing, Trial
+from infer.pipeline.trial import TimesToBeat, Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
 from infer.predict.tensors import CheckedRunner
@@ -255,3 +257,58 @@ def test_the_input_fast_path_equals_the_checked_path() -> None:
     assert len(calls.predict(many)["y"]) == 72, "more rows than the largest batch run in pieces"
     with pytest.raises(InputError, match="missing input 'x'"):
         calls.predict({"shift": arrays["shift"]})
+
+
+class Scripted:
+    """Calls that take given seconds of a clock of their own."""
+
+    def __init__(self, *streams: list[float]) -> None:
+        self.now, self.streams = 0.0, [iter(one) for one in streams]
+
+    def call(self, index: int) -> None:
+        self.now += next(self.streams[index])
+
+
+FULL: dict[str, Any] = {"max_seconds": 4.0, "max_pairs": 200}
+BRIEF: dict[str, Any] = {"max_seconds": 1.0, "min_pairs": 5}
+
+
+@pytest.mark.parametrize("full", [FULL, BRIEF], ids=["judged by a gate", "a float form"])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_short_round_is_enough_only_where_the_full_one_says_no_more(
+    seed: int, full: dict[str, Any]
+) -> None:
+    draw = np.random.default_rng(seed)
+    base, ratio = draw.choice([0.003, 0.03, 0.3]), draw.choice([0.3, 0.9, 1.0, 1.5])
+    noise = draw.choice([0.01, 0.3])
+    ours, theirs = ((base * x * draw.lognormal(0, noise, 3000)).tolist() for x in (ratio, 1.0))
+    ends = []
+    for limits in ({"min_pairs": 5, "max_seconds": 0.5}, full):
+        script = Scripted(ours, theirs)
+        calls = partial(script.call, 0), partial(script.call, 1)
+        ends.append(latency.paired(*calls, clock=lambda script=script: script.now, **limits))
+    short, whole = ends
+    if latency.is_enough(short, **full):
+        assert short.verdict == whole.verdict
+        assert short.pairs >= min(whole.pairs, full.get("min_pairs", 11))
+
+
+def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
+    given: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[tuple[float, float]] = []
+    usual = trial_timing.latency.paired
+
+    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
+        rounds.append((float(ours), limits["max_seconds"]))
+        return usual(ours, theirs)
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    monkeypatch.setattr(trial_timing.latency, "is_enough", lambda pair, **_: pair.a.p50 == 8.0, raising=False)
+    forms = Forms(graph(), plain=(10.0, 80.0), ort=(2.0, 16.0))
+    forms.to_beat = TimesToBeat({"ort float32": {1: 0.5, 8: 0.5}})
+    fast = trial("ort", 1.0, 8.0)
+    timed(PLAN.with_(backend="ort"), [fast], forms)
+    short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
+    assert rounds == [(1.0, short), (8.0, short), (1.0, full)]
+    assert [one.batch for one in fast.latency] == [1, 8]
