@@ -9,12 +9,13 @@ demo: $(STAMP)
 	$(RUN) models/demo.py
 
 # A worker more than the cores that it was tuned for: tests of servers wait most of their time, for processes that start,
-# answer and end, and without it a core would wait with them.
+# answer and end, and without it a core would wait with them. A worker that crashes ends the run, which then names its test:
+# of a restarted one xdist waits for ever where a single test is left of its file.
 WORKERS ?= 3
 # The native kernels come first, on all cores: later, tests with a time limit would wait for their compilation.
 test: lint
 	INFER_CACHE=.pytest_cache $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

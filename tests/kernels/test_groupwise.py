@@ -56,24 +56,29 @@ def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: st
 
 
 def test_rows_of_a_wide_layer_have_the_bits_of_a_row_alone(isa: str) -> None:
-    for columns in (8192, 32768):  # codes and scales of two blocks, and not even of one, are kept for the next tile
+    for columns in (
+        8192,
+        32768,
+    ):  # codes and scales of two blocks, and not even of one, are kept for the next tile
         tensors, x = operands((16, 6, torch.int8, False), 70, columns), torch.randn(20, columns)
         alone = torch.cat([packed(row[None], tensors, None) for row in x])
         assert torch.equal(packed(x, tensors, None), alone)
 
 
 def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
-    q6_k, q5_0, q4_k, q2_k = (
+    q6_k, q5_0, q4_k, q2_k, q3_k = (
         (16, 6, torch.int8),
         (32, 5, torch.float16),
         (32, 4, torch.uint8),
         (16, 2, torch.uint8),
+        (16, 3, torch.int8),
     )
     for form, minimum, codes, record in (
         (q6_k, False, 6, 18),
         (q5_0, False, 5, 16),
         (q4_k, True, 4, 16),
-        (q2_k, True, 4, 20),
+        (q2_k, True, 2, 20),
+        (q3_k, False, 3, 18),
     ):
         layout = groupwise_layout(**operands((*form, minimum), 16, 2560))
         assert code_bytes(layout) == codes * 128

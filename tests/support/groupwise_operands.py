@@ -32,6 +32,8 @@ FORMS: list[Form] = [
     (128, 2, torch.bfloat16, "steps"),
     (16, 4, torch.float8_e4m3fn, False),
     (64, 6, torch.float32, False),
+    (64, 2, torch.float16, True),
+    (128, 3, torch.float16, False),
 ]
 # Of up to 4 bits: codes that are integers minus a zero point, computed with without a table.
 CONSECUTIVE: list[Form] = [
@@ -41,6 +43,8 @@ CONSECUTIVE: list[Form] = [
     (16, 2, torch.uint8, True),
     (16, 3, torch.int8, False),
     (64, 4, torch.float16, "steps"),
+    (64, 2, torch.float16, True),
+    (128, 3, torch.float16, False),
 ]
 
 

@@ -182,6 +182,12 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
+def running_pid(pid: int | None) -> int:
+    """Return the id of a process that must run: signals to 0 would go to the whole group, the tests among it."""
+    assert pid, "the worker is not running"
+    return pid
+
+
 def alive(pid: int) -> bool:
     """Return True if the process exists and is no zombie."""
     try:

@@ -182,7 +182,7 @@ def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pack_planes(codes: Tensor, bits: int, add: int, planes: int, columns: int) -> Tensor:
-    """Pack codes [N, K] of 5 or 6 bits in a bit stream, or of 8 (int8): uint8 [blocks, K/64, planes * 128].
+    """Pack codes [N, K] of 2, 3, 5 or 6 bits in a bit stream, or of 8 (int8): uint8 [blocks, K/64, planes * 128].
 
     `add` makes them unsigned integers below 2**`planes`.
     """

@@ -1,7 +1,7 @@
 """Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes.
 
-Codes and scales take the bits that their values need: integers of 5 or 6 bits lie in planes whether the weight holds
-them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4 bits whose table has
+Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits whether the weight
+holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4 bits whose table has
 consecutive integers are computed with as integers, without looking them up.
 """
 
@@ -65,7 +65,8 @@ def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
     if table is not None:
         zero, narrow = _zero_of(table), bits_of(table) <= 4
         if zero is not None and (narrow or bits == bits_of(table)):
-            return (4 if narrow else bits) << _INTEGERS | zero << _ZERO
+            packed = 4 if narrow and (group == 32 or bits_of(table) < 2) else bits_of(table)
+            return packed << _INTEGERS | zero << _ZERO
         return 0 if narrow else 1 << _BYTES
     for zero in (2 ** (bits - 1), 0) if bits else ():
         if _within(codes, -zero, 2**bits - zero):
@@ -99,7 +100,7 @@ def code_bytes(layout: int) -> int:
 
 
 def code_bits(layout: int) -> int:
-    """Return the bits of a packed code: 4, 5, 6 or 8."""
+    """Return the bits of a packed code: 2 to 6, or 8."""
     return 8 if layout >> _BYTES & 1 else (layout >> _INTEGERS & 7) or 4
 
 

@@ -29,7 +29,7 @@ from infer.serve.workers.restart_policy import (
 )
 from infer.serve.workers.supervisor import SupervisedWorker
 from tests.support.fake_predictors import Live, live
-from tests.support.worker_models import alive, language_model, wait_until
+from tests.support.worker_models import alive, language_model, running_pid, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -100,7 +100,7 @@ def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
 
 def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, predictor):
-        first = predictor.engine_client.worker.pid or 0
+        first = running_pid(predictor.engine_client.worker.pid)
         body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         answers: list[httpx.Response] = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
@@ -146,7 +146,7 @@ def test_prompt_that_kills_two_workers_is_quarantined_others_succeed(tmp_path: P
 
 def test_hanging_step_is_killed(tmp_path: Path) -> None:
     with served(tmp_path, batch=1.0) as (server, predictor):
-        first = predictor.engine_client.worker.pid or 0
+        first = running_pid(predictor.engine_client.worker.pid)
         assert ask(server, "~").json()["error"]["code"] == "poison_request"
         assert not alive(first)
         assert ask(server, "x").status_code == 200
@@ -181,7 +181,7 @@ def test_step_timeout_is_ten_times_the_usual_step(
 
 def test_worker_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
     with served(tmp_path, idle=1.5) as (server, predictor):
-        first = predictor.engine_client.worker.pid or 0
+        first = running_pid(predictor.engine_client.worker.pid)
         os.kill(first, signal.SIGSTOP)
         wait_until(lambda: not alive(first))
         assert ask(server, "x").status_code == 200
@@ -217,7 +217,7 @@ def test_identical_streams_in_one_crash_are_not_quarantined() -> None:
 def test_restart_limit_fails_all_requests(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         for number in range(5):
-            pid = predictor.engine_client.worker.pid or 0
+            pid = running_pid(predictor.engine_client.worker.pid)
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda n=number: predictor.engine_client.deaths > n)
             wait_until(lambda: predictor.engine_client.ready or predictor.engine_client.failure is not None)

@@ -32,7 +32,7 @@ from infer.serve.workers.self_test import (
 from infer.spec import TensorSpec
 from tests.serve.workers.test_workers import FAST, ask, engine_of, remote
 from tests.support.fake_predictors import double, live
-from tests.support.worker_models import alive, wait_until
+from tests.support.worker_models import alive, running_pid, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -195,7 +195,7 @@ def test_worker_with_changed_outputs_is_replaced_while_idle(tmp_path: Path) -> N
 
     async def go() -> None:
         async with engine_of(predictor) as engine:
-            first = predictor.executors[0].pid or 0
+            first = running_pid(predictor.executors[0].pid)
             await asyncio.to_thread(wait_until, lambda: not alive(first))
             await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total >= 1)
             assert engine.failure is None
@@ -211,7 +211,7 @@ def test_silent_worker_is_unready_until_its_next_heartbeat(
     async def go(predictor: Any) -> None:
         async with engine_of(predictor) as engine:
             await ask(engine, 1)
-            pid = predictor.executors[0].pid or 0
+            pid = running_pid(predictor.executors[0].pid)
             os.kill(pid, signal.SIGSTOP)
             await asyncio.to_thread(wait_until, lambda: not engine.ready)
             assert engine.healthy

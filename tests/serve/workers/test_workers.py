@@ -24,7 +24,7 @@ from infer.serve.workers.messages import ModelError, ModelSource
 from infer.serve.workers.model_loading import StartingModel
 from infer.serve.workers.remote_model import RemotePredictor
 from infer.serve.workers.restart_policy import RestartLimitError, RestartLimits, RestartPolicy, WatchdogLimits
-from tests.support.worker_models import DIE, HANG, RAISE, alive, wait_until, x_of
+from tests.support.worker_models import DIE, HANG, RAISE, alive, running_pid, wait_until, x_of
 
 pytestmark = pytest.mark.chaos
 FAST = RestartLimits(first=0.01)
@@ -158,7 +158,7 @@ def test_killed_worker_is_replaced_without_losing_requests() -> None:
             os.kill(first, signal.SIGKILL)
             for answer in await asyncio.gather(*running):
                 assert answer.outputs["pid"][0] != first
-            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)  # while it has nothing to do
+            os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)  # while it has nothing to do
             await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total == 2)
             await asyncio.to_thread(wait_until, lambda: engine.ready)
             await ask(engine, 1)
@@ -174,7 +174,7 @@ def test_restarted_worker_skips_timing_after_passing_its_self_test(
     async def go(predictor: RemotePredictor) -> None:
         (executor,) = predictor.executors
         async with engine_of(predictor) as engine:
-            os.kill((first := executor.pid) or 0, signal.SIGKILL)
+            os.kill(first := running_pid(executor.pid), signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: executor.restarts.total == 1 and engine.ready)
             assert (await ask(engine, 1)).outputs["pid"][0] == executor.pid != first
         assert list(executor.speeds) == [(4, 0.5)]
@@ -189,11 +189,11 @@ def test_hanging_worker_is_killed_busy_or_idle() -> None:
     async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             await ask(engine, 1)
-            first = predictor.executors[0].pid or 0
+            first = running_pid(predictor.executors[0].pid)
             os.kill(first, signal.SIGSTOP)
             await ask(engine, 2)
             assert not alive(first)
-            second = predictor.executors[0].pid or 0
+            second = running_pid(predictor.executors[0].pid)
             os.kill(second, signal.SIGSTOP)  # and asked for nothing
             await asyncio.to_thread(wait_until, lambda: not alive(second))
             with pytest.raises(PoisonError):
@@ -209,7 +209,7 @@ def test_replicas_share_one_queue() -> None:
         async with engine_of(predictor, max_batch=1) as engine:
             answers = await asyncio.gather(*(ask(engine, value) for value in range(8)))
             assert len({int(answer.outputs["pid"][0]) for answer in answers}) == 2
-            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+            os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)
             await asyncio.gather(*(ask(engine, value) for value in range(8)))
             assert engine.ready
 
@@ -242,7 +242,7 @@ def test_killed_worker_is_given_up_only_if_it_never_answers(answers: bool) -> No
                 await asyncio.to_thread(wait_until, lambda: engine.ready)
                 if answers:
                     await ask(engine, 1)
-                os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+                os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)
                 await asyncio.to_thread(wait_until, lambda: not engine.ready)
             if answers:
                 await ask(engine, 2)
@@ -274,7 +274,7 @@ def test_model_that_dies_of_every_request_is_given_up() -> None:
 
 def test_load_error_is_raised_and_leaves_no_process() -> None:
     starting = StartingModel(ModelSource(path="nowhere", opener="tests.support.worker_models:refuses"))
-    pid = starting._workers[0].pid or 0
+    pid = running_pid(starting._workers[0].pid)
     with pytest.raises(ArtifactError, match="a file is missing: weights - at nowhere. Copy it again"):
         starting.wait_ready()
     assert not alive(pid)
@@ -285,7 +285,7 @@ def test_load_error_is_raised_and_leaves_no_process() -> None:
 
 def test_worker_ends_with_its_server_and_leaks_no_descriptors() -> None:
     with remote() as predictor:
-        pid = predictor.executors[0].pid or 0
+        pid = running_pid(predictor.executors[0].pid)
         assert alive(pid)
     assert not alive(pid)
     before = len(os.listdir("/proc/self/fd"))

@@ -6,20 +6,22 @@
 namespace infer_native {
 namespace {
 
-// Kinds of codes: 4-bit indices into a table, unsigned integers of 4 to 6 bits, and int8.
+// Kinds of codes: 4-bit indices into a table, unsigned integers of 2 to 6 bits, and int8.
 constexpr int LOOKUP = 0;
 template <int CODES>
 constexpr int CODE_BITS = CODES == LOOKUP ? 4 : CODES;
 template <int CODES>
-constexpr bool INTEGERS = CODES >= 4 && CODES <= 6;
+constexpr bool PLANES = CODES == 2 || CODES == 3 || CODES == 5 || CODES == 6;
 template <int CODES>
-constexpr bool PLANES = CODES == 5 || CODES == 6;
+constexpr bool NIBBLES = CODES >= 2 && CODES <= 4;  // integers below 16
 
-// Reader of 5- or 6-bit planes: one vector of high bits, then the VECTORS vectors of low nibbles that they belong to.
+// Reader of integers in planes: a vector of the high bits of VECTORS vectors (unless HIGH is 0), then those of their low bits,
+// nibbles or, of 2- and 3-bit integers, pairs of bits.
 template <int BITS>
 struct PlaneVectors {
-  static constexpr int HIGH = BITS - 4, VECTORS = 4 / HIGH, BYTES = (1 + VECTORS) * 64;
-  static constexpr int MASK = ((1 << HIGH) - 1) << 4;
+  static constexpr int LOW = BITS < 4 ? 2 : 4, HIGH = BITS - LOW, SHARED = 4 / LOW;  // SHARED: vectors in one vector of low bits
+  static constexpr int VECTORS = HIGH == 2 ? 2 : 4, LOW_BYTES = (HIGH == 0 ? 0 : 64), BYTES = LOW_BYTES + VECTORS / SHARED * 64;
+  static constexpr int LOW_MASK = (1 << LOW) - 1, HIGH_MASK = ((1 << HIGH) - 1) << LOW;
   const uint8_t* codes;
   Vector::Quads high_bits;
 
@@ -28,11 +30,18 @@ struct PlaneVectors {
   // Vector V: `low` gets the integers of columns 4j.., `high` those of columns 4j + 32.. .
   template <int V>
   inline __attribute__((always_inline)) void read(Vector::Quads& low, Vector::Quads& high) const {
-    const Vector::Quads nibbles = Vector::load_quads(codes + 64 + V * 64);
-    const Vector::Quads low_bits = Vector::template shift_bits<4 - 2 * V * HIGH>(high_bits);
-    const Vector::Quads top_bits = Vector::template shift_bits<4 - (2 * V + 1) * HIGH>(high_bits);
-    low = Vector::join_bits(nibbles, 15, Vector::and_bits(low_bits, MASK));
-    high = Vector::join_bits(Vector::template shift_bits<-4>(nibbles), 15, Vector::and_bits(top_bits, MASK));
+    const Vector::Quads low_bits = Vector::load_quads(codes + LOW_BYTES + V / SHARED * 64);
+    low = integers<2 * V>(low_bits);
+    high = integers<2 * V + 1>(low_bits);
+  }
+
+ private:
+  // Returns integers N of the bytes: their low bits are number N modulo 2 SHARED, the high ones number N.
+  template <int N>
+  inline __attribute__((always_inline)) Vector::Quads integers(Vector::Quads low_bits) const {
+    const Vector::Quads low = Vector::template shift_bits<-LOW * (N % (2 * SHARED))>(low_bits);
+    if constexpr (HIGH == 0) return Vector::and_bits(low, LOW_MASK);
+    return Vector::join_bits(low, LOW_MASK, Vector::and_bits(Vector::template shift_bits<LOW - N * HIGH>(high_bits), HIGH_MASK));
   }
 };
 

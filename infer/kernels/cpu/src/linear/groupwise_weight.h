@@ -1,8 +1,10 @@
 // Packed weights of codes with a float scale, and optionally a minimum, for each group of columns.
 //
 // codes uint8 [NB, G, bits * 128], G = columns / 64: those of int8 ([NB, 16 G, 16, 4], 8 bits), or of lut4 (4 bits), indices
-//   into `table` or, like 5 and 6 bits, unsigned integers minus `zero`. The latter have low nibbles in the order of lut4, before
-//   each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and high columns of the first, the second, ...
+//   into `table` or, like 2, 3, 5 and 6 bits, unsigned integers minus `zero`. The latter have low nibbles in the order of lut4,
+//   before each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and high columns of the first, the
+//   second, ... Of 2 and 3 bits the low ones are pairs, of two vectors in one in the same order, and one vector of the high bits of
+//   3-bit integers is before each 4.
 // table int8 [NB, 16], of 4-bit indices; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          factor from table entries to weights
 //   super [C, 16]       where scales are integers: super-scales, one for each 256 columns; then those of the minima
@@ -11,7 +13,7 @@
 // Integer scales and minima of 4 and 6 bits are stored together. For 256 columns: [256] bytes of 16 groups of 16 columns, the
 // scale in the low nibble, the minimum in the high one; or [3, 64] of 8 groups of 32, like 6-bit codes, minima as high columns.
 // `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
-//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of integers, 4 to 6, else 0) << 39 + zero << 42.
+//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of integers, 2 to 6, else 0) << 39 + zero << 42.
 #pragma once
 
 #include <cstdint>
@@ -71,13 +73,14 @@ inline bool known_layout(int64_t layout, int64_t columns) {
   const int64_t group = layout & 0xffffffff;
   if (group <= 0 || columns % GROUP != 0 || columns % group != 0 || (group != 16 && group != 32 && group % GROUP != 0)) return false;
   const GroupwiseLayout given(layout, columns);
-  const bool bits = given.code_bits == 4 || given.code_bits == 8 || (given.code_bits == 5 && group == 32) || (given.code_bits == 6 && group == 16);
+  const int64_t code = given.code_bits;
+  const bool bits = code == 4 || code == 8 || (code == 5 && group == 32) || (code == 6 && group == 16) || ((code == 2 || code == 3) && group != 32);
   if (given.type <= ScaleType::FLOAT8) return bits && !(given.minimum_steps && given.integers());
   const int64_t wanted = given.type == ScaleType::INT6 ? 32 : 16;
   return bits && given.type <= ScaleType::INT4 && group == wanted && given.has_minimum && columns % SUPER_COLUMNS == 0;
 }
 
-// Packs codes [rows, columns] into planes of `planes` bits, `add` added to each; `bits` 5 and 6 are little-endian bit streams, 8 int8.
+// Packs codes [rows, columns] into planes of `planes` bits, `add` added to each; `bits` 2, 3, 5 and 6 are little-endian bit streams, 8 int8.
 void pack_planes(const uint8_t* codes, int bits, int add, int planes, int64_t rows, int64_t columns, uint8_t* out);
 
 // Computes the layer with activations quantized to int8 for each 64 columns; see linear_groupwise.h.

@@ -1,6 +1,6 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
-// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 4 to 6 bits minus a zero point. Activations are
+// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 2 to 6 bits minus a zero point. Activations are
 // quantized to int8 for each 64 columns, as for lut4; a minimum is multiplied by the sum of the int8 activations of its group:
 //   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32,
 // the minima of 256 columns after their codes.
@@ -14,7 +14,7 @@ namespace {
 
 template <int CODES>
 inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
-  if constexpr (CODES == 4) return Vector::dot_nibbles(sum, weights, quad);
+  if constexpr (NIBBLES<CODES>) return Vector::dot_nibbles(sum, weights, quad);
   if constexpr (PLANES<CODES>) return Vector::dot_nonnegative(sum, weights, quad);
   return Vector::dot_from_memory(sum, weights, quad);
 }
@@ -26,7 +26,7 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
                                                            const float* step, const Scales& scales, int64_t place,
                                                            Vector::Floats (&total)[HEIGHT]) {
   constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES;
-  constexpr bool SHORT = CODES == 4 && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
+  constexpr bool SHORT = NIBBLES<CODES> && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
   unroll<HALVES>([&](auto half) __attribute__((always_inline)) {
     const auto start = [&](int part, auto row) { return Vector::broadcast(offset[part * HEIGHT + row]); };
     Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
@@ -181,6 +181,10 @@ void groupwise_part(const GroupwiseWeight& weight, const GroupwiseActivations& x
     if (bits == 5) return groupwise_rows<PARTS, 5>(weight, x, tiles, mine, blocks, bias, y);
   if constexpr (PARTS == 4)
     if (bits == 6) return groupwise_rows<PARTS, 6>(weight, x, tiles, mine, blocks, bias, y);
+  if constexpr (PARTS != 2) {
+    if (bits == 2) return groupwise_rows<PARTS, 2>(weight, x, tiles, mine, blocks, bias, y);
+    if (bits == 3) return groupwise_rows<PARTS, 3>(weight, x, tiles, mine, blocks, bias, y);
+  }
   if (layout.lookup) return groupwise_rows<PARTS, LOOKUP>(weight, x, tiles, mine, blocks, bias, y);
   groupwise_rows<PARTS, 4>(weight, x, tiles, mine, blocks, bias, y);
 }

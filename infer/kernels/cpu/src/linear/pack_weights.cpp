@@ -138,19 +138,20 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
 
 namespace {
 
-// Packs 64 integers of a row as quads in the vectors of a group: one vector of high bits, then `vectors` of low nibbles.
-void pack_plane_group(const uint8_t* value, int high, uint8_t* out) {
-  const int vectors = 4 / high;
-  for (int first = 0; first < 8; first += vectors, out += (1 + vectors) * 64)
-    for (int i = 0; i < 4; ++i) {
-      int bits = 0;
-      for (int v = 0; v < vectors; ++v) {
-        const uint8_t *low = value + 4 * (first + v) + i, *top = low + 32;
-        bits |= (*low >> 4) << 2 * v * high | (*top >> 4) << (2 * v + 1) * high;
-        out[(1 + v) * 64 + i] = static_cast<uint8_t>((*low & 15) | (*top & 15) << 4);
+// Packs 64 integers of a row as quads in the vectors of a group, as `PlaneVectors` reads them.
+void pack_plane_group(const uint8_t* value, int planes, uint8_t* out) {
+  const int low_bits = planes < 4 ? 2 : 4, high_bits = planes - low_bits, shared = 4 / low_bits, vectors = high_bits == 2 ? 2 : 4;
+  const int low_mask = (1 << low_bits) - 1;
+  for (int first = 0; first < 8; first += vectors) {
+    uint8_t* const low = high_bits == 0 ? out : out + 64;
+    for (int n = 0; n < 2 * vectors; ++n)
+      for (int i = 0; i < 4; ++i) {
+        const int code = value[4 * (first + n / 2) + n % 2 * 32 + i];
+        low[n / 2 / shared * 64 + i] |= static_cast<uint8_t>((code & low_mask) << n % (2 * shared) * low_bits);
+        if (high_bits != 0) out[i] |= static_cast<uint8_t>(code >> low_bits << n * high_bits);
       }
-      out[i] = static_cast<uint8_t>(bits);
-    }
+    out = low + vectors / shared * 64;
+  }
 }
 
 }  // namespace
@@ -171,7 +172,7 @@ void pack_planes(const uint8_t* codes, int bits, int add, int planes, int64_t ro
           const int code = bits == 8 ? source[group * GROUP + k] : code_at(source, bits, group * GROUP + k);
           values[k] = static_cast<uint8_t>(code + add);
         }
-        pack_plane_group(values, planes - 4, to + group * group_bytes + row * 4);
+        pack_plane_group(values, planes, to + group * group_bytes + row * 4);
       }
   }
 }
