@@ -1,8 +1,8 @@
 """Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes.
 
-Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits whether the weight
-holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4 bits whose table has
-consecutive integers are computed with as integers, without looking them up.
+Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits
+whether the weight holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4
+bits whose table has consecutive integers are computed with as integers, without looking them up.
 """
 
 from __future__ import annotations
