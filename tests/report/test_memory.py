@@ -8,6 +8,7 @@ import mmap
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -198,9 +199,45 @@ def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> N
     forked = forking.probe("eager", tiny_artifact)
     assert forked.failure == ""
     assert forked.weights == fresh.weights
-    for name in ("runtime", "peak", "steady", "anonymous", "file_backed"):
-        assert getattr(forked, name) == pytest.approx(getattr(fresh, name), rel=0.05), name
+    again = forking.probe("eager", tiny_artifact)  # in a fork of the process that has the backend's libraries
+    for found in (forked, again):
+        for name in ("runtime", "opened", "peak", "steady", "anonymous", "file_backed"):
+            assert getattr(found, name) == pytest.approx(getattr(fresh, name), rel=0.05), name
     forking.close()
+
+
+@linux_only
+def test_libraries_of_a_backend_are_imported_once_for_all_its_artifacts(
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "imports"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name in ('torch.export.pt2_archive', 'backends.eager'):\n"
+        f"            open({str(log)!r}, 'a').write(name + chr(10))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    forking = ForkingProbe()
+    for _ in range(3):
+        assert forking.probe("eager", tiny_artifact).failure == ""
+    forking.close()
+    assert sorted(log.read_text().split()) == ["backends.eager", "torch.export.pt2_archive"]
+
+
+@linux_only
+def test_no_process_is_left_when_the_probe_ends(tiny_artifact: Path) -> None:
+    forking = ForkingProbe()
+    assert forking.probe("eager", tiny_artifact).failure == ""
+    assert forking._server is not None
+    below = psutil.Process(forking._server.pid).children(recursive=True)
+    assert len(below) == 1, "the process of the backend"
+    forking.close()
+    gone, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive
 
 
 @linux_only

@@ -1,7 +1,8 @@
-"""Memory of many artifacts, each in a fork of one process that has imported torch and opened nothing.
+"""Memory of many artifacts, each in a fork of a process that has imported what opening needs and opened nothing.
 
-A fresh process spends seconds of a core on imports, which a search of many trials would pay for each. A fork has
-what the imports left: anonymous pages at once, pages of files after it has read them into its page table again
+A fresh process spends seconds of a core on imports, which a search of many trials would pay for each. There is one
+process that has imported torch, and below it one for each backend with the libraries of that. A fork has what the
+imports left: anonymous pages at once, pages of files after it has read them into its page table again
 (`madvise(2)`, MADV_POPULATE_READ), because fork(2) does not copy those. So both ways measure the same.
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from ...llm.step.step_shape import StepShape
 from . import memory
-from .memory import Memory
+from .memory import Imported, Memory
 
 PR_SET_PDEATHSIG, MADV_POPULATE_READ = 1, 22
 PRESENT = np.uint64(1 << 63)  # of an entry of /proc/PID/pagemap
@@ -45,7 +46,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class ForkingProbe:
-    """Measures artifacts like `memory.probe`, on the CPU in forks of one process, elsewhere in fresh ones.
+    """Measures artifacts like `memory.probe`, on the CPU in forks of a process of the backend, elsewhere in fresh ones.
 
     The process starts with the first artifact and ends with `close`, with this object or with this process.
     """
@@ -95,14 +96,67 @@ def _end_server(server: subprocess.Popen[bytes]) -> None:
 
 
 def serve() -> None:
-    """Answer each artifact on standard input with its memory on standard output, measured in a fork."""
+    """Answer each artifact on standard input with its memory, measured below the process of its backend."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
+    servers: dict[str, tuple[int, int]] = {}
     for line in sys.stdin.buffer:
-        os.write(answers, msgspec.json.encode(_forked(msgspec.json.decode(line, type=Artifact))) + b"\n")
+        backend = msgspec.json.decode(line, type=Artifact).backend
+        if backend not in servers:
+            servers[backend] = _backend_server(backend)
+        os.write(answers, _relayed(line, *servers[backend]))
 
 
-def _forked(artifact: Artifact) -> Memory:
+def _relayed(line: bytes, asks: int, answers: int) -> bytes:
+    """Pass a question on to the process of a backend; return its answer, or a failure where it ended."""
+    try:
+        os.write(asks, line)
+        found = _line(answers, TIMEOUT)
+    except OSError:
+        found = b""
+    failed = Memory(failure="the process of the backend ended without an answer")
+    return found if found.endswith(b"\n") else msgspec.json.encode(failed) + b"\n"
+
+
+def _backend_server(backend: str) -> tuple[int, int]:
+    """Fork the process of a backend; return where it is asked and where it answers."""
+    pages, own = resident_file_pages(), os.getpid()
+    asked, asks = os.pipe()
+    answers, writes = os.pipe()
+    if os.fork() == 0:
+        os.close(asks)
+        os.close(answers)
+        _in_backend_server(backend, pages, asked, writes, own)
+    os.close(asked)
+    os.close(writes)
+    return asks, answers
+
+
+def _in_backend_server(
+    backend: str, pages: list[tuple[int, int]], asked: int, writes: int, parent: int
+) -> None:
+    """Import the libraries of a backend and measure each artifact in a fork; never returns."""
+    try:
+        _end_with(parent)
+        populate(pages)
+        imported = memory.import_libraries(backend)
+        with os.fdopen(asked, "rb") as questions:
+            for line in questions:
+                found = _forked(msgspec.json.decode(line, type=Artifact), imported)
+                os.write(writes, msgspec.json.encode(found) + b"\n")
+    except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
+        os.write(writes, msgspec.json.encode(Memory(failure=f"{type(error).__name__}: {error}")) + b"\n")
+    os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, also one that has ended by now."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _forked(artifact: Artifact, imported: Imported) -> Memory:
     """Measure one artifact in a child process; return its failure where it ended without an answer."""
     pages = resident_file_pages()
     reads, writes = os.pipe()
@@ -110,7 +164,7 @@ def _forked(artifact: Artifact) -> Memory:
     child = os.fork()
     if child == 0:
         os.close(reads)
-        _in_child(artifact, pages, writes, own)
+        _in_child(artifact, imported, pages, writes, own)
     os.close(writes)
     line = _line(reads, TIMEOUT)
     os.close(reads)
@@ -122,14 +176,15 @@ def _forked(artifact: Artifact) -> Memory:
     return Memory(failure=f"the probe ended with exit code {status}")
 
 
-def _in_child(artifact: Artifact, pages: list[tuple[int, int]], writes: int, parent: int) -> None:
+def _in_child(
+    artifact: Artifact, imported: Imported, pages: list[tuple[int, int]], writes: int, parent: int
+) -> None:
     """Measure, write the answer and end; never returns."""
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        _end_with(parent)
         populate(pages)
-        found = memory.measure_opened(artifact.backend, Path(artifact.folder), "cpu", artifact.shape)
+        folder = Path(artifact.folder)
+        found = memory.measure_opened(artifact.backend, folder, "cpu", artifact.shape, imported)
     except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
         found = Memory(failure=f"{type(error).__name__}: {error}")
     os.write(writes, msgspec.json.encode(found) + b"\n")

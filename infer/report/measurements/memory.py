@@ -6,6 +6,7 @@ Unknown is None, never zero.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -161,8 +162,33 @@ def _child() -> None:
     print(msgspec.json.encode(measured).decode())
 
 
-def measure_opened(backend: str, folder: Path, device: str, shape: StepShape | None) -> Memory:
-    """Open an artifact in this process, which has opened nothing before, and run its golden inputs."""
+class Imported(msgspec.Struct, frozen=True):
+    """Imports that opening an artifact would make, made before: resident bytes before them, and their seconds."""
+
+    before: int
+    seconds: float
+
+
+def import_libraries(backend: str) -> Imported:
+    """Import a backend, and what opening its artifacts imports, for many of them; that counts as opening still."""
+    from ... import plugins
+
+    module = plugins.get("backends", backend)
+    with PeakMemory() as importing:
+        start = time.perf_counter()
+        if not module.PORTABLE:
+            importlib.import_module("torch.export.pt2_archive")
+        seconds = time.perf_counter() - start
+    return Imported(importing.before, seconds)
+
+
+def measure_opened(
+    backend: str, folder: Path, device: str, shape: StepShape | None, imported: Imported | None = None
+) -> Memory:
+    """Open an artifact in this process, which has opened nothing before, and run its golden inputs.
+
+    `imported`: what this process imported to open it.
+    """
     from safetensors.torch import load_file
 
     from ... import plugins
@@ -174,6 +200,7 @@ def measure_opened(backend: str, folder: Path, device: str, shape: StepShape | N
         runner = encoder_decoder_graphs.open_runner(module, folder, device)
         runner = runner if shape is None else sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start
+    runtime = opening.before if imported is None else imported.before
     mapped = hardware.resident_split() or (0, 0)
     with PeakMemory() as running:
         for _ in range(3):
@@ -183,12 +210,12 @@ def measure_opened(backend: str, folder: Path, device: str, shape: StepShape | N
     # Mapped weights become resident when a call first touches them; they belong to opening.
     touched = min(max(0, split[1] - mapped[1]), running.grown)
     measured = Memory(
-        runtime=opening.before,
-        opened=max(0, opening.after - opening.before + touched),
+        runtime=runtime,
+        opened=max(0, opening.after - runtime + touched),
         run=max(0, running.grown - touched),
         steady=running.after,
         peak=max(opening.peak, running.peak),
-        open_seconds=seconds,
+        open_seconds=seconds + (0.0 if imported is None else imported.seconds),
         anonymous=split[0],
         file_backed=split[1],
         batch=len(next(iter(inputs.values()))),
