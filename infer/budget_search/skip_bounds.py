@@ -169,9 +169,22 @@ def _slower_layers(known: KnownTrials, candidate: Candidate) -> str:
         least = {
             batch: other.times[batch] + shown(other.own[batch] - other.alone[batch]) for batch in other.times
         }
-        if (known.per_row(least) or 0.0) > known.cost(best) * CLEARLY:
+        if (known.per_row(least) or 0.0) > known.cost(best) * CLEARLY and _shortest_agree(known, other, best):
             return f"{_said(other)}: slower than {best.candidate.label}"
     return ""
+
+
+def _shortest_agree(known: KnownTrials, other: SameLayers, best: TrialRecord) -> bool:
+    """Return whether the shortest calls of the timed trial and of the best one say the same, where both are known.
+
+    A trial that another process held up has a median of twice its own time, while its rival may have been spared.
+    """
+    shortest, limits = (one.measured.least if one.measured else {} for one in (other.record, best))
+    if not all(size in shortest and size in limits for size in other.times):
+        return True
+    least = {size: shortest[size] + shown(other.own[size] - other.alone[size]) for size in other.times}
+    limit = known.per_row({size: limits[size] for size in other.times}) or 0.0
+    return (known.per_row(least) or 0.0) > limit * CLEARLY
 
 
 def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
