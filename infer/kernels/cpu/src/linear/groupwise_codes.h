@@ -27,27 +27,29 @@ struct PlaneVectors {
 
   explicit PlaneVectors(const uint8_t* from) : codes(from), high_bits(Vector::load_quads(from)) {}
 
-  // Vector V: `low` gets the integers of columns 4j.., `high` those of columns 4j + 32.. .
-  template <int V>
+  // Vector V: `low` gets the integers of columns 4j.., `high` those of columns 4j + 32.. . BESIDE_DOTS: as fast as possible beside
+  // many products rather than alone.
+  template <int V, bool BESIDE_DOTS = false>
   inline __attribute__((always_inline)) void read(Vector::Quads& low, Vector::Quads& high) const {
     const Vector::Quads low_bits = Vector::load_quads(codes + LOW_BYTES + V / SHARED * 64);
-    low = integers<2 * V>(low_bits);
-    high = integers<2 * V + 1>(low_bits);
+    low = integers<2 * V, BESIDE_DOTS>(low_bits);
+    high = integers<2 * V + 1, BESIDE_DOTS>(low_bits);
   }
 
  private:
   // Returns integers N of the bytes: their low bits are number N modulo 2 SHARED, the high ones number N.
-  template <int N>
+  template <int N, bool BESIDE_DOTS>
   inline __attribute__((always_inline)) Vector::Quads integers(Vector::Quads low_bits) const {
     const Vector::Quads low = Vector::template shift_bits<-LOW * (N % (2 * SHARED))>(low_bits);
     if constexpr (HIGH == 0) return Vector::and_bits(low, LOW_MASK);
-    return Vector::join_bits(low, LOW_MASK, Vector::and_bits(Vector::template shift_bits<LOW - N * HIGH>(high_bits), HIGH_MASK));
+    const Vector::Quads high = Vector::and_bits(Vector::template shift_bits<LOW - N * HIGH>(high_bits), HIGH_MASK);
+    return BESIDE_DOTS ? Vector::add_bits(low, LOW_MASK, high) : Vector::join_bits(low, LOW_MASK, high);
   }
 };
 
 // Calls low_of(j, quads) with columns 4j.. and high_of(j, quads) with columns 4j + 32.., for vectors BEGIN to END of a group;
-// prefetches `distance` bytes ahead.
-template <int CODES, int BEGIN, int END, class Low, class High>
+// prefetches `distance` bytes ahead. BESIDE_DOTS: see `PlaneVectors`.
+template <int CODES, int BEGIN, int END, bool BESIDE_DOTS, class Low, class High>
 inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int64_t distance, Vector::Table table, Low low_of,
                                                        High high_of) {
   Vector::Quads low, high;
@@ -59,7 +61,7 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int
       for (int line = 0; line < Planes::BYTES; line += 64) __builtin_prefetch(place + line + distance);
       const Planes planes(place);
       unroll<Planes::VECTORS>([&](auto v) __attribute__((always_inline)) {
-        planes.template read<v>(low, high);
+        planes.template read<v, BESIDE_DOTS>(low, high);
         low_of(first + v, low), high_of(first + v, high);
       });
     }

@@ -52,7 +52,7 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
         high_sum[row] = groupwise_dot<CODES>(high_sum[row], codes, quads + row * Vector::QUAD_BYTES);
       });
     };
-    each_vector<CODES, half * VECTORS, (half + 1) * VECTORS>(codes, distance, table, low_of, high_of);
+    each_vector<CODES, half * VECTORS, (half + 1) * VECTORS, (HEIGHT > FEW_ROWS)>(codes, distance, table, low_of, high_of);
     const Vector::Floats low_scale = scales.scale(place + half), high_scale = scales.scale(place + (PARTS == 1 ? 0 : half + HALVES));
     unroll<HEIGHT>([&](auto row) {
       Vector::Sums low = low_sum[row], high = high_sum[row];

@@ -156,6 +156,7 @@ struct Vector {
   static Quads join_bits(Quads a, int bits, Quads b) {
     return each<Quads>([&](int i) { return vorrq_s8(vandq_s8(a.lane[i], vdupq_n_s8(static_cast<int8_t>(bits))), b.lane[i]); });
   }
+  static Quads add_bits(Quads a, int bits, Quads b) { return join_bits(a, bits, b); }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     for (int i = 0; i < 4; ++i) {

@@ -167,6 +167,7 @@ struct Vector {
     for (int i = 0; i < 64; ++i) a.byte[i] = static_cast<int8_t>((a.byte[i] & bits) | b.byte[i]);
     return a;
   }
+  static Quads add_bits(Quads a, int bits, Quads b) { return join_bits(a, bits, b); }
   static Table load_table(const int8_t* p) {
     Table table;
     __builtin_memcpy(table.entry, p, sizeof table.entry);

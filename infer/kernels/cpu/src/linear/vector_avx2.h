@@ -170,6 +170,7 @@ struct Vector {
     const Quads kept = and_bits(x, bits);
     return {_mm256_or_si256(kept.a, y.a), _mm256_or_si256(kept.b, y.b)};
   }
+  static Quads add_bits(Quads x, int bits, Quads y) { return join_bits(x, bits, y); }
   static Table load_table(const int8_t* p) {
     const Table table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return UNSIGNED ? _mm256_xor_si256(table, _mm256_set1_epi8(-128)) : table;
