@@ -26,7 +26,7 @@ import ast, contextlib, importlib, importlib.util, io, json, sys
 project, failed = json.loads(sys.argv[1]), {}
 
 def late_imports(name):
-    'Names of this project that functions import and that are not there.'
+    'Names of this project that functions import, or take from a module, and that are not there.'
     with open(importlib.util.find_spec(name).origin) as file:
         tree = ast.parse(file.read())
     for node in ast.walk(tree):
@@ -35,6 +35,10 @@ def late_imports(name):
             for alias in node.names:
                 if not hasattr(module, alias.name):
                     importlib.import_module(f"{node.module}.{alias.name}")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            held = getattr(sys.modules[name], node.value.id, None)
+            if type(held) is type(ast) and held.__name__.partition(".")[0] in project:
+                getattr(held, node.attr)
 
 for name in sys.argv[2:]:
     try:

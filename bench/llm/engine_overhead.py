@@ -98,7 +98,7 @@ def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> tuple[floa
 def prefix(seconds: float) -> list[Bar]:
     """Measure the time to read 32 prompts, submitted at once, with and without the prefix cache."""
     folder = infer_step.prepare(SHAPES["135M"], "8 bit head", torch.get_num_threads())
-    step = infer_step.Ours(folder, length=32)
+    step = infer_step.InferStep(folder, length=32)
     tokens = SHAPES["135M"].tokens.tolist()
     took, first = {}, {}
     for cached in (True, False):

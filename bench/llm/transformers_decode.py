@@ -22,7 +22,7 @@ CLOSE = 1e-3  # of the two forms of transformers, relative
 def measure(seconds: float) -> list[Bar]:
     shape = SHAPES["135M"]
     tokens, expected = shape.tokens, shape.logits()[CONTEXT]
-    step = infer_step.Ours(
+    step = infer_step.InferStep(
         infer_step.prepare(shape, "8 bit head", torch.get_num_threads()), length=CONTEXT + 1
     )
     step.prefill(tokens[:CONTEXT].tolist())()
