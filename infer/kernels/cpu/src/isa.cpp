@@ -1,13 +1,11 @@
 // Choice of the instruction set, once per process; `infer_set_isa` changes it for tests.
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "isa.h"
+#include "thread_buffer.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -90,30 +88,6 @@ std::atomic<const Isa*>& active() {
   return isa;
 }
 
-struct FreeDeleter {
-  void operator()(void* pointer) const { std::free(pointer); }
-};
-
-// Memory that grows and is kept by a thread.
-class ThreadBuffer {
- public:
-  void* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = 0;
-      const int64_t wanted = (bytes + bytes / 2 + 4095) / 4096 * 4096;
-      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(wanted)));
-      if (!memory_) throw std::bad_alloc();
-      size_ = wanted;
-    }
-    return memory_.get();
-  }
-
- private:
-  std::unique_ptr<void, FreeDeleter> memory_;
-  int64_t size_ = 0;
-};
-
 }  // namespace
 
 const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
@@ -125,12 +99,12 @@ const Isa& vector_isa() {
 
 void* scratch(int64_t bytes) {
   thread_local ThreadBuffer buffer;
-  return buffer.at_least(bytes);
+  return buffer.of(bytes);
 }
 
 void* scale_scratch(int64_t bytes) {
   thread_local ThreadBuffer buffer;
-  return buffer.at_least(bytes);
+  return buffer.of(bytes);
 }
 
 void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {

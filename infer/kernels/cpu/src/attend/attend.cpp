@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "attend/attend_kernel.h"
 #include "isa.h"
+#include "thread_buffer.h"
 
 namespace infer_native {
 namespace {
@@ -42,28 +40,6 @@ const AttendKernel& kernel() {
 #endif
   return ATTEND_SCALAR;
 }
-
-class Buffer {
- public:
-  void* of(int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = 0;
-      const int64_t wanted = (bytes + bytes / 2 + 4095) / 4096 * 4096;
-      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(wanted)));
-      if (!memory_) throw std::bad_alloc();
-      size_ = wanted;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(void* pointer) const { std::free(pointer); }
-  };
-  std::unique_ptr<void, Free> memory_;
-  int64_t size_ = 0;
-};
 
 // Partition of a sequence into pieces; the result does not depend on it.
 struct Cut {
@@ -125,12 +101,12 @@ void attend_piece(const Plan& plan, const Span& span, const Cut& cut, Piece piec
 }  // namespace
 
 void* attend_workspace(int64_t bytes) {
-  thread_local Buffer buffer;
+  thread_local ThreadBuffer buffer;
   return buffer.of(bytes);
 }
 
 void* attend_scratch(int64_t bytes) {
-  thread_local Buffer buffer;
+  thread_local ThreadBuffer buffer;
   return buffer.of(bytes);
 }
 

@@ -89,7 +89,7 @@ struct Vector {
   static Quads join_bits(Quads a, int bits, Quads b) {
     return _mm512_ternarylogic_epi32(a, _mm512_set1_epi8(static_cast<char>(bits)), b, 0xea);
   }
-  // The same where no bit is in both, without ternary logic: AMD's Zen 4 executes that on the ports of `vpdpbusd`, adds on others.
+  // The same where no bit is in both, without ternary logic: AMD's Zen 4 executes that partly on the ports of `vpdpbusd`, adds on others.
   static Quads add_bits(Quads a, int bits, Quads b) { return _mm512_add_epi8(and_bits(a, bits), b); }
   static Table load_signed_table(const int8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
