@@ -104,18 +104,22 @@ def serve() -> None:
         backend = msgspec.json.decode(line, type=Artifact).backend
         if backend not in servers:
             servers[backend] = _backend_server(backend)
-        os.write(answers, _relayed(line, *servers[backend]))
+        if not (found := _relayed(line, *servers[backend])):
+            for descriptor in servers.pop(backend):  # a late answer would be taken for the next artifact's
+                os.close(descriptor)
+            failed = Memory(failure="the process of the backend ended without an answer")
+            found = msgspec.json.encode(failed) + b"\n"
+        os.write(answers, found)
 
 
 def _relayed(line: bytes, asks: int, answers: int) -> bytes:
-    """Pass a question on to the process of a backend; return its answer, or a failure where it ended."""
+    """Pass a question on to the process of a backend; return its answer, empty where it gave none."""
     try:
         os.write(asks, line)
         found = _line(answers, TIMEOUT)
     except OSError:
-        found = b""
-    failed = Memory(failure="the process of the backend ended without an answer")
-    return found if found.endswith(b"\n") else msgspec.json.encode(failed) + b"\n"
+        return b""
+    return found if found.endswith(b"\n") else b""
 
 
 def _backend_server(backend: str) -> tuple[int, int]:
@@ -146,7 +150,8 @@ def _in_backend_server(
                 os.write(writes, msgspec.json.encode(found) + b"\n")
     except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
         os.write(writes, msgspec.json.encode(Memory(failure=f"{type(error).__name__}: {error}")) + b"\n")
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def _end_with(parent: int) -> None:
