@@ -19,6 +19,12 @@ inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums su
   return Vector::dot_from_memory(sum, weights, quad);
 }
 
+// Adds the sums of 64 columns, times each row's step of activations, to the totals.
+template <int HEIGHT>
+inline __attribute__((always_inline)) void add_steps(const Vector::Floats (&sum)[HEIGHT], const float* step, Vector::Floats (&total)[HEIGHT]) {
+  unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) { total[row] = Vector::fma(sum[row], Vector::broadcast(step[row]), total[row]); });
+}
+
 // Adds the products of the 64 columns of one group, of 16 rows, to the totals of HEIGHT rows of activations.
 template <int PARTS, int CODES, int HEIGHT, class Scales>
 inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes, int64_t distance, Vector::Table table,
@@ -27,6 +33,7 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
                                                            Vector::Floats (&total)[HEIGHT]) {
   constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES;
   constexpr bool SHORT = NIBBLES<CODES> && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
+  Vector::Floats sum[HEIGHT];
   unroll<HALVES>([&](auto half) __attribute__((always_inline)) {
     const auto start = [&](int part, auto row) { return Vector::broadcast(offset[part * HEIGHT + row]); };
     Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
@@ -60,16 +67,46 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
         low = Vector::add(Vector::widen(low), start(half, row));
         high = PARTS == 1 ? Vector::widen(high) : Vector::add(Vector::widen(high), start(half + HALVES, row));
       }
-      Vector::Floats pair;
-      if constexpr (PARTS == 1) {
-        pair = Vector::mul(Vector::to_float(Vector::add(low, high)), low_scale);
-      } else {
-        pair = Vector::mul(Vector::to_float(low), low_scale);
-        pair = Vector::fma(Vector::to_float(high), high_scale, pair);
-      }
-      total[row] = Vector::fma(pair, Vector::broadcast(step[row]), total[row]);
+      if constexpr (PARTS == 1) low = Vector::add(low, high);
+      sum[row] = half == 0 ? Vector::mul(Vector::to_float(low), low_scale) : Vector::fma(Vector::to_float(low), low_scale, sum[row]);
+      if constexpr (PARTS > 1) sum[row] = Vector::fma(Vector::to_float(high), high_scale, sum[row]);
     });
   });
+  add_steps(sum, step, total);
+}
+
+// Adds the products of 64 columns with four scales to the totals of many rows, one part after the other: the sums of `HEIGHT` rows
+// alone leave registers for what each row's parts add up to. Same bits as `groupwise_group`.
+template <int CODES, int HEIGHT, class Scales>
+inline __attribute__((always_inline)) void groupwise_quarters(const uint8_t* codes, int64_t distance, Vector::Table table, const int8_t* q,
+                                                              const int32_t* offset, const float* step, const Scales& scales, int64_t place,
+                                                              Vector::Floats (&total)[HEIGHT]) {
+  constexpr bool SHORT = NIBBLES<CODES> && Vector::SHORT_NIBBLES;
+  Vector::Floats sum[HEIGHT];
+  unroll<4>([&](auto turn) __attribute__((always_inline)) {
+    constexpr int HALF = turn / 2, PART = HALF + 2 * (turn % 2);
+    const auto start = [&](auto row) __attribute__((always_inline)) { return Vector::broadcast(offset[PART * HEIGHT + row]); };
+    Vector::Sums products[HEIGHT];
+    unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) { products[row] = SHORT ? Vector::broadcast(int32_t{0}) : start(row); });
+    const auto multiply = [&](int j, Vector::Quads codes) __attribute__((always_inline)) {
+      const int8_t* quads = q + (j + (PART < 2 ? 0 : 8)) * HEIGHT * Vector::QUAD_BYTES;
+      unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) {
+        products[row] = groupwise_dot<CODES>(products[row], codes, quads + row * Vector::QUAD_BYTES);
+      });
+    };
+    const auto skip = [](int, Vector::Quads) __attribute__((always_inline)) {};
+    if constexpr (PART < 2)
+      each_vector<CODES, HALF * 4, HALF * 4 + 4, true>(codes, distance, table, multiply, skip);
+    else
+      each_vector<CODES, HALF * 4, HALF * 4 + 4, true>(codes, distance, table, skip, multiply);
+    const Vector::Floats scale = scales.scale(place + PART);
+    unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) {
+      Vector::Sums exact = products[row];
+      if constexpr (SHORT) exact = Vector::add(Vector::widen(exact), start(row));
+      sum[row] = turn == 0 ? Vector::mul(Vector::to_float(exact), scale) : Vector::fma(Vector::to_float(exact), scale, sum[row]);
+    });
+  });
+  add_steps(sum, step, total);
 }
 
 // Adds the products of `count` groups of 64 columns of a block, whose scales were decoded, and then their minima.
@@ -79,8 +116,13 @@ inline __attribute__((always_inline)) void groupwise_step(const uint8_t* codes, 
                                                           Vector::Floats (&total)[HEIGHT]) {
   for (int64_t i = 0; i < count; ++i, codes += CODE_BITS<CODES> * 128) {
     const int64_t group = first + i;
-    groupwise_group<PARTS, CODES>(codes, distance, table, x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES,
-                                  x.offset + group * PARTS * HEIGHT, x.step + group * HEIGHT, scales, i * PARTS, total);
+    const int8_t* const q = x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES;
+    const int32_t* const offset = x.offset + group * PARTS * HEIGHT;
+    const float* const step = x.step + group * HEIGHT;
+    if constexpr (PARTS == 4 && HEIGHT > FEW_ROWS)
+      groupwise_quarters<CODES>(codes, distance, table, q, offset, step, scales, i * PARTS, total);
+    else
+      groupwise_group<PARTS, CODES>(codes, distance, table, q, offset, step, scales, i * PARTS, total);
   }
   if (!has_minimum) return;
   const float* sums = x.sum + first * PARTS * HEIGHT;
