@@ -17,7 +17,7 @@ from infer.compress import quantize_model
 from infer.kernels import cpu
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
-from infer.kernels.passes.fused_program import match
+from infer.kernels.passes.fused_program import match, picked_rows
 from infer.llm.step.full_sequence_runner import attention_inputs
 from infer.load.model_patches.moe_layers import split_experts
 from infer.plan import Plan
@@ -177,6 +177,61 @@ def test_an_out_of_range_row_index_is_an_error() -> None:
     step, shape = step_of("llama")
     with pytest.raises(RuntimeError, match="row 3 of 3"):
         Running(prepack.packed(step), shape, 1)(torch.tensor([5, 6, 7]), (3,), torch.tensor([3]))
+
+
+def linear_rows(program: ExportedProgram) -> list[str]:
+    """Return the number of rows of each packed linear layer, as a symbol, in order."""
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and "linear_" in str(n.target)]
+    return [str(n.meta["val"].shape[-2]) for n in calls]
+
+
+@pytest.mark.parametrize(("name", "late"), [("llama", 4), ("gpt2", 4), ("phi3", 4), ("gemma", 4)])
+def test_the_last_layer_computes_only_rows_whose_logits_are_asked_for(name: str, late: int) -> None:
+    plain, _ = prepack.plan_packing(step_of(name)[0], fuse_layers=False)
+    plain = match.matched(plain)
+    before, after = linear_rows(plain), linear_rows(picked_rows.with_rows_picked_first(plain))
+    picked = before[-1]
+    assert before == [*[before[0]] * (len(before) - 1), picked]
+    assert after == [*[before[0]] * (len(before) - late), *[picked] * late]  # all but q, k and v
+
+
+def test_a_step_without_logits_returns_none() -> None:
+    step, shape = step_of("llama")
+    running = Running(prepack.packed(step), shape, 1)
+    assert running(torch.tensor([5, 6, 7]), (3,), torch.empty(0, dtype=torch.int64)).shape == (0, VOCABULARY)
+    later = running(torch.tensor([8]), (1,), torch.tensor([0]))  # its cache has all tokens
+    whole = Running(prepack.packed(step), shape, 1)(torch.tensor([5, 6, 7, 8]), (4,), torch.tensor([3]))
+    assert float((later - whole).norm() / whole.norm()) < 0.03
+
+
+class Picked(nn.Module):
+    """Rows of a feed-forward network that are picked; `all_rows`: what else reads its rows."""
+
+    def __init__(self, all_rows: str = "") -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 192)
+        self.all_rows = all_rows
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        up = torch.nn.functional.silu(self.up(x))
+        y = x + self.down(up)
+        result = self.head(y[:, rows])
+        return (result, {"up": up, "y": y, "": result}[self.all_rows])
+
+
+@pytest.mark.parametrize(("all_rows", "late"), [("", 3), ("up", 2), ("y", 1)])
+def test_values_whose_other_rows_are_read_stay_whole(all_rows: str, late: int) -> None:
+    model = Picked(all_rows).eval()
+    quantize_model(model, Plan(source="test", quant="int8"))
+    given = torch.randn(1, 5, 64), torch.tensor([4, 0, 4])
+    sizes = {"x": {1: torch.export.Dim("tokens", min=2)}, "rows": {0: torch.export.Dim("rows", min=2)}}
+    program = torch.export.export(model, given, dynamic_shapes=sizes)
+    plain = prepack.packed(program, fuse_layers=False)
+    found = picked_rows.with_rows_picked_first(match.matched(plain))
+    tokens, picked = linear_rows(plain)[0], linear_rows(plain)[-1]
+    assert linear_rows(found) == [*[tokens] * (3 - late), *[picked] * late]
+    for got, expected in zip(found.module()(*given), plain.module()(*given), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 class Activations(nn.Module):

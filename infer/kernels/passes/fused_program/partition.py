@@ -19,6 +19,7 @@ from .lower import lower_node
 from .match import matched
 from .operations import Operation, inputs_of
 from .padding import SIZES, multiplications, padding_of
+from .picked_rows import with_rows_picked_first
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
@@ -41,9 +42,17 @@ def fuse_layers(program: ExportedProgram) -> ExportedProgram:
         return program
     if any(call in LAYOUT or IN_PLACE.fullmatch(call) for call in calls):
         return program
-    builder = _Builder(matched(program))
-    builder.run(flat=any("attend_native" in call for call in calls))
+    flat = any("attend_native" in call for call in calls)
+    program = matched(program)
+    builder = _Builder(with_rows_picked_first(program) if flat else program)
+    builder.run(flat=flat)
     return builder.program()
+
+
+def _gathers_next(operations: Sequence[Operation], gather: Operation) -> bool:
+    """Tell if a program can go on with `gather`: it is its first one, or follows others of the same rows."""
+    before = [i for i, o in enumerate(operations) if o.name == "gather"]
+    return not before or all(o.name == "gather" and o.read == gather.read for o in operations[before[0] :])
 
 
 @dataclass
@@ -91,7 +100,7 @@ class _Builder(Rewriter):
         needed = [v.value.node for v in operation.inputs] + [o for o in operation.operands if o is not None]
         needed += operation.read
         domains = {o.result.value.domain for o in group.operations} | {operation.result.value.domain}
-        again = operation.name == "gather" and any(o.name == "gather" for o in group.operations)
+        again = operation.name == "gather" and not _gathers_next(group.operations, operation)
         inputs = len(inputs_of([*group.operations, operation]))
         if (
             group.tainted.intersection(needed)
