@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,6 +58,23 @@ class Paired(msgspec.Struct, frozen=True):
     def speedup(self) -> float:
         """Speed-up of a over b, the inverse of `ratio`."""
         return 1 / self.ratio
+
+
+class PairLimits(NamedTuple):
+    """Least and largest number of pairs, and the seconds that undecided ones may take."""
+
+    min_pairs: int
+    max_pairs: int
+    max_seconds: float
+
+    def end(self, pairs: int, seconds: float, *, far: bool, decided: bool) -> bool:
+        """Return whether no more pairs are needed after so many, in so many seconds.
+
+        `far`: all of their ratios lie so far from 1 on one side that more pairs can't change the verdict.
+        """
+        if pairs >= self.max_pairs or (far and pairs >= EARLY_PAIRS and seconds >= LONG):
+            return True
+        return pairs >= self.min_pairs and (decided or seconds >= self.max_seconds)
 
 
 def summarize(seconds: Sequence[float], warmup: int = 0) -> Latency:
@@ -149,7 +167,7 @@ def paired(
     repeats = [min(32, max(1, math.ceil(TURN / max(timed(call, device, clock), 1e-7)))) for call in (a, b)]
     times: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
-    start, look = clock(), min_pairs
+    limits, start, look = PairLimits(min_pairs, max_pairs, max_seconds), clock(), min_pairs
     with no_collection():
         while True:
             medians = [0.0, 0.0]
@@ -158,30 +176,26 @@ def paired(
                 times[side].extend(turn)
                 medians[side] = float(np.median(turn))
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
-            seconds = clock() - start
-            spent = seconds >= max_seconds and len(ratios) >= min_pairs
-            if spent or len(ratios) >= max_pairs or (seconds >= LONG and _is_clear_early(ratios)):
+            seconds, looks = clock() - start, len(ratios) >= look
+            decided = looks and decide(ratios, seed=seed)[3] != "within noise"
+            far = max(ratios) < FAR or min(ratios) > 1 / FAR
+            if limits.end(len(ratios), seconds, far=far, decided=decided):
                 break
-            if len(ratios) >= look:
-                if decide(ratios, seed=seed)[3] != "within noise":
-                    break
+            if looks:
                 look = math.ceil(look * 1.4)
     sides = (summarize(t, w) for t, w in zip(times, warmups, strict=True))
     return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
 
 
-def _is_clear_early(ratios: Sequence[float]) -> bool:
-    """Return true if all ratios lie so far from 1 on one side that more pairs can't change the verdict."""
-    return len(ratios) >= EARLY_PAIRS and (max(ratios) < FAR or min(ratios) > 1 / FAR)
-
-
 def is_enough(pair: Paired, *, min_pairs: int = 11, max_pairs: int = 400, max_seconds: float = 4.0) -> bool:
-    """Return whether `paired` with these limits would have stopped at the pairs that were taken with lower ones."""
+    """Return whether `paired` with these limits would have stopped at the pairs that were taken with lower ones.
+
+    Of those pairs the interval is known, not each ratio: with five pairs it is that from the least to the largest one.
+    """
     seconds = pair.a.mean * pair.a.n + pair.b.mean * pair.b.n
-    far = pair.pairs >= EARLY_PAIRS and (pair.high < FAR or pair.low > 1 / FAR)
-    if pair.pairs >= max_pairs or (seconds >= LONG and far):
-        return True
-    return pair.pairs >= min_pairs and (seconds >= max_seconds or pair.verdict != "within noise")
+    far = pair.high < FAR or pair.low > 1 / FAR
+    limits = PairLimits(min_pairs, max_pairs, max_seconds)
+    return limits.end(pair.pairs, seconds, far=far, decided=pair.verdict != "within noise")
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:

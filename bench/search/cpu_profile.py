@@ -11,13 +11,12 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 
 from infer import cli
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.trial_process.messages import TrialRequest
+from infer.budget_search.trial_process.messages import Done, LowerBounds, Survey, TrialRequest
 from infer.report.search_record import Candidate
 
 START = "start"  # of a trial, before its first step
@@ -78,18 +77,18 @@ def main(words: list[str]) -> int:
     profile = Profile()
     ask, step = Search.question, Search.step
 
-    def question(search: Search, candidate: Candidate, asked: Any) -> Any:
+    def question(self: Search, candidate: Candidate, asked: TrialRequest | Survey) -> Done | LowerBounds:
         label = candidate.label if isinstance(asked, TrialRequest) else "bounds"
         profile.switch(label, START)
-        answer = ask(search, candidate, asked)
+        answer = ask(self, candidate, asked)
         profile.switch("", "")
         print(profile.row(label), flush=True)  # noqa: T201
         return answer
 
-    def stepped(search: Search, candidate: Candidate, name: str, detail: str) -> None:
+    def stepped(self: Search, candidate: Candidate, name: str, detail: str) -> None:
         kind = f"{name} float" if detail.endswith("to time against") else name
         profile.switch(profile.running[0], kind)
-        step(search, candidate, name, detail)
+        step(self, candidate, name, detail)
 
     Search.question, Search.step = question, stepped  # type: ignore[method-assign]
     code = cli.main(words)

@@ -165,3 +165,28 @@ def test_garbage_collection_is_paused_and_restored_after_errors() -> None:
         latency.measure(fake.call("a", took), clock=fake.clock)
     assert seen == [True, True, True, False, False, False]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "seconds", "far", "decided", "ends"),
+    [
+        (4, 9.0, True, True, False),
+        (5, 1.0, True, False, True),
+        (5, 0.9, True, False, False),
+        (5, 9.0, False, True, False),
+        (11, 0.1, False, True, True),
+        (11, 3.9, False, False, False),
+        (11, 4.0, False, False, True),
+        (20, 0.1, False, False, True),
+    ],
+)
+def test_pairs_end_when_decided_when_far_apart_or_when_time_is_spent(
+    pairs: int, seconds: float, far: bool, decided: bool, ends: bool
+) -> None:
+    limits = latency.PairLimits(min_pairs=11, max_pairs=20, max_seconds=4.0)
+    assert limits.end(pairs, seconds, far=far, decided=decided) is ends
+
+
+def test_the_interval_of_five_ratios_is_that_from_the_least_to_the_largest() -> None:
+    ratios = [0.61, 0.79, 0.7, 0.5, 0.81]
+    assert latency.decide(ratios)[1:3] == (0.5, 0.81)
