@@ -21,6 +21,8 @@ from . import device as hardware
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 FAR = 0.8  # beyond this, or its inverse, in each of them
+SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
+MOST_WARM_UPS = 10
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -163,8 +165,8 @@ def paired(
     Five pairs are enough where they took a second and one side won each by far, else at least `min_pairs` are made;
     undecided pairs go on until `max_seconds` or `max_pairs`.
     """
-    warmups = warm_up(a, device, clock), warm_up(b, device, clock)
-    repeats = [min(32, max(1, math.ceil(TURN / max(timed(call, device, clock), 1e-7)))) for call in (a, b)]
+    warmups, last = zip(*(_warmed(call, device, clock) for call in (a, b)), strict=True)
+    repeats = [min(32, max(1, math.ceil(TURN / max(seconds, 1e-7)))) for seconds in last]
     times: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
     limits, start, look = PairLimits(min_pairs, max_pairs, max_seconds), clock(), min_pairs
@@ -199,15 +201,24 @@ def is_enough(pair: Paired, *, min_pairs: int = 11, max_pairs: int = 400, max_se
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:
-    """Call until two calls in a row are within 20 % of the best before, at most ten times; returns how often."""
-    best, steady = math.inf, 0
-    for count in range(1, 11):
+    """Call until the time of a call is steady; return how often."""
+    return _warmed(call, device, clock)[0]
+
+
+def _warmed(call: Call, device: str, clock: Clock) -> tuple[int, float]:
+    """Call until two calls in a row are within 20 % of the best before, at most ten times; return how often,
+    and the seconds of the last one.
+
+    One such call is enough of calls longer than `SLOW_CALL`, and after `LONG` seconds no more are made.
+    """
+    best, steady, spent = math.inf, 0, 0.0
+    for count in range(1, MOST_WARM_UPS + 1):
         took = timed(call, device, clock)
         steady = steady + 1 if best / 1.2 <= took <= 1.2 * best else 0
-        best = min(best, took)
-        if steady >= 2:
-            return count
-    return 10
+        best, spent = min(best, took), spent + took
+        if steady >= (1 if took >= SLOW_CALL else 2) or (count >= 2 and spent >= LONG):
+            break
+    return count, took
 
 
 def timed(call: Call, device: str, clock: Clock) -> float:

@@ -508,6 +508,24 @@ def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> No
     }
 
 
+def test_calls_are_counted_in_one_run_for_all_layers_and_formats() -> None:
+    made, runs = assignment(), list[int]()
+    layers = [made.model.first, made.model.third]
+    counter = layer_calls.CallCounter()
+
+    def call(rows: int) -> dict[str, Tensor]:
+        runs.append(rows)
+        return made.calibration_set.call(rows)
+
+    expected = layer_calls.count_calls(made.model, layers, [made.calibration_set.call(n) for n in (1, 4)])
+    assert counter.count(made.model, layers, (1, 4), call) == expected
+    assert counter.count(made.model, layers[1:], (4,), call) == {id(layers[1]): [{(4, 128): 1}]}
+    assert runs == [1, 4]
+    unused = nn.Linear(64, 64)
+    assert counter.count(made.model, [layers[0], unused], (1,), call) == {id(layers[0]): [{(1, 64): 1}]}
+    assert runs == [1, 4, 1], "a layer that the model did not have then"
+
+
 class Decoder(nn.Module):
     """Token ids [batch, tokens] → logits of all of them; each block is called twice."""
 

@@ -100,7 +100,7 @@ def test_large_differences_of_slow_calls_stop_early(seconds: float, pairs: int) 
 
 def test_similar_slow_calls_need_all_pairs() -> None:
     fake, odd = Fake(), [0.5] * 20
-    odd[6] = 0.9  # after the warm-up and the call that sets the repeats
+    odd[4] = 0.9  # after the warm-up
     falling = iter(odd)
     a, b = fake.call("a", lambda: next(falling)), fake.call("b", lambda: 1.0)
     assert latency.paired(a, b, clock=fake.clock).pairs == 11
@@ -146,9 +146,9 @@ def test_measure_stops_at_the_maximum_number_of_runs() -> None:
 
 def test_warm_up_goes_on_while_calls_get_faster_and_gives_up_after_ten() -> None:
     fake = Fake()
-    falling = iter([8.0, 4.0, 2.0, 1.0, 1.0, 1.0])
+    falling = iter([8e-3, 4e-3, 2e-3, 1e-3, 1e-3, 1e-3])
     assert latency.warm_up(fake.call("a", lambda: next(falling)), clock=fake.clock) == 6
-    halving = iter([2.0**-i for i in range(20)])
+    halving = iter([2.0 ** -(i + 7) for i in range(20)])
     assert latency.warm_up(fake.call("a", lambda: next(halving)), clock=fake.clock) == 10
 
 
@@ -159,7 +159,7 @@ def test_garbage_collection_is_paused_and_restored_after_errors() -> None:
         seen.append(gc.isenabled())
         if len(seen) > 5:
             raise ValueError("enough")
-        return 0.1
+        return 0.01
 
     with pytest.raises(ValueError, match="enough"):
         latency.measure(fake.call("a", took), clock=fake.clock)
@@ -190,3 +190,20 @@ def test_pairs_end_when_decided_when_far_apart_or_when_time_is_spent(
 def test_the_interval_of_five_ratios_is_that_from_the_least_to_the_largest() -> None:
     ratios = [0.61, 0.79, 0.7, 0.5, 0.81]
     assert latency.decide(ratios)[1:3] == (0.5, 0.81)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [([0.05, 0.05], 2), ([0.2, 0.1, 0.1], 3), ([0.6, 0.4], 2), ([30.0, 2.0], 2), ([0.049, 0.049, 0.049], 3)],
+    ids=["steady", "the first was slow", "a second was spent", "longer than a second", "short"],
+)
+def test_slow_calls_are_warmed_up_fewer_times(seconds: list[float], count: int) -> None:
+    fake, left = Fake(), iter(seconds)
+    assert latency.warm_up(fake.call("a", lambda: next(left)), clock=fake.clock) == count
+
+
+def test_the_last_warm_up_call_sets_the_repeats() -> None:
+    fake = Fake()
+    a, b = fake.call("a", lambda: 0.2), fake.call("b", lambda: 1.0)
+    result = latency.paired(a, b, clock=fake.clock)
+    assert len(fake.order) == 2 * result.pairs + result.a.warmup + result.b.warmup

@@ -54,6 +54,7 @@ class PreparedSource:
     findings: list[Finding]
     stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
     packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
+    calls: assign.CallCounter = field(default_factory=assign.CallCounter)
     last_model: stages.LastModel = field(default_factory=stages.LastModel)
 
     @property
@@ -75,7 +76,7 @@ class PreparedSource:
             made.__dict__["stats"] = self.stats[kind]
         elif plan.quant != "none" and made.stats is not None:
             self.stats[kind] = made.stats
-        made.float_layers = self.float_layers
+        made.float_layers, made.calls = self.float_layers, self.calls
         if not plan.recover:
             room = int(PACKED_SHARE * hardware.memory_available())
             made.packing_cache = self.packings.setdefault(plan.calibrate, compress.PackingCache(room))

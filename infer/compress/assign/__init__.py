@@ -6,12 +6,14 @@ from .assignment import Assignment, CalibrationSet
 from .choose_formats import decide
 from .fallback import raise_formats
 from .format_order import smallest_format
+from .layer_calls import CallCounter
 from .layer_sums import LayerSums, layers_alone
 from .lowered_layers import SharedFloatLayers
 
 __all__ = [
     "Assignment",
     "CalibrationSet",
+    "CallCounter",
     "LayerSums",
     "SharedFloatLayers",
     "decide",

@@ -21,6 +21,7 @@ from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
 from . import calibration_method, sensitivity
 from .format_order import fallback_formats, larger_formats
+from .layer_calls import CallCounter
 from .layer_timing import LayerTimer, TimeFunction
 from .lowered_layers import SharedFloatLayers
 from .partial_forward import Replay
@@ -84,6 +85,7 @@ class Assignment:
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     packing_cache: PackingCache = field(default_factory=PackingCache)
     float_layers: SharedFloatLayers | None = None  # open for several assignments, which close none of them
+    calls: CallCounter = field(default_factory=CallCounter)  # of the Linears at each batch size
     timer: LayerTimer | None = None  # with times of layers that were taken before the formats are decided
     layer_seconds: dict[int, float] = field(default_factory=dict)  # of all timed layers, by batch size
     layer_gain: dict[int, float] = field(default_factory=dict)  # saved over float; {}: not all were timed

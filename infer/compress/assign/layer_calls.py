@@ -8,6 +8,7 @@ are the rows of one call at each batch size of the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +41,30 @@ def count_calls(
         for key, use in now.items():
             found.setdefault(key, []).append(use)
     return {key: uses for key, uses in found.items() if any(uses)}
+
+
+@dataclass
+class CallCounter:
+    """Calls of the Linears of one model at each batch size, counted in one run and kept for formats to come."""
+
+    known: dict[int, dict[nn.Module, CallCounts]] = field(default_factory=dict)  # batch size → layer → its use
+
+    def count(
+        self,
+        model: nn.Module,
+        layers: Iterable[nn.Module],
+        batches: Sequence[int],
+        call: Callable[[int], Mapping[str, Tensor]],
+    ) -> LayerCalls:
+        """Count as `count_calls` does; `call` gives the inputs of a batch size."""
+        linears = [layer for layer in layers if is_linear(layer)]
+        for size in batches:
+            if any(layer not in self.known.get(size, {}) for layer in linears):
+                every = {layer: id(layer) for layer in (*model.modules(), *linears) if is_linear(layer)}
+                seen = count_calls(model, every, [call(size)])
+                self.known[size] = {layer: seen[key][0] if key in seen else {} for layer, key in every.items()}
+        found = {id(layer): [self.known[size][layer] for size in batches] for layer in linears}
+        return {key: uses for key, uses in found.items() if any(uses)}
 
 
 def _counting_hook(use: CallCounts) -> Callable[[nn.Module, tuple[Any, ...]], None]:

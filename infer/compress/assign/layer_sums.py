@@ -14,7 +14,6 @@ from ... import compress
 from .. import Weight
 from .assignment import Assignment
 from .format_order import fallback_formats
-from .layer_calls import count_calls
 from .layer_timing import LayerTime, LayerTimer
 from .slow_layers import WeightTimings
 
@@ -43,7 +42,7 @@ def layers_alone(assignment: Assignment, batches: Sequence[int]) -> LayerSums:
         return LayerSums()
     weights = [w for w in assignment.free() if plan.quant in assignment.candidates.accepted(w)]
     layers = [site.layer for weight in weights for site in weight.sites]
-    calls = count_calls(calibration.model, layers, [calibration.call(size) for size in batches])
+    calls = assignment.calls.count(calibration.model, layers, batches, calibration.call)
     assignment.timer = LayerTimer(plan, assignment.time, floats=assignment.float_layers)
     timings = WeightTimings(assignment, assignment.timer, calls)
     bounded, sums = True, [LayerTime(0.0, 0.0, 1.0, 1.0, 1.0) for _ in batches]

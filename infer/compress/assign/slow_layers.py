@@ -19,7 +19,7 @@ from ..layer_kinds import is_linear
 from . import layer_timing
 from .assignment import FLOAT, Assignment
 from .format_order import fallback_formats, larger_formats
-from .layer_calls import LayerCalls, count_calls, count_step_calls
+from .layer_calls import LayerCalls, count_step_calls
 from .layer_timing import LayerTime
 
 
@@ -120,9 +120,8 @@ def _layer_calls(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
             assignment.calibration_set.head,
             assignment.plan.batches,
         )
-    return count_calls(
-        assignment.model, layers, [assignment.calibration_set.call(size) for size in assignment.plan.batches]
-    )
+    call = assignment.calibration_set.call
+    return assignment.calls.count(assignment.model, layers, assignment.plan.batches, call)
 
 
 def _one_by_one(timings: WeightTimings, free: Sequence[Weight]) -> list[str]:
