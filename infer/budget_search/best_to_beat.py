@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from .. import plugins
 from ..latency import FASTER
 from ..pipeline.trial_timing import FAR, LOST
-from ..report.search_record import Candidate, TrialRecord
+from ..report.search_record import Candidate, Measured, TrialRecord
 from . import space
 from .known_trials import CLEARLY, TIMED, KnownTrials
 from .space import BACKENDS
@@ -45,6 +45,7 @@ def to_beat(known: KnownTrials, candidate: Candidate) -> ToBeat | None:
         far=None if known.memory_counts else FAR,
         gain_needed=_gain_needed(known, candidate, limits),
         most_layers=_most_layers(known, candidate, limits),
+        own_layers=_own_layers(known, candidate, limits),
     )
 
 
@@ -70,36 +71,55 @@ def _most_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> d
     """Return the seconds that the layers of a format may take alone so that it comes near `limits` on the candidate's
     backend or on one that calls the same operators; {} unless other formats were timed on each of them.
     """
+    if not candidate.is_quantized or space.layers_as(candidate.backend) != candidate.backend:
+        return {}
+    every = space.backends(known.plan, known.budgets)
+    names = [name for name in every if space.layers_as(name) == candidate.backend]
+    allowed = [_allowed(known, candidate, name, limits) for name in names]
+    return {size: max(one[size] for one in allowed) for size in limits} if allowed and all(allowed) else {}
+
+
+def _own_layers(known: KnownTrials, candidate: Candidate, limits: Seconds) -> dict[int, float]:
+    """Return the same for the candidate's backend alone, where its format runs on others too: there its fidelity is
+    worth knowing.
+    """
     if candidate.backend != known.first or not candidate.is_quantized:
         return {}
-    names = [
-        name for name in space.backends(known.plan, known.budgets) if space.layers_as(name) == known.first
-    ]
+    return _allowed(known, candidate, candidate.backend, limits)
+
+
+def _allowed(known: KnownTrials, candidate: Candidate, backend: str, limits: Seconds) -> dict[int, float]:
+    """Return the seconds that the layers of a format may take alone so that it comes near `limits` on one backend, by
+    the formats that were timed there; {} where none was.
+    """
     found = {}
     for size, limit in limits.items():
-        allowed = [
-            [
-                min(alone[size] + allowed_difference(CLEARLY * limit - times[size]), most)
-                for times, alone, most in _timed_formats(known, candidate, name, size)
-            ]
-            for name in names
-        ]
-        if all(allowed):
-            found[size] = max(map(min, allowed))
-    return found if found.keys() == limits.keys() else {}
+        timed = list(_timed_formats(known, candidate, backend, size, limit))
+        if not timed:
+            return {}
+        found[size] = min(min(alone + allowed_difference(slack), most) for slack, alone, most in timed)
+    return found
 
 
 def _timed_formats(
-    known: KnownTrials, candidate: Candidate, backend: str, size: int
-) -> Iterator[tuple[Seconds, Seconds, float]]:
-    """Yield the times of each format that was timed on a backend at a batch size, what its layers take alone, and what
-    those of the candidate may take beside it: no more where it is as small, and coarser than the best trial.
+    known: KnownTrials, candidate: Candidate, backend: str, size: int, limit: float
+) -> Iterator[tuple[float, float, float]]:
+    """Yield for each format that was timed on a backend at a batch size how much longer it may take to be near `limit`,
+    what its layers take alone, and what those of the candidate may take beside it: no more where it is as small, and
+    coarser than the best trial.
+
+    Of the medians and the shortest calls those count that allow more: other processes lengthen medians.
     """
+    best = (known.best.measured if known.best else None) or Measured()
     for record in known.records.values():
         if (record.candidate.backend, record.candidate.threads) == (backend, candidate.threads):
             times, alone = known.typical(record), known.layers_alone(record.candidate)
             if record.candidate.is_quantized and size in times and size in alone:
-                yield times, alone, alone[size] if _as_small(known, record.candidate, candidate) else math.inf
+                slack, least = CLEARLY * limit - times[size], (record.measured or Measured()).least
+                if size in least and size in best.least:
+                    slack = max(slack, CLEARLY * best.least[size] - least[size])
+                most = alone[size] if _as_small(known, record.candidate, candidate) else math.inf
+                yield slack, alone[size], most
 
 
 def _as_small(known: KnownTrials, other: Candidate, candidate: Candidate) -> bool:
@@ -123,12 +143,16 @@ def still_holds(known: KnownTrials, record: TrialRecord) -> bool:
     return record.measured is None or record.measured.complete or not known.memory_counts
 
 
+def _too_slow(seconds: Seconds, best: ToBeat) -> str:
+    return layers_too_slow(seconds, best.own_layers or best.most_layers, best.label)
+
+
 def still_lost(known: KnownTrials, record: TrialRecord) -> bool:
     """Return whether a trial that was skipped as slower than another would still lose against the best one."""
     best, found = to_beat(known, record.candidate), record.measured
     if best is None or found is None or known.best is None:
         return False
     if not found.seconds:
-        return bool(gains_too_little(found.layer_gain, best) or layers_too_slow(found.layer_seconds, best))
+        return bool(gains_too_little(found.layer_gain, best) or _too_slow(found.layer_seconds, best))
     worse = (found.size or 0) >= best.size and (found.error or 0.0) >= best.error
     return worse and known.cost(record) > LOST * known.cost(known.best)

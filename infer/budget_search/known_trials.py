@@ -162,12 +162,15 @@ class KnownTrials:
 
     def layers_alone(self, candidate: Candidate) -> Mapping[int, float]:
         """Return what the layers of a candidate's format, or of float, take alone, by batch size, as trials on the
-        backend found whose operators they call; of float in another dtype the least that they could.
+        backend found whose operators they call; of float in another dtype the least that they could. {} where not all
+        of its layers were timed: convolutions are not.
         """
         twin = eager_twin(candidate, space.layers_as(candidate.backend))
         if candidate.is_quantized:
             measured = self.records[twin].measured if twin in self.records else None
-            return {} if measured is None else measured.layer_seconds
+            if measured is None:
+                return {}
+            return {size: s for size, s in measured.layer_seconds.items() if size in measured.layer_gain}
         place, most = (twin.backend, twin.threads), 1.0 if candidate.is_float else space.dtype_gain()
         for record in self.records.values():
             found = record.measured

@@ -125,7 +125,8 @@ def _unfaithful(known: KnownTrials, candidate: Candidate) -> str:
         return ""
     if not twin.measured.faithful:
         return f"{twin.candidate.label}: {twin.reason}"
-    missed = [x for x in known.limits if x.flag in QUALITY and x.excess(twin.measured) > 1]
+    judged = [x for x in known.limits if x.flag in QUALITY and x.of(twin.measured) is not None]
+    missed = [x for x in judged if x.excess(twin.measured) > 1]
     return f"{twin.candidate.label} would need {missed[0].needed(twin.measured)}" if missed else ""
 
 
@@ -190,20 +191,19 @@ def _shortest_agree(known: KnownTrials, other: SameLayers, best: TrialRecord) ->
 def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
     """Compare with a timed trial of another format on the same backend whose layers are no slower and no larger.
 
-    Both call the operators of one backend, so that the candidate could win by noise alone, or by being more faithful
-    than the best trial at the same speed.
+    Both call the operators of one backend, so that the candidate could win by noise alone, or by being more faithful:
+    then its layers have to be clearly slower, as those of formats of one size differ by noise.
     """
     best, own = known.best, _twin_measured(known, candidate)
     if best is None or own is None or known.memory_counts or not candidate.is_quantized:
         return ""
-    error = (best.measured or Measured()).error
     for other in known.same_layers(candidate):
-        size = (_twin_measured(known, other.record.candidate) or Measured()).size
-        if own.size is None or size is None or own.size < size * FASTER:
+        found = _twin_measured(known, other.record.candidate) or Measured()
+        if own.size is None or found.size is None or own.size < found.size * FASTER:
             continue
         ratio = (known.per_row(other.own) or 0.0) / (known.per_row(other.alone) or 1.0)
-        no_gain = own.error is not None and error is not None and own.error >= error
-        if ratio >= (1.0 if no_gain else SLOWER) and known.cost(other.record) > known.cost(best) * FASTER:
+        coarser = own.error is not None and found.error is not None and own.error >= found.error
+        if ratio >= (1.0 if coarser else CLEARLY) and known.cost(other.record) > known.cost(best) * FASTER:
             return f"{_said(other)}, and they are no smaller: no faster than {other.record.candidate.label}"
     return ""
 

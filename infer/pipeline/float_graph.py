@@ -29,6 +29,7 @@ class Original:
     graph: Graph
     mode: LlmMode
     limitations: tuple[str, ...] = ()  # sentences on what its graph can't do
+    folded: bool = False  # layers of the module are changed for formats: norms folded, recurrent layers split
 
     @property
     def module(self) -> nn.Module:
@@ -62,9 +63,9 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     graph = float_graph(loaded, reporter)
     original = Original(loaded, graph, mode, tuple(loaded.limitations))
     if original.graph.program is not None and plan.quant != "none":
-        compress.fold_batch_norms(original.module, original.graph.program)
-        compress.fold_weight_norms(original.module)
-        compress.split_recurrent(original.module)
+        found = compress.fold_batch_norms(original.module, original.graph.program)
+        found += compress.fold_weight_norms(original.module)
+        original.folded = bool(found) | bool(compress.split_recurrent(original.module))
     return original
 
 

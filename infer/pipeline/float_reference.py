@@ -19,7 +19,7 @@ from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding
-from .trial import TimesToBeat
+from .trial import TimesToBeat, Trial
 
 EAGER = "torch eager"
 
@@ -50,6 +50,7 @@ class FloatReferences:
         )
         self.to_beat: TimesToBeat | None = None  # of a search: see `trial_timing`
         self.searches = False  # float forms are timed briefly: more than one trial is compared with them
+        self.untimed = False  # of a search: the trial lost before, only its fidelity is wanted
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
 
@@ -63,6 +64,18 @@ class FloatReferences:
     def share_outputs(self, other: FloatReferences) -> None:
         """Take the cached outputs of the same original, prepared in another way."""
         self._known = other._known
+
+    def share_seconds(self, other: FloatReferences) -> None:
+        """Use and add to the seconds of the float forms of the same original, none of whose layers is changed."""
+        self.seconds = other.seconds
+
+    def keep_seconds(self, trial: Trial) -> None:
+        """Keep the seconds of a timed trial of the unchanged model, as the form that others are timed against: its
+        ratio to a form that is known.
+        """
+        if trial.latency and all(timing.rival in trial.forms for timing in trial.latency):
+            known = self.seconds.setdefault(trial.shape, {})
+            known.setdefault(f"{trial.backend} float32", trial.typical)
 
     def _called(self) -> Eager | UserModuleRunner:
         if self._rewritten and self._module is not None:

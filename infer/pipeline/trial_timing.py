@@ -59,7 +59,7 @@ def time_trials(
     with each trial that can't run at the batch sizes of the plan, and its error.
     """
     judged = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
-    if not plan.batches or not judged:
+    if not plan.batches or not judged or floats.untimed:
         return []
     step("time", ", ".join(t.backend for t in judged))
     took: dict[str, float] = {}

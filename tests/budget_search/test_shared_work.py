@@ -18,7 +18,7 @@ from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
-from infer.pipeline import compressed_graph, float_reference, stages
+from infer.pipeline import compressed_graph, float_reference, stages, trial_timing
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 
@@ -164,6 +164,58 @@ def test_a_format_whose_layers_take_too_long_is_not_quantized(
     if outcome == "skipped":
         assert done.reason.endswith("with 1.00 µs it would come near: slower than inductor nf4")
         assert done.measured.layer_seconds.keys() == {1}, "no other batch size was timed"
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(("most", "judged"), [({}, True), ({1: 1.0}, True), ({1: 1e-6}, False)])
+def test_a_format_that_is_too_slow_in_plain_torch_alone_is_judged_and_not_timed(
+    plan: Plan, tmp_path: Path, most: dict[int, float], judged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(1e-5, 2e-5, 0.5, 0.5, 0.5))
+    session = Session(Setup(plan=plan.with_(batches=(1, 8)), name="m.infer", work=str(tmp_path)), Reporter())
+    bounds = {"most_layers": most, "own_layers": {1: 1e-6}}
+    best = ToBeat(label="inductor nf4", ratios={}, size=1, error=0.0, **bounds)  # type: ignore[arg-type]
+    candidate = Candidate(backend="eager", quant="int8")
+    done = session.run(TrialRequest(number=0, candidate=candidate, rivals=(), to_beat=best))
+    assert done.outcome == "skipped"
+    assert done.reason.endswith("with 1.00 µs it would come near: slower than inductor nf4")
+    assert done.measured is not None
+    assert done.measured.seconds == {}
+    assert done.measured.layer_seconds == {1: pytest.approx(1e-5)}
+    assert ((done.measured.error or 0.0) > 0) is judged
+    assert bool(done.measured.size) is judged
+    assert not list(tmp_path.glob("trial-*/*"))
+    after = session.run(TrialRequest(number=1, candidate=candidate, rivals=()))
+    assert after.outcome == "published", "the next one is timed"
+    assert after.measured is not None
+    assert after.measured.seconds.keys() == {1, 8}
+
+
+def test_float_forms_that_were_trials_are_not_timed_again_for_formats(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, in_turns = list[int](), trial_timing.latency.in_turns
+
+    def counted(calls: Any, **limits: Any) -> Any:
+        timed.append(len(calls))
+        return in_turns(calls, **limits)
+
+    monkeypatch.setattr(trial_timing.latency, "in_turns", counted)
+    session = Session(
+        Setup(plan=plan.with_(allow_slower=True), name="m.infer", work=str(tmp_path)), Reporter()
+    )
+    for number, backend in enumerate(("eager", "ort")):
+        candidate = Candidate(backend=backend)
+        assert session.run(TrialRequest(number=number, candidate=candidate)).outcome == "published"
+    before = list(timed)
+    done = session.run(
+        TrialRequest(number=2, candidate=Candidate(backend="ort", quant="int8"), rivals=("ort",))
+    )
+    assert done.outcome == "published", done.reason
+    assert done.measured is not None
+    assert done.measured.rival_seconds.keys() == {"torch eager", "ort float32"}
+    assert before
+    assert timed == before
 
 
 @pytest.mark.usefixtures("captured")

@@ -46,7 +46,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
     `gain_needed`: seconds by batch size that its layers must gain over float for the trial to come near; {}: unknown.
     `most_layers`: seconds by batch size that its layers may take alone to come near, on any backend that calls the same
-    operators; {}: unknown.
+    operators; {}: unknown. `own_layers`: on the trial's own backend; one whose layers take longer is only judged.
     `far`: times slower from which a trial gets no artifact and its memory is not measured; None where that counts.
     """
 
@@ -57,6 +57,7 @@ class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     gain_needed: dict[int, float] = {}
     most_layers: dict[int, float] = {}
+    own_layers: dict[int, float] = {}
     far: float | None = None
 
 

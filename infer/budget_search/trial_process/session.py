@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
@@ -83,10 +83,15 @@ class Session:
         run = stages.within_sizes(run, prepared.original.graph)
         with store.stage(output, replace=False) as folder:
             assignment = prepared.assignment(run.plan, reporter)
-            if lost := _lost_by_layers(assignment, to_beat, reporter):
-                reason, alone = lost
-                command = _command(run.plan, request.candidate, self._setup.name)
-                return Done(outcome="skipped", reason=reason, measured=alone, command=command)
+            lost = _lost_by_layers(assignment, to_beat, reporter)
+            if lost is not None and not lost.judged:
+                return Done(
+                    outcome="skipped",
+                    reason=lost.reason,
+                    measured=lost.alone,
+                    command=_command(run.plan, request.candidate, self._setup.name),
+                )
+            prepared.floats.untimed = lost is not None
             assign.decide(assignment)
             small, selected, stuck = stages.search(
                 run.plan,
@@ -99,8 +104,10 @@ class Session:
                 timing=self._lock.timing,
             )
             trial = selected.trial
-            measured = trial_result.measured(trial, assignment.layer_seconds)
-            if (done := self._unpublished(trial, measured, request, run.plan, prepared, stuck)) is not None:
+            measured = trial_result.measured(trial, assignment.layer_seconds, assignment.layer_gain)
+            if (
+                done := self._unpublished(trial, measured, request, run.plan, prepared, stuck, lost)
+            ) is not None:
                 trial.close()
                 return done
             if trial.slower:
@@ -141,6 +148,7 @@ class Session:
         plan: Plan,
         prepared: PreparedSource,
         stuck: str,
+        by_layers: LostByLayers | None,
     ) -> Done | None:
         """Return the result of a trial that is unfaithful, is not to be timed here or lost; None for one to publish."""
         command = _command(plan, request.candidate, self._setup.name)
@@ -150,9 +158,16 @@ class Session:
             return Done(outcome="refused", reason=reason, measured=measured, command=command)
         if request.judge_only:
             return Done(outcome="skipped", reason="faithful; times are taken elsewhere", measured=measured)
+        if by_layers is not None:
+            alone = by_layers.alone
+            measured = structs.replace(
+                measured, layer_seconds=alone.layer_seconds, layer_gain=alone.layer_gain, complete=False
+            )
+            return Done(outcome="skipped", reason=by_layers.reason, measured=measured, command=command)
         is_original = not trial.changed and not plan.backend_options
         if is_original and prepared.original.graph.program is not None:
             self._sources.keep_float_form(trial, plan)
+            prepared.floats.keep_seconds(trial)
         if request.to_beat is None or not (reason := trial_result.lost(trial, measured, request.to_beat)):
             return None
         return Done(outcome="skipped", reason=reason, measured=measured, command=command)
@@ -201,24 +216,38 @@ class Session:
         return self._sources.prepare(run, reporter)
 
 
+@dataclass(frozen=True)
+class LostByLayers:
+    """Why a trial can't come near the best one by what its layers take alone, and their times. `judged`: its format may
+    win on another backend, so that its fidelity is measured.
+    """
+
+    reason: str
+    alone: Measured
+    judged: bool
+
+
 def _lost_by_layers(
     assignment: assign.Assignment, to_beat: ToBeat | None, reporter: Reporter
-) -> tuple[str, Measured] | None:
-    """Return why a trial can't come near the best one by what its layers take alone, with their times; or None."""
-    sizes = {} if to_beat is None else to_beat.gain_needed or to_beat.most_layers
-    if to_beat is None or not sizes:
+) -> LostByLayers | None:
+    """Time the layers of a format alone where that can decide; return None for a trial that may come near."""
+    if to_beat is None or not (sizes := to_beat.gain_needed or to_beat.most_layers or to_beat.own_layers):
         return None
     reporter.step("dispatch", "all layers at the batch sizes that decide")
     alone = assign.layers_alone(assignment, sorted(sizes))
-    reason = trial_result.gains_too_little(alone.gain, to_beat) or trial_result.layers_too_slow(
-        alone.seconds, to_beat
-    )
+    label, judged = to_beat.label, False
+    reason = trial_result.gains_too_little(alone.gain, to_beat)
+    if alone.gain:  # else not all layers were timed
+        reason = reason or trial_result.layers_too_slow(alone.seconds, to_beat.most_layers, label)
+        if not reason:
+            reason = trial_result.layers_too_slow(alone.seconds, to_beat.own_layers, label)
+            judged = bool(reason)
     if not reason:
         return None
-    if assignment.timer is not None:
+    if assignment.timer is not None and not judged:
         assignment.timer.save()
         assignment.timer.close()
-    return reason, Measured(layer_seconds=alone.seconds, layer_gain=alone.gain)
+    return LostByLayers(reason, Measured(layer_seconds=alone.seconds, layer_gain=alone.gain), judged)
 
 
 def _command(plan: Plan, candidate: Candidate, name: str) -> str:

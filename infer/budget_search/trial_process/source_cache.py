@@ -121,6 +121,8 @@ class SourceCache:
         floats.searches = True
         for other in self._prepared:
             floats.share_outputs(other.floats)
+            if original.folded == other.original.folded:
+                floats.share_seconds(other.floats)
         room = int(FLOAT_SHARE * hardware.memory_available())
         layers = assign.SharedFloatLayers(room, self._work)
         self._prepared.append(PreparedSource(key, original, floats, layers, fresh.findings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -86,20 +87,25 @@ def gains_too_little(gain: Mapping[int, float], to_beat: ToBeat | None) -> str:
     )
 
 
-def layers_too_slow(seconds: Mapping[int, float], to_beat: ToBeat) -> str:
-    """Return why a trial need not be quantized: its layers take too long alone at each batch size that counts."""
-    most = to_beat.most_layers
+def layers_too_slow(seconds: Mapping[int, float], most: Mapping[int, float], label: str) -> str:
+    """Return why a trial can't come near the best one, `label`: its layers take too long alone at each batch size that
+    counts.
+    """
     if not most or not most.keys() <= seconds.keys() or any(seconds[batch] <= most[batch] for batch in most):
         return ""
     batch = min(most)
     return (
         f"its layers alone take {formatting.seconds(seconds[batch])} at batch {batch}, with "
-        f"{formatting.seconds(max(0.0, most[batch]))} it would come near: slower than {to_beat.label}"
+        f"{formatting.seconds(max(0.0, most[batch]))} it would come near: slower than {label}"
     )
 
 
-def measured(trial: Trial, layer_seconds: Mapping[int, float]) -> Measured:
-    """Return what a trial measured before it is published; `layer_seconds`: of its layers alone, by batch size."""
+def measured(
+    trial: Trial, layer_seconds: Mapping[int, float], layer_gain: Mapping[int, float] = MappingProxyType({})
+) -> Measured:
+    """Return what a trial measured before it is published; `layer_seconds`: of its layers alone, by batch size, and
+    what they gain over float, where all were timed.
+    """
     relative = [m.number for m in trial.fidelity if m.name == "relative_error"]
     known = [float(value) for value in relative if value is not None]
     drop = fidelity.drop(trial.fidelity, trial.task)
@@ -111,6 +117,7 @@ def measured(trial: Trial, layer_seconds: Mapping[int, float]) -> Measured:
         rivals={t.batch: t.rival for t in trial.latency},
         rival_seconds=trial.forms,
         layer_seconds=dict(layer_seconds),
+        layer_gain=dict(layer_gain),
         first_token=_first_token(trial),
         size=trial.size,
         error=max(known, default=None),

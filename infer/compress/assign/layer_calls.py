@@ -47,7 +47,9 @@ def count_calls(
 class CallCounter:
     """Calls of the Linears of one model at each batch size, counted in one run and kept for formats to come."""
 
-    known: dict[int, dict[nn.Module, CallCounts]] = field(default_factory=dict)  # batch size → layer → its use
+    known: dict[int, dict[nn.Module, CallCounts]] = field(
+        default_factory=dict
+    )  # batch size → layer → its use
 
     def count(
         self,
@@ -62,7 +64,9 @@ class CallCounter:
             if any(layer not in self.known.get(size, {}) for layer in linears):
                 every = {layer: id(layer) for layer in (*model.modules(), *linears) if is_linear(layer)}
                 seen = count_calls(model, every, [call(size)])
-                self.known[size] = {layer: seen[key][0] if key in seen else {} for layer, key in every.items()}
+                self.known[size] = {
+                    layer: seen[key][0] if key in seen else {} for layer, key in every.items()
+                }
         found = {id(layer): [self.known[size][layer] for size in batches] for layer in linears}
         return {key: uses for key, uses in found.items() if any(uses)}
 
