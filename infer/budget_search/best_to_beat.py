@@ -105,8 +105,8 @@ def _timed_formats(
     known: KnownTrials, candidate: Candidate, backend: str, size: int, limit: float
 ) -> Iterator[tuple[float, float, float]]:
     """Yield for each format that was timed on a backend at a batch size how much longer it may take to be near `limit`,
-    what its layers take alone, and what those of the candidate may take beside it: no more where it is as small, and
-    coarser than the best trial.
+    what its layers take alone, and what those of the candidate may take beside it: not clearly more where it is as
+    small, and coarser than the best trial.
 
     Of the medians and the shortest calls those count that allow more: other processes lengthen medians.
     """
@@ -118,7 +118,7 @@ def _timed_formats(
                 slack, least = CLEARLY * limit - times[size], (record.measured or Measured()).least
                 if size in least and size in best.least:
                     slack = max(slack, CLEARLY * best.least[size] - least[size])
-                most = alone[size] if _as_small(known, record.candidate, candidate) else math.inf
+                most = CLEARLY * alone[size] if _as_small(known, record.candidate, candidate) else math.inf
                 yield slack, alone[size], most
 
 

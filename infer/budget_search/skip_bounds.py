@@ -21,6 +21,9 @@ GAIN = {"float": 4.0, "int8": 8.0, "fp8": 8.0}
 MOST_GAIN = 16.0
 TILES_GAIN = 4.0  # more with AMX
 VARIANT_GAIN = 4.0  # of other KV types, dtypes and calibrations of a format that was measured
+NO_FASTER = (
+    0.9  # times the layers of another format of its size: times of layers alone differ so much by noise
+)
 HALF = ("bfloat16", "float16")
 QUALITY = ("--max-error", "--max-drop", "--min-score")
 
@@ -191,8 +194,8 @@ def _shortest_agree(known: KnownTrials, other: SameLayers, best: TrialRecord) ->
 def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
     """Compare with a timed trial of another format on the same backend whose layers are no slower and no larger.
 
-    Both call the operators of one backend, so that the candidate could win by noise alone, or by being more faithful:
-    then its layers have to be clearly slower, as those of formats of one size differ by noise.
+    Both call the operators of one backend, so that the candidate could win by noise alone, or by being more faithful.
+    Layers of formats of one size differ by noise: those of a more faithful one have to be clearly slower.
     """
     best, own = known.best, _twin_measured(known, candidate)
     if best is None or own is None or known.memory_counts or not candidate.is_quantized:
@@ -203,7 +206,10 @@ def _no_better_layers(known: KnownTrials, candidate: Candidate) -> str:
             continue
         ratio = (known.per_row(other.own) or 0.0) / (known.per_row(other.alone) or 1.0)
         coarser = own.error is not None and found.error is not None and own.error >= found.error
-        if ratio >= (1.0 if coarser else CLEARLY) and known.cost(other.record) > known.cost(best) * FASTER:
+        if (
+            ratio >= (NO_FASTER if coarser else CLEARLY)
+            and known.cost(other.record) > known.cost(best) * FASTER
+        ):
             return f"{_said(other)}, and they are no smaller: no faster than {other.record.candidate.label}"
     return ""
 

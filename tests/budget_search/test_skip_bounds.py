@@ -304,7 +304,8 @@ def test_a_compiled_format_with_no_faster_and_no_smaller_layers_is_skipped() -> 
         "inductor int4 takes 1.10 ms, its layers alone 1.00 ms, of this format 1.00 ms, and they are no smaller: "
         "no faster than inductor int4"
     )
-    assert equal_layers(nf4=0.00095) == "", "its layers are faster"
+    assert equal_layers(nf4=0.00091), "faster by no more than noise"
+    assert equal_layers(nf4=0.00089) == "", "its layers are faster"
     assert equal_layers(size=90) == "", "it reads fewer bytes"
     assert equal_layers(nf4=0.00102, error=0.001) == "", "as fast, and more faithful than the best"
     assert equal_layers(max_memory=10**9) == "", "its memory may be less"
@@ -488,13 +489,13 @@ def timed_formats(
 @pytest.mark.parametrize(
     ("bits", "most"),
     [
-        ({"int8": 8, "int4": 4, "nf4": 4}, 0.0009),
+        ({"int8": 8, "int4": 4, "nf4": 4}, 1.25 * 0.0009),
         ({"int8": 8, "int4": 4, "nf4": 3}, 0.0015),
         ({"int8": 4, "int4": 4, "nf4": 4}, 0.0015),
     ],
     ids=["no smaller", "smaller", "perhaps more faithful than the best"],
 )
-def test_layers_of_a_format_no_smaller_may_take_no_longer(bits: dict[str, int], most: float) -> None:
+def test_layers_of_a_format_no_smaller_may_not_take_clearly_longer(bits: dict[str, int], most: float) -> None:
     assert timed_formats(bits=bits, eager=0.0030, inductor=0.0012) == pytest.approx({1: most})
 
 
