@@ -28,7 +28,9 @@ TURN = 0.02  # seconds of timed calls in one turn
 ROUNDS = 9
 READ_BYTES = 256 << 20
 
-FEWEST = 5  # rounds: of one round, 512 tokens through the 1B shape gave 1.84 times a rival's speed, of six 1.56
+FEWEST = (
+    5  # rounds: of one round, 512 tokens through the 1B shape gave 1.84 times a rival's speed, of six 1.56
+)
 LONG_TURN = 0.1  # seconds of timed calls in one turn of `interleaved_for`, at least one call
 MOST = 15  # undisturbed rounds
 LONG = 0.5  # seconds; shorter calls get one that is not counted at the start of each turn

@@ -2,8 +2,9 @@
 
     python -m bench.tune.recovery [--only 'pydoc_lm*'] [--recover 8min] [--threads 2]
 
-Each row opens, quantizes (calibrated) and recovers a model as `infer optimize --recover` does, and compares both with
-the float original on the rows that the fidelity gate judges; perplexity is over samples.txt. Writes
+Each row opens and quantizes a model as `infer optimize` does, then again with `--recover`, which calibrates with
+training rows and trains, and compares both with the float original on the rows that the fidelity gate judges;
+perplexity is over samples.txt. Writes
 bench/results/recovery-DATE-CPU.json and .md, row by row, so that an interrupted run keeps what it has; exits 1 when a
 bar is missed.
 """
@@ -110,27 +111,35 @@ def measure(work: Work, budget: str) -> dict[str, Any]:
     begin, cpu = time.perf_counter(), time.process_time()
     loaded, run = stages.load(stages.resolve(plan_of(work, budget)))
     original = stages.capture_original(run.plan, loaded, Reporter())
-    assignment = stages.make_assignment(run.plan, original)
-    known = assignment.calibration_set
-    assert known.model is not None
-    module = copy.deepcopy(known.model)
-    compress.quantize_model(module, run.plan, stats=assignment.stats)
-    quantized = time.process_time() - cpu
+    module, known = _quantized(run.plan.with_(recover=""), original)
     before, perplexity = compared(module, known), _perplexity(work, module)
+    since = time.process_time()
+    module, known = _quantized(run.plan, original)
+    calibrated, quantized = compared(module, known), time.process_time() - since
     found = recover_quality(run.plan, module, known, _Progress())
     after = compared(module, known)
     return {
         "recover": budget,
         "before": number_of(before, work.metric),
+        "calibrated": number_of(calibrated, work.metric),
         "after": number_of(after, work.metric),
         "gate": fidelity.judge(after, LIMITS[work.gate], None) if work.gate else None,
         "perplexity": [_perplexity(work, known.model), perplexity, _perplexity(work, module)],
         "findings": {finding.what: f"{finding.value} {finding.why}" for finding in found},
         "rows": len(next(iter(known.samples.values()))),
-        "cpu seconds of quantizing": quantized,
+        "cpu seconds of calibrating with training rows": quantized,
         "cpu seconds": time.process_time() - cpu,
         "seconds": time.perf_counter() - begin,
     }
+
+
+def _quantized(plan: Plan, original: Any) -> tuple[nn.Module, assign.CalibrationSet]:
+    """Return the model as `infer optimize` quantizes it, calibrated, and the rows and float model for it."""
+    assignment = stages.make_assignment(plan, original)
+    known = assignment.calibration_set
+    module = copy.deepcopy(assignment.model)
+    compress.quantize_model(module, plan, stats=assignment.stats)
+    return module, known
 
 
 class _Progress(Reporter):
@@ -149,8 +158,8 @@ class _Progress(Reporter):
                 print(f"  {finding.what}: {finding.value} {finding.why}", file=sys.stderr, flush=True)
 
 
-def _perplexity(work: Work, module: nn.Module) -> float | None:
-    if work.model != "pydoc_lm":
+def _perplexity(work: Work, module: nn.Module | None) -> float | None:
+    if work.model != "pydoc_lm" or module is None:
         return None
     import pydoc_lm
 

@@ -1,92 +1,66 @@
-"""Separation of calibration and held-out rows, and the retrieval metric of embeddings."""
+"""Rows whose statistics calibrate a model that is recovered."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from infer import fidelity
-from infer.load.samples import sample_split
-from infer.spec import TensorSpec
+from infer.compress.assign.calibration_rows import TOKENS_PER_COLUMN, more_batches, real_lengths
 
-SPECS = (TensorSpec("x", "float32", ("batch", 2)), TensorSpec("ids", "int64", ("batch", "seq")))
-
-
-def rows(values: list[int]) -> dict[str, torch.Tensor]:
-    x = torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 2)
-    return {"x": x, "ids": torch.tensor(values)[:, None].repeat(1, 3)}
+WIDTH, TOKENS = 64, 16
 
 
-def test_calibration_and_evaluation_rows_alternate_and_are_disjoint() -> None:
-    held, calibration = sample_split.split(rows(list(range(7))), SPECS)
-    assert held["ids"][:, 0].tolist() == [0, 2, 4, 6]
-    assert calibration["ids"][:, 0].tolist() == [1, 3, 5]
-    assert calibration["x"][:, 0].tolist() == [1.0, 3.0, 5.0]
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear = nn.Embedding(96, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.linear(self.embed(input_ids)) * attention_mask[..., None]
 
 
-def test_a_duplicated_row_is_used_for_evaluation_only() -> None:
-    held, calibration = sample_split.split(rows([5, 5, 6, 7, 8, 6]), SPECS)
-    assert held["ids"][:, 0].tolist() == [5, 6, 8]
-    assert calibration["ids"][:, 0].tolist() == [7]
+def texts(count: int) -> dict[str, Tensor]:
+    lengths = torch.arange(count) % TOKENS + 1
+    mask = (torch.arange(TOKENS) < lengths[:, None]).long()
+    return {"input_ids": torch.arange(count)[:, None].expand(-1, TOKENS) % 96 * mask, "attention_mask": mask}
 
 
-def test_rows_equal_in_one_input_only_are_different() -> None:
-    samples = rows([1, 1])
-    samples["ids"][1, 2] = 9
-    assert len(sample_split.split(samples, SPECS)[1]["x"]) == 1
+def test_lengths_count_up_to_the_last_real_token() -> None:
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    assert real_lengths(mask).tolist() == [2, 3, 1, 4]
 
 
-@pytest.mark.parametrize("values", [[3], [3, 3, 3, 3]])
-def test_no_rows_are_left_for_calibration_of_duplicates(values: list[int]) -> None:
-    assert sample_split.split(rows(values), SPECS)[1] == {}
+def test_rows_have_the_tokens_that_the_widest_layer_needs_and_little_padding() -> None:
+    training = texts(2000)
+    batches = more_batches(Encoder(), training, texts(8), "feature-extraction", "10000000", 8)
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    assert 0.9 <= tokens / (TOKENS_PER_COLUMN * WIDTH) <= 1.2
+    for batch in batches:
+        lengths = real_lengths(batch["attention_mask"])
+        assert batch["input_ids"].shape == batch["attention_mask"].shape
+        assert batch["input_ids"].shape[1] - int(lengths.max()) < 8
 
 
-def test_a_fixed_batch_is_not_split() -> None:
-    specs = (TensorSpec("x", "float32", (4, 2)),)
-    held, calibration = sample_split.split({"x": torch.arange(8.0).reshape(4, 2)}, specs)
-    assert len(held["x"]) == 4
-    assert calibration == {}
+@pytest.mark.parametrize(
+    ("training", "recover", "rows"),
+    [
+        (2000, "100", 20),  # a fifth of the budget, of a model that counts rows
+        (2000, "10", 8),  # never less than without recovery
+        (5, "10000000", 5),  # all there are
+    ],
+)
+def test_rows_keep_within_the_budget_and_what_there_is(training: int, recover: str, rows: int) -> None:
+    batches = more_batches(Encoder(), texts(training), texts(8), "feature-extraction", recover, 8)
+    assert sum(len(batch["input_ids"]) for batch in batches) == rows
 
 
-def metrics(reference: torch.Tensor, got: torch.Tensor, size: int = 3) -> dict[str, object]:
-    comparison = fidelity.Comparison("embedding")
-    for start in range(0, len(reference), size):
-        comparison.add(
-            {"embedding": reference[start : start + size]}, {"embedding": got[start : start + size]}
-        )
-    return {m.name: m.value for m in comparison.metrics()}
+def test_rows_of_other_shapes_are_not_cut() -> None:
+    rows = {"x": torch.randn(40, 3, 8)}
 
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
 
-def test_retrieval_metrics_ignore_scale_and_rotation() -> None:
-    x = torch.randn(20, 8)
-    turn = torch.linalg.qr(torch.randn(8, 8)).Q
-    found = metrics(x, 3 * x @ turn)
-    assert (found["nearest"], found["recall"]) == (1.0, 1.0)
-    assert found["rank_correlation"] == pytest.approx(1.0, abs=1e-3)
-
-
-def test_retrieval_agrees_with_ranking_by_hand() -> None:
-    x, y = torch.randn(15, 4), torch.randn(15, 4)
-    found = metrics(x, y)
-    unit = [torch.nn.functional.normalize(t, dim=-1) for t in (x, y)]
-    orders = [
-        [
-            sorted((j for j in range(15) if j != i), key=lambda j, u=u, i=i: -float(u[i] @ u[j]))
-            for i in range(15)
-        ]
-        for u in unit
-    ]
-    pairs = list(zip(*orders, strict=True))
-    assert found["nearest"] == pytest.approx(sum(a[0] == b[0] for a, b in pairs) / 15)
-    assert found["recall"] == pytest.approx(sum(len({*a[:10]} & {*b[:10]}) for a, b in pairs) / 150)
-    squares = [sum((a.index(j) - b.index(j)) ** 2 for j in a) for a, b in pairs]
-    assert found["rank_correlation"] == pytest.approx(
-        sum(1 - 6 * s / (14 * (14**2 - 1)) for s in squares) / 15
-    )
-
-
-def test_rank_correlation_of_reversed_ranks_is_minus_one() -> None:
-    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9]])
-    assert "recall" in metrics(x, x)
-    assert "recall" not in metrics(x[:2], x[:2])
-    assert "recall" not in metrics(x, torch.full_like(x, torch.nan))
+    batches = more_batches(Model(), rows, {"x": rows["x"][:4]}, "tensor", "1000", 4)
+    assert [batch["x"].shape for batch in batches] == [(4, 3, 8)]

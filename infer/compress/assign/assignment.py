@@ -20,6 +20,7 @@ from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
 from . import calibration_method, sensitivity
+from .calibration_rows import more_batches
 from .format_order import fallback_formats, larger_formats
 from .layer_calls import CallCounter
 from .layer_timing import LayerTimer, TimeFunction
@@ -54,11 +55,22 @@ class CalibrationSet:
                 where="--data",
                 hint="Give more rows, or add calibration_inputs() to the file that builds the model",
             )
-        fixed = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
-        rows = fixed if isinstance(fixed, int) else ROWS
+        fixed, rows = self._batch()
         count = len(next(iter(self.calibration.values())))
         stop = count - count % rows if rows == fixed else count
         return [{n: v[i : i + rows] for n, v in self.calibration.items()} for i in range(0, stop, rows)]
+
+    def statistics_batches(self, recover: str) -> list[dict[str, Tensor]]:
+        """Return the batches whose statistics calibrate: training rows too, within the budget of a recovery."""
+        batches, (fixed, rows) = self.batches(), self._batch()
+        if not (self.training and recover and self.model is not None) or isinstance(fixed, int):
+            return batches
+        return more_batches(self.model, self.training, self.calibration, self.task, recover, rows)
+
+    def _batch(self) -> tuple[int | str | None, int]:
+        """Return the rows of a call that the model fixes, if it does, and those of a batch."""
+        fixed = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
+        return fixed, fixed if isinstance(fixed, int) else ROWS
 
     def call(self, rows: int) -> dict[str, Tensor]:
         """Return the inputs of a typical call with so many rows."""
@@ -127,12 +139,13 @@ class Assignment:
         if not used or known.model is None or (way == "none" and not needed):
             self.reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
             return None
-        batches = known.batches()
+        batches = known.statistics_batches(self.plan.recover)
         begin = time.perf_counter()
         seen, way, why = calibration_method.collect(
             self.plan, known.model, batches, known.outputs, known.task, way, why
         )
-        why = f"{why}; {time.perf_counter() - begin:.1f} s"
+        count = sum(len(next(iter(batch.values()))) for batch in batches)
+        why = f"{why}; {count} rows, {time.perf_counter() - begin:.1f} s"
         self.reporter.found([Finding("calibrate", "method", way, why=why)])
         self.reporter.found(compress.coverage(known.model, seen, batches))
         return seen

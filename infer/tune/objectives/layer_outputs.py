@@ -14,14 +14,19 @@ class LayerOutputs:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._found: list[Tensor | None] = [None] * len(layers)
-        for index, layer in enumerate(layers):
-            layer.register_forward_hook(self._hook(index))
+        self._hooks = [layer.register_forward_hook(self._hook(index)) for index, layer in enumerate(layers)]
 
     def taken(self) -> list[Tensor]:
         """Return the outputs [batch, tokens, hidden] in the order of the layers, and keep none of them."""
         found = [each for each in self._found if each is not None]
         self._found = [None] * len(self._found)
         return found
+
+    def remove(self) -> None:
+        """Let the layers run as before, and keep nothing."""
+        self.taken()
+        for hook in self._hooks:
+            hook.remove()
 
     def _hook(self, index: int) -> Any:
         def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:

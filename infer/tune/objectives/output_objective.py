@@ -39,6 +39,7 @@ class OutputObjective:
         self._temperature, self._hidden = temperature, hidden if layers is not None else 0.0
         own, theirs = layers if layers is not None and hidden else ((), ())
         self._own, self._theirs = LayerOutputs(own), LayerOutputs(theirs)
+        self.num_layers = len(own)
         self.unit = OUTPUT_UNIT
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -49,6 +50,12 @@ class OutputObjective:
             error = hidden_error(own, theirs, None if mask is None else mask.bool())
             total = total + self._hidden * terms * error
         return total, terms
+
+    def release(self) -> None:
+        """Let the layers whose hidden states were compared run as before; `measure` still works."""
+        self._own.remove()
+        self._theirs.remove()
+        self._hidden = 0.0
 
     def measure(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the sum of the divergences over the rows of all outputs, without hidden states, and their number."""

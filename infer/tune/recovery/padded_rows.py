@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
+from ...compress.assign.calibration_rows import real_lengths
 from ..objective import TensorRows, shuffled
 
 WINDOW = 16  # batches within which rows are ordered by length
@@ -18,9 +18,7 @@ class PaddedRows(TensorRows):
 
     def __init__(self, tensors: Mapping[str, Tensor], batch: int) -> None:
         super().__init__(tensors)
-        mask = self.tensors["attention_mask"] != 0
-        places = torch.arange(1, mask.shape[1] + 1)
-        self.lengths = (mask * places).amax(1).clamp_min(1).tolist()
+        self.lengths = real_lengths(self.tensors["attention_mask"]).tolist()
         self._batch = batch
         self._last: tuple[tuple[int, int], Sequence[int]] | None = None
 

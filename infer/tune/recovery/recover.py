@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from ..objective import TensorRows
 from ..settings import TrainSettings
 from ..training_loop import train
 from ..training_state import TrainResult, stop_phrase
+from .compared_layers import compared_layers
 from .original_rows import original_rows
 from .padded_rows import PaddedRows, is_padded_text
 from .recovery_objective import RecoveryObjective
@@ -32,6 +34,8 @@ STAGE = "recover"
 HELD_OUT, MOST_HELD_OUT = 8, 32  # every eighth row chooses the best step, at most so many rows
 FEWEST_ROWS = 2
 SHOWN = 12  # points of the curve in the report
+HIDDEN = 1.0  # weight of the layers' outputs
+COMPARED_WHY = "their outputs take part in the loss where the model's are few numbers a row, and no logits"
 
 
 def recover(
@@ -56,21 +60,25 @@ def recover(
     """
     reporter = reporter or Reporter()
     training, held_out = split_rows(rows)
-    objective = RecoveryObjective(student, teacher, names, task)
-    call = measure_call(objective, training)
-    originals = original_rows(student, teacher)
-    if why := no_codes(originals, call, training, budget):
-        originals = {}
-    num_codes = sum(each.numel() for each in originals.values())
-    layers = objective.layers = TrainableLayers(student, originals)
-    settings = recovery_settings(call, training, budget, seed, codes=num_codes)
-    result = _train(objective, layers, training, held_out, settings, folder, reporter)
+    pairs = compared_layers(student, teacher, training.batch([0]), names, task)
+    objective = RecoveryObjective(student, teacher, names, task, hidden=HIDDEN, layers=pairs)
+    with ExitStack() as after:
+        after.callback(objective.release)
+        call = measure_call(objective, training)
+        originals = original_rows(student, teacher)
+        if why := no_codes(originals, call, training, budget):
+            originals = {}
+        num_codes = sum(each.numel() for each in originals.values())
+        layers = objective.layers = TrainableLayers(student, originals)
+        settings = recovery_settings(call, training, budget, seed, codes=num_codes)
+        result = _train(objective, layers, training, held_out, settings, folder, reporter)
     better = _is_better(result)
     layers.store() if better else layers.discard()
     for parameter in student.parameters():
         parameter.requires_grad_(False)
     codes = Finding(STAGE, "codes trained", num_codes, "codes", why)
-    return [*_findings(result, objective.unit, better), codes, _rows_finding(training, held_out)]
+    compared = Finding(STAGE, "layers compared", objective.num_layers, "layers", COMPARED_WHY)
+    return [*_findings(result, objective.unit, better), codes, compared, _rows_finding(training, held_out)]
 
 
 def _train(

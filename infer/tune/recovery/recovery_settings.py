@@ -24,7 +24,7 @@ CODE_BATCH = 16  # rows: decoding and updating every weight costs as much as sev
 CODE_RATE = (
     0.042  # times the root of the terms of a step for each code: less is known of each, fewer may move
 )
-CODE_RATES = (7e-4, 4e-3)  # the lowest and the highest
+CODE_RATES = (2e-4, 4e-3)  # the lowest and the highest
 FEWEST_CODE_STEPS = 60  # fewer disturb more codes than they mend
 FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
 CODE_BYTES = 33  # of a trained code: position, gradient, two moments, its best step, weight, temporaries

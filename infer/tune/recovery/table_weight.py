@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from ...compress.calibration.group_scales import midpoints, table_values
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, pack, unpack
-from .table_decoding import POSITION_UNIT, DecodeTable, codes_at
+from .table_decoding import POSITION_UNIT, DecodeTable, codes_at, pieces
 
 PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 LEVEL_UNIT = float(LEVELS)  # of a level per unit of its parameter: the rate is a share of the largest
@@ -96,9 +96,12 @@ class TableWeight(nn.Module):
     @torch.no_grad()
     def freeze(self, share: float) -> None:
         """Keep this share of the codes until the next step: their positions return to the middle of their codes."""
-        if self.position is not None and share > 0:
-            whole = (self.position * POSITION_UNIT).round_().div_(POSITION_UNIT)
-            self.position.copy_(torch.where(self.rank < share * RANKS, whole, self.position))
+        if self.position is None or share <= 0:
+            return
+        for rows in pieces(self.position):  # each stays in the cache
+            part = self.position[rows]
+            whole = (part * POSITION_UNIT).round_().div_(POSITION_UNIT)
+            part.copy_(torch.where(self.rank[rows] < share * RANKS, whole, part))
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
