@@ -168,7 +168,7 @@ def test_a_format_whose_layers_take_too_long_is_not_quantized(
 
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize(("most", "judged"), [({}, True), ({1: 1.0}, True), ({1: 1e-6}, False)])
-def test_a_format_that_is_too_slow_in_plain_torch_alone_is_judged_and_not_timed(
+def test_a_format_too_slow_in_plain_torch_alone_is_judged_and_not_timed(
     plan: Plan, tmp_path: Path, most: dict[int, float], judged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(1e-5, 2e-5, 0.5, 0.5, 0.5))

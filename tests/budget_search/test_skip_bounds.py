@@ -505,7 +505,7 @@ def test_layers_may_take_what_brings_one_of_the_backends_near_the_best() -> None
     assert timed_formats(eager=0.0030, inductor=0.0012) == pytest.approx({1: 0.0016})
 
 
-def test_a_format_is_only_judged_where_it_may_be_near_the_best_on_another_backend_alone() -> None:
+def test_a_format_that_may_only_win_on_another_backend_is_only_judged() -> None:
     own = timed_formats(which="own_layers", eager=0.0030, inductor=0.0012)
     assert own == pytest.approx({1: 0.0010 - (0.0030 - 1.25 * 0.0012) / 2})
     assert timed_formats(which="own_layers", ort=0.0030, inductor=0.0012) == {}, (
@@ -514,7 +514,7 @@ def test_a_format_is_only_judged_where_it_may_be_near_the_best_on_another_backen
 
 
 @pytest.mark.parametrize(("least", "most"), [(None, 0.0022), (0.0040, 0.0022), (0.0035, 0.00225)])
-def test_layers_of_a_runtime_of_graphs_are_bound_by_a_format_that_was_timed_there(
+def test_layers_of_a_graph_runtime_are_bound_by_a_format_timed_there(
     least: float | None, most: float
 ) -> None:
     """Measured on MiniLM: int8 took 4.1 ms in ONNX Runtime, its layers 2.4, and int4 was lowered where 2.8 ms won."""

@@ -31,7 +31,7 @@ def test_lengths_count_up_to_the_last_real_token() -> None:
     assert real_lengths(mask).tolist() == [2, 3, 1, 4]
 
 
-def test_rows_have_the_tokens_that_the_widest_layer_needs_and_little_padding() -> None:
+def test_rows_have_the_tokens_that_the_widest_layer_needs() -> None:
     training = texts(2000)
     batches = more_batches(Encoder(), training, texts(8), "feature-extraction", "10000000", 8)
     tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)

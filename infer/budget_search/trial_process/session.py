@@ -218,8 +218,9 @@ class Session:
 
 @dataclass(frozen=True)
 class LostByLayers:
-    """Why a trial can't come near the best one by what its layers take alone, and their times. `judged`: its format may
-    win on another backend, so that its fidelity is measured.
+    """Reason that a trial can't come near the best one by what its layers take alone, and their times.
+
+    `judged`: its format may win on another backend, so that its fidelity is measured.
     """
 
     reason: str
