@@ -3,15 +3,16 @@
     python -m bench.search.comparison [--only digits,minilm] [--space backend=eager,ort] [--time 1h] [--again]
                                       [--olive .olive/bin/python]
 
-For each model three runs, each a process of its own whose caches hold the native kernels alone: the search; everything
-(`bench.search.everything`: the same stages without a bound); the search's winner alone, by the command of its report.
-Printed are trials run, CPU time of the search over that of its winner alone, and the latency of the search's winner
-over that of the winner of everything: both artifacts in turns (`bench.search.winners`), in `PROCESSES` processes one
-after the other. The trials' own times would not do: they were taken minutes apart. What was run is kept in
-.work/search/rows.json and not run again. Bars, of models that have all three: at most 3 × the winner's CPU time,
-latency within 3 %. Exit code 1 when one is missed. With `--olive` Olive searches the same model as an ONNX
-graph: its wall and CPU time, and the latency and the error of what it chose beside ours; its environment has olive-ai
-0.13, pydantic 2.11 (with 2.14 it fails at start), optuna, pandas, questionary and torchmetrics, and ours behind it.
+For each model three runs, each a process of its own whose caches hold the native kernels alone: the search;
+everything (`bench.search.everything`: the same stages without a bound); the search's winner alone, by the command of
+its report. Printed are trials run, CPU time of the search over that of its winner alone, and the latency of the
+search's winner over that of the winner of everything: both artifacts in turns (`bench.search.winners`), in
+`PROCESSES` processes one after the other. The trials' own times would not do: they were taken minutes apart. What was
+run is kept in .work/search/rows.json and not run again. Bars, of models that have all three: at most 3 × the winner's
+CPU time, latency within 3 %. Exit code 1 when one is missed. With `--olive` Olive searches the same model as an ONNX
+graph: its wall and CPU time, and the latency and the error of what it chose beside ours; then our search once more
+with `SHORT` of Olive's wall time as its --time, and its choice beside Olive's. Olive's environment has olive-ai 0.13,
+pydantic 2.11 (with 2.14 it fails at start), optuna, pandas, questionary and torchmetrics, and ours behind it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ CPU_BAR, LATENCY_BAR = 3.0, 1.03
 PROCESSES = (
     5  # in which the two winners are compared: where memory lies differs more between processes than in one
 )
+SHORT = 0.4  # of Olive's wall time: with start and report a search takes about half of it
 LOOK = 0.25  # seconds between two looks at the CPU times of a run's processes
 KINDS = ("weights alone", "roofline", "gains at most", "slower than", "not faithful", "would need", "left")
 
@@ -102,6 +104,22 @@ def fill(name: str, row: dict[str, Any], asked: argparse.Namespace, save: Any) -
         chosen = WORK / f"{name}-search.infer"
         row["olive"] = rivals.olive(name, arguments(name, WORK), chosen, asked.olive, WORK, measured)
         save()
+    if "short" not in row and "settings" in row.get("olive", {}):
+        row["short"] = short_search(name, words, row["olive"])
+        save()
+
+
+def short_search(name: str, words: list[str], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Search within a share of Olive's wall time; compare the choice with Olive's."""
+    output = WORK / f"{name}-short.infer"
+    words = [*words, f"--time={SHORT * theirs['wall']:.1f}s"]
+    command = module_command("infer", "optimize", *words, "-o", str(output))
+    row = measured(f"{name}: a short search", command, INFER_CACHE=empty_cache(f"{name}-short"))
+    if row["code"]:
+        return row
+    source = next((WORK / f"{name}-onnx").rglob("*.onnx"))
+    compared = rivals.compared(Path(theirs["model"]), theirs["settings"], source, output)
+    return row | summary(output) | compared
 
 
 def in_turns(chosen: Path, best: Path) -> dict[str, Any]:
@@ -208,6 +226,10 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         "of",
         "CPU of the search / winner",
         "latency / best",
+        "latency / Olive's",
+        "wall / Olive's",
+        "latency / Olive's, short",
+        "wall / Olive's, short",
     )
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     missed = []
@@ -218,11 +240,19 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         cells = [name, search.get("winner", f"exit {search.get('code')}"), everything.get("winner", "-")]
         cells += [str(search.get("trials", "-")), str(everything.get("trials", "-"))]
         cells += ["-" if cpu is None else f"{cpu:.1f}", _times_best(row)]
-        cells.append(str(row.get("olive", {}).get("our_time_over_theirs", "-")))
+        cells += [text for part in ("search", "short") for text in _beside_olive(row, part)]
         lines.append(f"| {' | '.join(cells)} |")
         missed += [f"{name}: CPU time {cpu:.1f} x its winner's"] if cpu and cpu > CPU_BAR else []
         missed += [f"{name}: latency {slower:.3f} x the best"] if slower and slower > LATENCY_BAR else []
     return lines, missed
+
+
+def _beside_olive(row: dict[str, Any], part: str) -> list[str]:
+    """Write the latency of the choice of a search over that of Olive's, and the wall times of both searches."""
+    olive, ours = row.get("olive", {}), row.get(part, {})
+    ratio = (olive if part == "search" else ours).get("our_time_over_theirs")
+    wall = ours["wall"] / olive["wall"] if ours.get("wall") and olive.get("wall") else None
+    return ["-" if ratio is None else f"{ratio:.3f}", "-" if wall is None else f"{wall:.2f}"]
 
 
 def _times_best(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Rows whose statistics calibrate a model that is recovered."""
+"""Rows whose statistics calibrate a model: how many, and how long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infer.compress.assign.calibration_rows import TOKENS_PER_COLUMN, more_batches, real_lengths
+from infer.compress.assign import calibration_rows
+from infer.compress.assign.calibration_rows import (
+    RECOVERY_TOKENS_PER_COLUMN,
+    TOKENS_PER_COLUMN,
+    more_batches,
+    real_lengths,
+)
 
 WIDTH, TOKENS = 64, 16
 
@@ -31,11 +37,14 @@ def test_lengths_count_up_to_the_last_real_token() -> None:
     assert real_lengths(mask).tolist() == [2, 3, 1, 4]
 
 
-def test_rows_have_the_tokens_that_the_widest_layer_needs() -> None:
+@pytest.mark.parametrize(
+    ("recover", "per_column"), [("", TOKENS_PER_COLUMN), ("10000000", RECOVERY_TOKENS_PER_COLUMN)]
+)
+def test_rows_have_the_tokens_that_the_widest_layer_needs(recover: str, per_column: int) -> None:
     training = texts(2000)
-    batches = more_batches(Encoder(), training, texts(8), "feature-extraction", "10000000", 8)
+    batches = more_batches(Encoder(), training, texts(8), "feature-extraction", recover, 8)
     tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    assert 0.9 <= tokens / (TOKENS_PER_COLUMN * WIDTH) <= 1.2
+    assert 0.9 <= tokens / (per_column * WIDTH) <= 1.2
     for batch in batches:
         lengths = real_lengths(batch["attention_mask"])
         assert batch["input_ids"].shape == batch["attention_mask"].shape
@@ -52,6 +61,15 @@ def test_rows_have_the_tokens_that_the_widest_layer_needs() -> None:
 )
 def test_rows_keep_within_the_budget_and_what_there_is(training: int, recover: str, rows: int) -> None:
     batches = more_batches(Encoder(), texts(training), texts(8), "feature-extraction", recover, 8)
+    assert sum(len(batch["input_ids"]) for batch in batches) == rows
+
+
+@pytest.mark.parametrize(("multiplications", "rows"), [(1e4, 8), (20 * 8.5 * WIDTH * WIDTH, 20)])
+def test_rows_keep_within_their_multiplications(
+    multiplications: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_rows, "MULTIPLICATIONS", multiplications)
+    batches = more_batches(Encoder(), texts(2000), texts(8), "feature-extraction", "", 8)
     assert sum(len(batch["input_ids"]) for batch in batches) == rows
 
 

@@ -11,6 +11,8 @@ import torch
 
 from infer.errors import InputError, SourceError, UnsafeSourceError, UsageError
 from infer.load import LoadedModel, read_data
+from infer.load.samples import read_samples
+from infer.plan import Plan
 from infer.spec import TensorSpec
 
 
@@ -171,6 +173,24 @@ def test_text_for_a_language_model_is_full_windows(tmp_path: Path, tokenizer: Pa
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(InputError, match="expected text, got no token"):
         read_data(str(tmp_path / "empty.txt"), decoder)
+
+
+def test_arrays_of_tokens_judge_by_half_of_all_rows(tmp_path: Path) -> None:
+    encoder = model("input_ids=int64[batch,seq]", task="embedding")
+    np.savez(tmp_path / "d.npz", input_ids=np.arange(300 * 4).reshape(300, 4))
+    read_samples.attach_samples(Plan(source="m.pt", quant="nf4", data=str(tmp_path / "d.npz")), encoder, None)
+    assert encoder.samples["input_ids"].shape == encoder.calibration["input_ids"].shape == (150, 4)
+    assert not encoder.training
+
+
+def test_texts_that_do_not_judge_calibrate(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 50} w{i // 50}" for i in range(1000)))
+    for calibrate, rows in (("auto", 936), ("none", 0)):
+        encoder = model("input_ids=int64[batch,seq]", task="embedding", files={"tokenizer.json": tokenizer})
+        plan = Plan(source="m.pt", quant="nf4", data=str(tmp_path / "a.txt"), calibrate=calibrate)
+        read_samples.attach_samples(plan, encoder, None)
+        assert len(encoder.samples["input_ids"]) == 64
+        assert len(encoder.training.get("input_ids", ())) == rows
 
 
 def test_json_files_are_not_read_as_text(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_recovery_trains_on_calibration_rows_and_helps_on_others() -> None:
     assert error(small, original, known.samples["x"]) < before
 
 
-def test_recovery_trains_on_all_text_but_the_evaluation_rows(tmp_path: Path) -> None:
+def test_all_text_but_the_evaluation_rows_calibrates_and_trains(tmp_path: Path) -> None:
     folder = tiny_chats.source(tmp_path / "llama")
     text = random.Random(0).choices("abcdefgh ", k=128 * 200)
     (tmp_path / "text.txt").write_text("".join(text))
@@ -68,7 +68,8 @@ def test_recovery_trains_on_all_text_but_the_evaluation_rows(tmp_path: Path) -> 
     without, found = load(plan), load(plan.with_(recover="1min"))
     judging = {tuple(row.tolist()) for row in found.samples["input_ids"]}
     teaching = {tuple(row.tolist()) for row in found.training["input_ids"]}
-    assert not without.training
+    assert torch.equal(found.training["input_ids"], without.training["input_ids"])
+    assert not load(plan.with_(calibrate="none")).training
     assert torch.equal(found.samples["input_ids"], without.samples["input_ids"])
     assert torch.equal(found.calibration["input_ids"], without.calibration["input_ids"])
     assert not judging & teaching

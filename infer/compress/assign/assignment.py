@@ -44,7 +44,7 @@ class CalibrationSet:
     calibration: Mapping[str, Tensor]
     steps: bool = False  # a language model that runs as a step over a KV cache
     head: nn.Module | None = None  # what computes its logits
-    training: Mapping[str, Tensor] = field(default_factory=dict)  # more rows for recovery, if any
+    training: Mapping[str, Tensor] = field(default_factory=dict)  # more texts, for statistics and recovery
 
     def batches(self) -> list[dict[str, Tensor]]:
         """Return the calibration rows in batches; raise `UsageError` when there are none."""
@@ -61,9 +61,9 @@ class CalibrationSet:
         return [{n: v[i : i + rows] for n, v in self.calibration.items()} for i in range(0, stop, rows)]
 
     def statistics_batches(self, recover: str) -> list[dict[str, Tensor]]:
-        """Return the batches whose statistics calibrate: training rows too, within the budget of a recovery."""
+        """Return the batches whose statistics calibrate: more of the texts, where there are any."""
         batches, (fixed, rows) = self.batches(), self._batch()
-        if not (self.training and recover and self.model is not None) or isinstance(fixed, int):
+        if not self.training or self.model is None or isinstance(fixed, int):
             return batches
         return more_batches(self.model, self.training, self.calibration, self.task, recover, rows)
 

@@ -1,4 +1,4 @@
-"""Rows whose statistics calibrate: those that were split off, or with `--recover` as many texts as the weights need.
+"""Rows whose statistics calibrate: those that were split off, or as many texts as the weights need.
 
 A Hessian of few rows knows only some of the directions in which its layer's inputs vary, and error feedback moves
 errors into the others. 64 short texts have less tokens than some layers have columns.
@@ -6,6 +6,7 @@ errors into the others. 64 short texts have less tokens than some layers have co
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from ...options.values import recovery_budget
 from ..layer_kinds import is_product, rows_of
 
-TOKENS_PER_COLUMN = 24
+TOKENS_PER_COLUMN = 6
+MULTIPLICATIONS = 3e11  # of one forward pass over all rows: some 40 s of statistics on two cores
+RECOVERY_TOKENS_PER_COLUMN = 24
 SHARE = 0.2  # of the budget of a recovery
 PASSES = 10  # time of a row's statistics by that of its forward pass: gradients, products
 LANGUAGE = "text-generation"  # the task whose recovery counts tokens, others count rows
@@ -28,18 +31,24 @@ Rows = Mapping[str, Tensor]
 def more_batches(
     model: nn.Module, training: Rows, calibration: Rows, task: str, recover: str, batch: int
 ) -> list[dict[str, Tensor]]:
-    """Return batches of training texts of like length, cut to their longest, whose statistics are worth their time.
+    """Return batches of texts of like length, cut to their longest, whose statistics are worth their time.
 
     At least as many rows as those of `calibration`, and no more than give each column of the widest layer
-    `TOKENS_PER_COLUMN` tokens or take `SHARE` of the budget `recover`.
+    `TOKENS_PER_COLUMN` tokens or take `MULTIPLICATIONS`. With a budget `recover`, `RECOVERY_TOKENS_PER_COLUMN` tokens
+    or `SHARE` of that budget.
     """
-    count = _length(training)
-    lengths = _lengths(training)
-    tokens = TOKENS_PER_COLUMN * _widest(model)
+    count, lengths, products = _length(training), _lengths(training), _products(model)
+    mean = float(lengths.sum()) / max(count, 1)
+    per_column = RECOVERY_TOKENS_PER_COLUMN if recover else TOKENS_PER_COLUMN
     least = min(count, _length(calibration))
-    wanted = max(least, min(count, -(-tokens * count // max(int(lengths.sum()), 1))))
-    if wanted > least:
-        wanted = max(least, min(wanted, _affordable(model, training, lengths, task, recover, batch)))
+    wanted = min(
+        count, math.ceil(per_column * max((size[0] for size in products), default=0) / max(mean, 1.0))
+    )
+    if recover and wanted > least:
+        wanted = min(wanted, _affordable(model, training, lengths, task, recover, batch))
+    elif weights := sum(columns * rows for columns, rows in products):
+        wanted = min(wanted, int(MULTIPLICATIONS / (weights * max(mean, 1.0))))
+    wanted = max(least, wanted)
     index = torch.arange(wanted) * count // max(wanted, 1)
     index = index[lengths[index].argsort(stable=True)]
     return [_cut(training, lengths, index[start : start + batch]) for start in range(0, wanted, batch)]
@@ -68,8 +77,10 @@ def _forward_seconds(model: nn.Module, batch: Rows) -> float:
     return min(taken)
 
 
-def _widest(model: nn.Module) -> int:
-    return max((rows_of(layer)[0].numel() for layer in model.modules() if is_product(layer)), default=0)
+def _products(model: nn.Module) -> list[tuple[int, int]]:
+    """Return columns and rows of the weight of each layer that is a matrix product."""
+    weights = [rows_of(layer) for layer in model.modules() if is_product(layer)]
+    return [(weight[0].numel(), len(weight)) for weight in weights]
 
 
 def _length(rows: Rows) -> int:

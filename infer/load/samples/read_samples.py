@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights import raw_bytes
 from . import sample_split
-from .sample_files import Samples, digest_of_files, example_option, list_files, read_files
+from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
 RANDOM_ROWS = 8
@@ -26,6 +27,16 @@ TOKENS = ("input_ids", DECODER_IDS)
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 
 
+@dataclass(frozen=True)
+class ReadRows:
+    """Samples by input name, their source and digest; `texts`: they were tokenized here."""
+
+    samples: Samples
+    source: str
+    digest: str
+    texts: bool = False
+
+
 def attach_samples(
     plan: Plan, loaded: LoadedModel, user_module: UserModule | None, *, calibrates: bool | None = None
 ) -> None:
@@ -33,49 +44,51 @@ def attach_samples(
 
     When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
     whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
-    all of its trials. With
-    `plan.recover` more text is read, and all of it that doesn't judge is for training.
+    all of its trials. More text is read then, and all of it that doesn't judge is for calibration and recovery.
     """
-    most = _training_rows(plan, loaded)
+    quantizes = _quantizes(plan) if calibrates is None else calibrates
+    most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
     if plan.data is not None:
-        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed, most=most)
-        rows = len(next(iter(samples.values())))
-        why = RANDOM_NOTE if plan.data == "random" else loaded.samples_from
-        loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
+        read = _read(plan.data, loaded, plan.seed, most)
+        why = RANDOM_NOTE if plan.data == "random" else read.source
     else:
-        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, user_module, most)
-    every = samples
-    if most is not None:
-        samples = sample_split.spread_rows(every, MAX_ROWS)
-    loaded.samples, source = samples, loaded.samples_from
+        read = _shipped_or_asked(plan, loaded, user_module, most)
+        why = read.source
+    rows = len(next(iter(read.samples.values())))
+    loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {read.digest}"))
+    has_more = most is not None and (read.texts or bool(plan.recover))
+    samples = sample_split.spread_rows(read.samples, MAX_ROWS) if has_more else read.samples
+    loaded.samples, loaded.samples_from = samples, read.source
+    source = read.source
     more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
         loaded.calibration = sample_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
-    elif _quantizes(plan) if calibrates is None else calibrates:
+    elif quantizes:
         loaded.samples, loaded.calibration = sample_split.split(
             samples, loaded.inputs, together=_together(loaded)
         )
-        if most is not None:
-            loaded.training = sample_split.exclude_rows(every, loaded.samples)
-    digest = digest_of(loaded.calibration)
-    loaded.findings += sample_split.describe_split(loaded.samples, loaded.calibration, source, digest)
+        if has_more:
+            loaded.training = sample_split.exclude_rows(read.samples, loaded.samples)
+    calibration = loaded.training or loaded.calibration
+    loaded.findings += sample_split.describe_split(
+        loaded.samples, calibration, source, digest_of(calibration)
+    )
 
 
 def _quantizes(plan: Plan) -> bool:
     return plan.quant != "none" or plan.bits is not None or plan.max_drop is not None
 
 
-def _training_rows(plan: Plan, loaded: LoadedModel) -> int | None:
-    """Return how many rows of text to read for `--recover`; None where the usual number is enough."""
-    if not plan.recover or _together(loaded) > 1:
-        return None
-    return MOST_TRAINING_ROWS if any(spec.name in TEXT_INPUTS for spec in loaded.inputs) else None
+def _calibrates_with_texts(plan: Plan, loaded: LoadedModel) -> bool:
+    """Tell whether the model takes texts one by one, and more of them than judge it are of use."""
+    takes_texts = any(spec.name in TEXT_INPUTS for spec in loaded.inputs) and _together(loaded) == 1
+    return takes_texts and (bool(plan.recover) or plan.calibrate != "none")
 
 
 def _shipped_or_asked(
     plan: Plan, loaded: LoadedModel, user_module: UserModule | None, most: int | None
-) -> tuple[Samples, str]:
+) -> ReadRows:
     shipped = _shipped(loaded, plan, user_module, most)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
@@ -84,11 +97,9 @@ def _shipped_or_asked(
             where="--data",
             hint=f"Give some: {example_option(loaded)}. '--data random' checks the numbers only, not the fidelity",
         )
-    found, source = shipped
+    found, source, texts = shipped
     samples = select_inputs(found, loaded.inputs, source)
-    why = f"{source}; sha256 {digest_of(samples)}"
-    loaded.findings.append(Finding("load", "data", len(next(iter(samples.values()))), "rows", why))
-    return samples, source
+    return ReadRows(samples, source, digest_of(samples), texts)
 
 
 def read_data(
@@ -100,11 +111,16 @@ def read_data(
     are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a tensor does not fit),
     `SourceError` (the file can't be read) or `UsageError`.
     """
+    read = _read(spec, loaded, seed, most)
+    return read.samples, read.source, read.digest
+
+
+def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRows:
     if spec == "random":
         vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
         rows = RANDOM_ROWS * _together(loaded)
         samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id, rows=rows)
-        return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
+        return ReadRows(samples, f"--data random: {RANDOM_NOTE}", digest_of(samples))
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
         return _from_function(Path(file), name, loaded, most)
@@ -115,7 +131,8 @@ def read_data(
         )
     files = list_files(path) if path.is_dir() else [path]
     samples, used = read_files(files, loaded, spec, most)
-    return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", digest_of_files(used)
+    fitting = select_inputs(samples, loaded.inputs, spec)
+    return ReadRows(fitting, f"--data {spec}", digest_of_files(used), are_texts(used))
 
 
 def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
@@ -198,29 +215,31 @@ def _whole(dtype: torch.dtype) -> bool:
 
 def _shipped(
     loaded: LoadedModel, plan: Plan, user_module: UserModule | None, most: int | None
-) -> tuple[Samples, str] | None:
+) -> tuple[Samples, str, bool] | None:
+    """Return samples beside the model, their source, and whether they are texts; None where there are none."""
     if user_module is not None:
         found = user_module.tensors("example_inputs")
-        return None if found is None else (found, f"{user_module.path}:example_inputs")
+        return None if found is None else (found, f"{user_module.path}:example_inputs", False)
     folder = Path(plan.source)
     for name in ("samples.npz", "samples.txt"):
         if loaded.kind == "huggingface" and (folder / name).is_file():
-            samples, _ = read_files([folder / name], loaded, name, most)
-            return samples, str(folder / name)
+            samples, used = read_files([folder / name], loaded, name, most)
+            return samples, str(folder / name), are_texts(used)
     return None
 
 
-def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None) -> tuple[Samples, str, str]:
+def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None) -> ReadRows:
     call = getattr(import_file(path), name, None)
     where = f"{path}:{name}"
     if not callable(call):
         raise UsageError(f"{path} has no function {name!r}", where="--data")
     with importable(path.parent):
         found = call()
-        if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
+        texts = isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
+        if texts:
             found = tokenize(found, loaded, most)
         samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where)
-    return samples, f"--data {where}", digest_of(samples)
+    return ReadRows(samples, f"--data {where}", digest_of(samples), texts)
 
 
 def digest_of(samples: Mapping[str, Tensor]) -> str:

@@ -134,6 +134,12 @@ def _text(path: Path) -> str:
         raise SourceError(f"expected UTF-8 text: {error}", where=str(path)) from error
 
 
+def are_texts(files: list[Path]) -> bool:
+    """Tell whether `read_files` makes rows of text of these files: there are texts and no arrays, images or sounds."""
+    others = (*ARRAYS, *IMAGES, *SOUNDS)
+    return any(map(_is_text, files)) and not any(path.suffix.lower() in others for path in files)
+
+
 def _is_text(path: Path) -> bool:
     return path.suffix in (".txt", ".md")
 
