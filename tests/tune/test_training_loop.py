@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from infer.errors import GateError, ResourceError, UsageError
 from infer.options import from_values
-from infer.reporter import Reporter
 from infer.tune import checkpoints
 from infer.tune.objective import Rows, TensorRows, rows_of_step
 from infer.tune.settings import TrainSettings
 from infer.tune.training_loop import train
 from infer.tune.training_state import TrainResult
+from tests.support import interrupted_training
 from tests.support.tiny_objective import TokenObjective, token_rows
 
 ROWS, HELD_OUT = token_rows(), token_rows(7, seed=2)
@@ -160,27 +161,14 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name]
 
 
-class Interrupting(Reporter):
-    """Sends Ctrl-C in a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.at = step
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        if what.startswith(f"step {self.at}:"):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_ctrl_c_keeps_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 6, "batch": 6, "learning_rate": 0.01, "measure_every": 2}
-    settings = TrainSettings(**options)
-    with pytest.raises(KeyboardInterrupt, match="after step 3; nothing was published"):
-        train(TokenObjective(dropout=0.5), ROWS, HELD_OUT, settings, tmp_path, Interrupting(3))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    resumed, whole = TokenObjective(dropout=0.5), TokenObjective(dropout=0.5)
-    result = train(resumed, ROWS, HELD_OUT, settings, tmp_path)
-    expected = train(whole, ROWS, HELD_OUT, settings, tmp_path / "whole")
+    program = [sys.executable, "-m", "tests.support.interrupted_training", str(tmp_path)]
+    interrupted = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert interrupted.returncode == 130, interrupted.stderr
+    assert "after step 3; nothing was published" in interrupted.stdout
+    resumed, whole = (TokenObjective(dropout=interrupted_training.DROPOUT) for _ in range(2))
+    result = train(resumed, ROWS, HELD_OUT, interrupted_training.SETTINGS, tmp_path)
+    expected = train(whole, ROWS, HELD_OUT, interrupted_training.SETTINGS, tmp_path / "whole")
     assert all(
         torch.equal(a, b) for a, b in zip(weights(resumed).values(), weights(whole).values(), strict=True)
     )
