@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,22 @@ def read_converted_model(path: Path, layers: LayerConverter) -> Any:
         ) from error
 
 
-def compiled(model: Any, settings: NumericSettings) -> Any:
-    """Compile a model, or the file of one; raise `NotUsableError` when the CPU plugin refuses it."""
+@cache
+def _core_of_process(pid: int) -> Any:
+    """Return the `openvino.Core` that compiles, of which a process has one and never drops it; a fork has its own.
+
+    The CPU plugin gives the thread that creates it an alternate signal stack and unmaps it in the thread that drops it.
+    In another thread that leaves the first one with a stack that is gone: its next signal, a Ctrl-C, ends the process.
+    """
     import openvino
 
+    return openvino.Core()
+
+
+def compiled(model: Any, settings: NumericSettings) -> Any:
+    """Compile a model, or the file of one; raise `NotUsableError` when the CPU plugin refuses it."""
     try:
-        return openvino.Core().compile_model(model, "CPU", settings.properties())
+        return _core_of_process(os.getpid()).compile_model(model, "CPU", settings.properties())
     except RuntimeError as error:
         raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
 

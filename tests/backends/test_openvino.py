@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +47,31 @@ def through(
     assert list(got) == [spec.name for spec in made.outputs]
     want = made.callable()(**{made.inputs[0].name: x})[0]
     return next(iter(got.values())), want, {finding.what: finding for finding in findings}
+
+
+CLOSED_IN_A_THREAD = """
+import os, signal, sys, threading
+from pathlib import Path
+from backends import openvino
+caught = []
+signal.signal(signal.SIGINT, lambda *_: caught.append(1))
+held = [openvino.open(Path(sys.argv[1]), "cpu")]
+def close():
+    held.pop().close()
+thread = threading.Thread(target=close)
+thread.start(); thread.join()
+os.kill(os.getpid(), signal.SIGINT)
+sys.exit(len(caught) - 1)
+"""
+
+
+@needs_openvino
+def test_a_signal_is_handled_after_another_thread_closed_a_model(tmp_path: Path) -> None:
+    made = lowered(nn.Linear(8, 16), "input=float32[batch,8]", torch.randn(2, 8), tmp_path)
+    openvino.lower(made, plan(), tmp_path)
+    command = [sys.executable, "-c", CLOSED_IN_A_THREAD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_openvino
