@@ -10,9 +10,9 @@ search's winner over that of the winner of everything: both artifacts in turns (
 `PROCESSES` processes one after the other. The trials' own times would not do: they were taken minutes apart. What was
 run is kept in .work/search/rows.json and not run again. Bars, of models that have all three: at most 3 × the winner's
 CPU time, latency within 3 %. Exit code 1 when one is missed. With `--olive` Olive searches the same model as an ONNX
-graph: its wall and CPU time, and the latency and the error of what it chose beside ours; then our search once more
-with `SHORT` of Olive's wall time as its --time, and its choice beside Olive's. Olive's environment has olive-ai 0.13,
-pydantic 2.11 (with 2.14 it fails at start), optuna, pandas, questionary and torchmetrics, and ours behind it.
+graph: its wall and CPU time, and the latency and the error of what it chose beside ours. Olive's environment has
+olive-ai 0.13, pydantic 2.11 (with 2.14 it fails at start), optuna, pandas, questionary and torchmetrics, and ours
+behind it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ CPU_BAR, LATENCY_BAR = 3.0, 1.03
 PROCESSES = (
     5  # in which the two winners are compared: where memory lies differs more between processes than in one
 )
-SHORT = 0.4  # of Olive's wall time: with start and report a search takes about half of it
 LOOK = 0.25  # seconds between two looks at the CPU times of a run's processes
 KINDS = ("weights alone", "roofline", "gains at most", "slower than", "not faithful", "would need", "left")
 
@@ -70,11 +69,13 @@ def main() -> int:
         parser.error(f"no model named {', '.join(sorted(unknown))}")
     WORK.mkdir(parents=True, exist_ok=True)
     cpu.why_not()  # compiles the kernels, which belong to no run
-    rows: dict[str, Any] = json.loads(ROWS.read_text()) if ROWS.exists() and not asked.again else {}
+    rows: dict[str, Any] = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     for name in asked.only:
+        if asked.again:
+            rows.pop(name, None)
         row = rows.setdefault(name, {})
         fill(name, row, asked, lambda: ROWS.write_text(json.dumps(rows, indent=1) + "\n"))
-    lines, missed = table({name: rows[name] for name in asked.only})
+    lines, missed = table(rows)
     write_results("search", {"rows": rows}, "\n".join(lines))
     return exit_code(missed)
 
@@ -104,22 +105,6 @@ def fill(name: str, row: dict[str, Any], asked: argparse.Namespace, save: Any) -
         chosen = WORK / f"{name}-search.infer"
         row["olive"] = rivals.olive(name, arguments(name, WORK), chosen, asked.olive, WORK, measured)
         save()
-    if "short" not in row and "settings" in row.get("olive", {}):
-        row["short"] = short_search(name, words, row["olive"])
-        save()
-
-
-def short_search(name: str, words: list[str], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Search within a share of Olive's wall time; compare the choice with Olive's."""
-    output = WORK / f"{name}-short.infer"
-    words = [*words, f"--time={SHORT * theirs['wall']:.1f}s"]
-    command = module_command("infer", "optimize", *words, "-o", str(output))
-    row = measured(f"{name}: a short search", command, INFER_CACHE=empty_cache(f"{name}-short"))
-    if row["code"]:
-        return row
-    source = next((WORK / f"{name}-onnx").rglob("*.onnx"))
-    compared = rivals.compared(Path(theirs["model"]), theirs["settings"], source, output)
-    return row | summary(output) | compared
 
 
 def in_turns(chosen: Path, best: Path) -> dict[str, Any]:
@@ -225,11 +210,10 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         "trials",
         "of",
         "CPU of the search / winner",
+        "wall",
         "latency / best",
         "latency / Olive's",
         "wall / Olive's",
-        "latency / Olive's, short",
-        "wall / Olive's, short",
     )
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     missed = []
@@ -239,18 +223,19 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         slower = row.get("turns", {}).get("ratio")
         cells = [name, search.get("winner", f"exit {search.get('code')}"), everything.get("winner", "-")]
         cells += [str(search.get("trials", "-")), str(everything.get("trials", "-"))]
-        cells += ["-" if cpu is None else f"{cpu:.1f}", _times_best(row)]
-        cells += [text for part in ("search", "short") for text in _beside_olive(row, part)]
+        wall = "-" if cpu is None else f"{search['wall'] / alone['wall']:.1f}"
+        cells += ["-" if cpu is None else f"{cpu:.1f}", wall, _times_best(row)]
+        cells += _beside_olive(row)
         lines.append(f"| {' | '.join(cells)} |")
         missed += [f"{name}: CPU time {cpu:.1f} x its winner's"] if cpu and cpu > CPU_BAR else []
         missed += [f"{name}: latency {slower:.3f} x the best"] if slower and slower > LATENCY_BAR else []
     return lines, missed
 
 
-def _beside_olive(row: dict[str, Any], part: str) -> list[str]:
-    """Write the latency of the choice of a search over that of Olive's, and the wall times of both searches."""
-    olive, ours = row.get("olive", {}), row.get(part, {})
-    ratio = (olive if part == "search" else ours).get("our_time_over_theirs")
+def _beside_olive(row: dict[str, Any]) -> list[str]:
+    """Write the latency of our search's choice over that of Olive's, and the wall times of both searches."""
+    olive, ours = row.get("olive", {}), row.get("search", {})
+    ratio = olive.get("our_time_over_theirs")
     wall = ours["wall"] / olive["wall"] if ours.get("wall") and olive.get("wall") else None
     return ["-" if ratio is None else f"{ratio:.3f}", "-" if wall is None else f"{wall:.2f}"]
 
