@@ -86,13 +86,20 @@ class _Layers(nn.Module):
 
 
 def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Compile chained layers by AOTInductor, whose code calls the kernels' C functions."""
+    """Compile chained layers by AOTInductor, whose code calls the kernels' C functions; weights stay where they lie."""
     program = partition.fuse_layers(torch.export.export(module, (x,)))
-    settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
+    settings = {
+        "aot_inductor.custom_ops_to_c_shims": kernels.c_functions(),
+        "aot_inductor.package_constants_in_so": False,
+    }
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = str(Path(folder) / "copies.pt2")
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
-        return torch._inductor.aoti_load_package(path)
+        model = torch._inductor.aoti_load_package(path)
+    weights = dict(module.named_buffers())
+    wanted = {name: weights[name] for name in model.get_constant_fqns()}
+    model.load_constants(wanted, check_full_update=True, user_managed=True)
+    return model
 
 
 @functools.lru_cache(maxsize=1)
