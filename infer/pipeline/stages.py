@@ -37,7 +37,6 @@ from .llm_mode import refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .select import Selected, choose, enforce
-from .trial import Trial
 from .try_backends import try_backends, try_others
 
 __all__ = [
@@ -170,7 +169,7 @@ def search(
             compress = partial(compress_model, original=original, assignment=assignment, reporter=attempt)
             half_precision.try_half(tried, compress)
         selected = choose(tried)
-        if backend != plan.backend and _loses(selected.trial, plan):
+        if backend != plan.backend and not selected.trial.unfaithful(plan):
             try_others(tried, timing)
             selected = choose(tried)
         best = selected.trial
@@ -182,11 +181,6 @@ def search(
         tried.close()
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
         shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)
-
-
-def _loses(trial: Trial, plan: Plan) -> bool:
-    """Return True for a faithful trial that the never-slower gate would refuse."""
-    return trial.slower and not plan.allow_slower and not trial.unfaithful(plan)
 
 
 def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:

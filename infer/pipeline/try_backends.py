@@ -78,11 +78,16 @@ def try_backends(
 
 
 def try_others(tried: Trials, timing: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Try the backends that the first attempt ruled out: with raised layers another one can be the fastest."""
+    """Try the backends that were left out while layers were raised, and time all trials with their float forms too.
+
+    The first attempt, with every backend, was not faithful, and so not timed.
+    """
     known = {trial.backend for trial in tried.trials} | {result.name for result in tried.refused}
     for name in candidates(tried.plan, steps=tried.small.shape is not None):
         if name not in known and name != "eager":
             tried.run(name)
+    for trial in tried.trials:
+        trial.latency = []
     with timing():
         tried.time()
 

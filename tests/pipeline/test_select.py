@@ -176,15 +176,17 @@ def test_interleaved_calls_cancel_a_machine_that_slows_down() -> None:
     assert slow.p50 == pytest.approx(1.2 * fast.p50)
 
 
-def test_raised_layers_that_lose_are_tried_on_the_other_backends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("first", [1.2, 0.9])  # slower than float, and faster
+def test_raised_layers_are_tried_on_the_other_backends(
+    first: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     far, near = [Metric("y", "relative_error", 0.9)], [Metric("y", "relative_error", 0.001)]
     attempts = [
         {"inductor": (trial("inductor", (0.5, 0.5)), far), "ort": (trial("ort", (0.8, 0.8)), far)},
-        {"inductor": (trial("inductor", (1.2, 1.2)), near), "ort": (trial("ort", (0.7, 0.7)), near)},
+        {"inductor": (trial("inductor", (first, first)), near), "ort": (trial("ort", (0.7, 0.7)), near)},
     ]
     order: list[str] = []
+    timings: list[list[str]] = []
 
     def run_trial(plan: Plan, *_: object) -> Trial:
         order.append(plan.backend)
@@ -200,6 +202,7 @@ def test_raised_layers_that_lose_are_tried_on_the_other_backends(
         )
 
     def time_trials(plan: Plan, graph: object, trials: list[Trial], *_: object) -> list[Any]:
+        timings.append([one.backend for one in trials])
         for one in trials:
             timed = attempts[0][one.backend][0]
             one.latency, one.forms = timed.latency, timed.forms
@@ -224,6 +227,7 @@ def test_raised_layers_that_lose_are_tried_on_the_other_backends(
         PLAN.with_(quant="int8"), original, Any, tmp_path, Reporter(), FloatReferences(graph, tmp_path)
     )
     assert order == ["inductor", "ort", "inductor", "ort"]
+    assert timings[-1] == ["inductor", "ort"]  # both against the float forms of both
     assert found[1].trial.backend == "ort"
 
 
