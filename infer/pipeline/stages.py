@@ -37,7 +37,7 @@ from .llm_mode import refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .select import Selected, choose, enforce
-from .try_backends import try_backends, try_others
+from .try_backends import try_backends
 
 __all__ = [
     "LastModel",
@@ -169,9 +169,6 @@ def search(
             compress = partial(compress_model, original=original, assignment=assignment, reporter=attempt)
             half_precision.try_half(tried, compress)
         selected = choose(tried)
-        if backend != plan.backend and not selected.trial.unfaithful(plan):
-            try_others(tried, timing)
-            selected = choose(tried)
         best = selected.trial
         stuck = assign.raise_formats(assignment, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:

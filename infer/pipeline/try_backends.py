@@ -52,16 +52,20 @@ def try_backends(
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Trials:
     """Lower, compare and time on every backend that may run the graph. Plain torch is tried too when no other can, or
-    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose. Trials are timed
-    inside `timing()`.
+    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose; the others follow
+    where its trial is faithful. Trials are timed inside `timing()`.
 
     Raises `NotUsableError` when none can run it, `ResourceError` when memory or disk was what stopped one.
     """
     tried = Trials(plan, original, small, folder, floats, reporter or Reporter())
-    names = candidates(plan, steps=small.shape is not None) if only == "auto" else [only]
-    for name in names:
+    names = candidates(plan, steps=small.shape is not None)
+    for name in names if only == "auto" else [only]:
         if name != "eager" or not tried.trials:
             tried.run(name)
+    if any(trial.unfaithful(plan) is None for trial in tried.trials):
+        for name in names:
+            if name != "eager" and name not in tried.names():
+                tried.run(name)
     with timing():
         tried.time()
     if "eager" in names and tried.lost_to_plain_torch():
@@ -75,21 +79,6 @@ def try_backends(
         hint = "Run 'infer doctor'" if only == "auto" else "--backend auto tries the others"
         raise NotUsableError(f"no backend can run this model: {why}", hint=hint)
     return tried
-
-
-def try_others(tried: Trials, timing: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Try the backends that were left out while layers were raised, and time all trials with their float forms too.
-
-    The first attempt, with every backend, was not faithful, and so not timed.
-    """
-    known = {trial.backend for trial in tried.trials} | {result.name for result in tried.refused}
-    for name in candidates(tried.plan, steps=tried.small.shape is not None):
-        if name not in known and name != "eager":
-            tried.run(name)
-    for trial in tried.trials:
-        trial.latency = []
-    with timing():
-        tried.time()
 
 
 @dataclass
@@ -139,6 +128,10 @@ class Trials:
         place.mkdir(parents=True)
         storage.save(graph, place)
         return graph, None, place, why
+
+    def names(self) -> set[str]:
+        """Return the backends that were tried or refused."""
+        return {trial.backend for trial in self.trials} | {result.name for result in self.refused}
 
     def time(self) -> None:
         """Time the trials not timed yet; one that fails at a batch size of the plan is dropped."""
