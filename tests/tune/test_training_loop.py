@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,11 @@ from infer.options import from_values
 from infer.tune import checkpoints
 from infer.tune.objective import Rows, TensorRows, rows_of_step
 from infer.tune.settings import TrainSettings
+from infer.tune.training_environment import Interrupt
 from infer.tune.training_loop import train
 from infer.tune.training_state import TrainResult
-from tests.support import interrupted_training
+from tests.support.interrupted_training import DROPOUT, HELD_OUT, ROWS, SETTINGS
 from tests.support.tiny_objective import TokenObjective, token_rows
-
-ROWS, HELD_OUT = token_rows(), token_rows(7, seed=2)
 
 
 def run(folder: Path, objective: Any = None, rows: Rows = ROWS, **options: Any) -> tuple[Any, TrainResult]:
@@ -166,13 +166,23 @@ def test_ctrl_c_keeps_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path) ->
     interrupted = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert interrupted.returncode == 130, interrupted.stderr
     assert "after step 3; nothing was published" in interrupted.stdout
-    resumed, whole = (TokenObjective(dropout=interrupted_training.DROPOUT) for _ in range(2))
-    result = train(resumed, ROWS, HELD_OUT, interrupted_training.SETTINGS, tmp_path)
-    expected = train(whole, ROWS, HELD_OUT, interrupted_training.SETTINGS, tmp_path / "whole")
+    resumed, whole = (TokenObjective(dropout=DROPOUT) for _ in range(2))
+    result = train(resumed, ROWS, HELD_OUT, SETTINGS, tmp_path)
+    expected = train(whole, ROWS, HELD_OUT, SETTINGS, tmp_path / "whole")
     assert all(
         torch.equal(a, b) for a, b in zip(weights(resumed).values(), weights(whole).values(), strict=True)
     )
     assert [point.loss for point in result.curve] == [point.loss for point in expected.curve]
+
+
+def test_a_job_that_ignores_ctrl_c_keeps_ignoring_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts what runs in the background
+    try:
+        with Interrupt():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
