@@ -36,8 +36,8 @@ def olive(
     if found is None:
         return ran
     settings = {name: value for name, value in found["settings"].items() if value is not None}
-    both = compared(Path(found["model"]), settings, source, chosen)
-    return ran | {"tried": found["tried"], "model": found["model"], "settings": settings, **both}
+    compared = _compared(Path(found["model"]), settings, source, chosen)
+    return ran | {"tried": found["tried"], "settings": settings, **compared}
 
 
 def float_graph(
@@ -77,7 +77,7 @@ def error_of(model: Path, source: Path, inputs: dict[str, Any]) -> float:
     return _error(got, known)
 
 
-def compared(theirs: Path, settings: dict[str, Any], source: Path, chosen: Path) -> dict[str, Any]:
+def _compared(theirs: Path, settings: dict[str, Any], source: Path, chosen: Path) -> dict[str, Any]:
     """Return errors against the float graph, and times of our artifact over those of their model, in turns.
 
     Their model runs in a session with the settings that Olive found, called by ONNX Runtime's own API; ours is called
