@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...fidelity.metric_sums import is_logits
 from ...graph.program import flatten
 from ..objectives.layer_outputs import LayerOutputs
+from .layer_calls import is_hidden
 
 FEWEST = 2
 
@@ -26,7 +27,7 @@ def compared_layers(
     a text says little about each of the codes that made it; the hidden states of its tokens say more. Logits, whose
     divergence is another unit, and outputs of as many numbers as a layer's need none. `batch` is run once.
     """
-    found = [name for name in _members(student) if _has(teacher, name)]
+    found = [name for names in layer_lists(student, teacher) for name in names]
     theirs = [teacher.get_submodule(name) for name in found]
     if len(found) < FEWEST:
         return None
@@ -39,21 +40,22 @@ def compared_layers(
     pairs = dict(zip(names, values, strict=False))
     if any(is_logits(name, value, pairs, task) for name, value in pairs.items()):
         return None
-    if len(states) < len(found) or not all(_is_hidden(each) for each in states):
+    if len(states) < len(found) or not all(is_hidden(each) for each in states):
         return None
     if sum(value.numel() for value in values) >= min(each.numel() for each in states):
         return None
     return [student.get_submodule(name) for name in found], theirs
 
 
-def _members(model: nn.Module) -> Iterator[str]:
-    """Return the names of the layers of the outermost lists of at least `FEWEST`."""
-    lists: list[str] = []
-    for name, module in model.named_modules():
-        inner = any(name.startswith(f"{outer}.") for outer in lists)
+def layer_lists(student: nn.Module, teacher: nn.Module) -> list[list[str]]:
+    """Return the names of the layers of each outermost list of at least `FEWEST` that both models have."""
+    found: dict[str, list[str]] = {}
+    for name, module in student.named_modules():
+        inner = any(name.startswith(f"{outer}.") for outer in found)
         if isinstance(module, nn.ModuleList) and len(module) >= FEWEST and not inner:
-            lists.append(name)
-            yield from (f"{name}.{index}" if name else str(index) for index in range(len(module)))
+            members = [f"{name}.{index}" if name else str(index) for index in range(len(module))]
+            found[name] = [member for member in members if _has(teacher, member)]
+    return list(found.values())
 
 
 def _has(model: nn.Module, name: str) -> bool:
@@ -62,7 +64,3 @@ def _has(model: nn.Module, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _is_hidden(state: object) -> bool:
-    return isinstance(state, Tensor) and state.dim() == 3 and state.is_floating_point()

@@ -18,15 +18,18 @@ from ..training_state import TrainResult, stop_phrase
 from .compared_layers import compared_layers
 from .original_rows import original_rows
 from .padded_rows import PaddedRows, is_padded_text
+from .recover_layers import LayersTask, num_codes, recover_layers_if_better
 from .recovery_objective import RecoveryObjective
 from .recovery_settings import (
     CODE_BATCH,
     RecoveryBudget,
+    few_steps,
     frozen_share,
     measure_call,
-    no_codes,
+    no_room,
     ramp_width,
     recovery_settings,
+    split_budget,
 )
 from .trainable_layers import TrainableLayers
 
@@ -35,6 +38,7 @@ HELD_OUT, MOST_HELD_OUT = 8, 32  # every eighth row chooses the best step, at mo
 FEWEST_ROWS = 2
 SHOWN = 12  # points of the curve in the report
 HIDDEN = 1.0  # weight of the layers' outputs
+NO_ORIGINALS = "no weight of the float model is that of a quantized layer"
 COMPARED_WHY = "their outputs take part in the loss where the model's are few numbers a row, and no logits"
 
 
@@ -49,14 +53,16 @@ def recover(
     *,
     seed: int = 0,
     reporter: Reporter | None = None,
+    by_layer: bool | None = None,
 ) -> list[Finding]:
     """Train scales, tables, norms and biases of `student` in place, codes too where it pays; return what was found.
 
-    Codes are trained where the budget has steps enough and the memory has room for their states. `rows` are inputs by
-    name, `names` the outputs of both models. The step with the best measure on held-out rows counts, also of a run
-    that diverges; where none is better than the start, nothing changes. Checkpoints go below `folder`, and stay there
-    when this is interrupted. Raises `UsageError` without enough rows, `NotUsableError` where nothing can be trained,
-    and what `train` raises.
+    Codes are trained where the budget has steps enough: all together where the memory has room for their states, else
+    layer by layer with most of the budget (`by_layer`: always, or never). `rows` are inputs by name, `names` the
+    outputs of both models. The step with the best measure on held-out rows counts, also of a run that diverges; where
+    none is better than the start, nothing changes. Checkpoints go below `folder`, and stay there when this is
+    interrupted. Raises `UsageError` without enough rows, `NotUsableError` where nothing can be trained, and what
+    `train` raises.
     """
     reporter = reporter or Reporter()
     training, held_out = split_rows(rows)
@@ -65,20 +71,27 @@ def recover(
     with ExitStack() as after:
         after.callback(objective.release)
         call = measure_call(objective, training)
-        originals = original_rows(student, teacher)
-        if why := no_codes(originals, call, training, budget):
-            originals = {}
-        num_codes = sum(each.numel() for each in originals.values())
+        alone: list[Finding] = []
+        room, why = no_room(num_codes(student), call.device), few_steps(call, training, budget)
+        originals = {} if room else original_rows(student, teacher)
+        if by_layer or (by_layer is None and room and not why):
+            layers_budget, budget = split_budget(budget)
+            task_of = LayersTask(objective, teacher, training, held_out, call, layers_budget, folder, seed)
+            alone = recover_layers_if_better(task_of, room, reporter)
+            why = few_steps(call, training, budget)
+        why = why or room or ("" if originals else NO_ORIGINALS)
+        originals = {} if why else originals
+        count = sum(each.numel() for each in originals.values())
         layers = objective.layers = TrainableLayers(student, originals)
-        settings = recovery_settings(call, training, budget, seed, codes=num_codes)
+        settings = recovery_settings(call, training, budget, seed, codes=count)
         result = _train(objective, layers, training, held_out, settings, folder, reporter)
     better = _is_better(result)
     layers.store() if better else layers.discard()
     for parameter in student.parameters():
         parameter.requires_grad_(False)
-    codes = Finding(STAGE, "codes trained", num_codes, "codes", why)
+    codes = [*alone, Finding(STAGE, "codes trained", count, "codes", why)]
     compared = Finding(STAGE, "layers compared", objective.num_layers, "layers", COMPARED_WHY)
-    return [*_findings(result, objective.unit, better), codes, compared, _rows_finding(training, held_out)]
+    return [*codes, *_findings(result, objective.unit, better), compared, _rows_finding(training, held_out)]
 
 
 def _train(

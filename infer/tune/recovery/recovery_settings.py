@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ... import device as hardware
-from ...compress.packed_weight import Packed
 from ...device import memory
 from ...graph.program import flatten
-from ..objective import TensorRows
+from ..objective import Rows, TensorRows
 from ..settings import TrainSettings
 from .recovery_objective import RecoveryObjective
 from .table_decoding import RAMP
@@ -25,6 +22,7 @@ CODE_RATE = (
     0.042  # times the root of the terms of a step for each code: less is known of each, fewer may move
 )
 CODE_RATES = (2e-4, 4e-3)  # the lowest and the highest
+LAYERS_SHARE = 0.8  # of the budget, for layers one after another where codes of the whole model have no room
 FEWEST_CODE_STEPS = 60  # fewer disturb more codes than they mend
 FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
 CODE_BYTES = 33  # of a trained code: position, gradient, two moments, its best step, weight, temporaries
@@ -40,6 +38,16 @@ class RecoveryBudget:
 
     seconds: float | None = None
     terms: int | None = None
+
+
+def split_budget(budget: RecoveryBudget) -> tuple[RecoveryBudget, RecoveryBudget]:
+    """Return the budgets of layers one after another, and of the whole model without codes afterwards."""
+    parts = []
+    for share in (LAYERS_SHARE, 1 - LAYERS_SHARE):
+        seconds = None if budget.seconds is None else budget.seconds * share
+        terms = None if budget.terms is None else max(int(budget.terms * share), 1)
+        parts.append(RecoveryBudget(seconds, terms))
+    return parts[0], parts[1]
 
 
 @dataclass(frozen=True)
@@ -91,26 +99,27 @@ def measure_call(objective: RecoveryObjective, training: TensorRows) -> Call:
     return Call(int(terms) / rows, size / rows, min(times) / rows, device, precision)
 
 
-def no_codes(
-    originals: Mapping[Packed, Tensor], call: Call, training: TensorRows, budget: RecoveryBudget
-) -> str:
-    """Say why codes are not trained; empty where they are."""
-    if not originals:
-        return "no weight of the float model is that of a quantized layer"
+def few_steps(call: Call, training: TensorRows, budget: RecoveryBudget) -> str:
+    """Say why the budget is too short to train codes; empty where it is not."""
     steps = call.steps(min(CODE_BATCH, len(training)), budget)
-    if steps < FEWEST_CODE_STEPS:
-        return f"the budget has about {steps} steps, codes need {FEWEST_CODE_STEPS}"
-    needed = CODE_BYTES * sum(rows.numel() for rows in originals.values())
-    if needed > (available := memory.memory_available(call.device)):
-        return f"their states need {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are free"
-    return ""
+    if steps >= FEWEST_CODE_STEPS:
+        return ""
+    return f"the budget has about {steps} steps, codes need {FEWEST_CODE_STEPS}"
+
+
+def no_room(codes: int, device: str) -> str:
+    """Say why the memory has no room to train so many codes at once; empty where it has."""
+    needed, available = CODE_BYTES * codes, memory.memory_available(device)
+    if needed <= available:
+        return ""
+    return f"their states need {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are free"
 
 
 def recovery_settings(
-    call: Call, training: TensorRows, budget: RecoveryBudget, seed: int, *, codes: int
+    call: Call, training: Rows, budget: RecoveryBudget, seed: int, *, codes: int, batch: int | None = None
 ) -> TrainSettings:
     """Choose batch, rate, precision, and how often held-out rows are measured; `codes`: how many are trained."""
-    batch = min(CODE_BATCH if codes else BATCH, len(training))
+    batch = min(batch or (CODE_BATCH if codes else BATCH), len(training))
     fit = max(int(LOGITS_AT_ONCE / max(call.size, 1)), 1)
     steps = call.steps(batch, budget)
     return TrainSettings(

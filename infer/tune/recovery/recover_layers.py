@@ -1,0 +1,234 @@
+"""Recovery layer by layer: codes are trained with the float weights and optimizer states of one layer at a time.
+
+Each layer gets the hidden states that the quantized layers before it give, and learns to return what the float model
+has there (block-wise training, EfficientQAT: Chen et al. 2024, arXiv 2407.11062).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ... import device as hardware
+from ...compress.packed_weight import PackedLayer
+from ...device import memory
+from ...errors import NotUsableError
+from ...reporter import Reporter
+from ...spec import Finding
+from ..gradient_accumulation import to_device
+from ..objective import TensorRows
+from ..training_loop import train
+from .compared_layers import layer_lists
+from .layer_chain import LayerChain
+from .layer_objective import LayerBatches, LayerObjective
+from .original_rows import original_rows
+from .recovery_objective import RecoveryObjective
+from .recovery_settings import (
+    CODE_BATCH,
+    CODE_BYTES,
+    FEWEST_CODE_STEPS,
+    NOISE,
+    Call,
+    RecoveryBudget,
+    frozen_share,
+    ramp_width,
+    recovery_settings,
+)
+from .trainable_layers import TrainableLayers, is_table
+
+STAGE = "recover"
+CODES = "codes trained by layer"
+LAYER_RATE = 4e-3  # of codes
+EPOCHS = 4  # over rows whose hidden states are kept: computing them costs as much as half an epoch
+STATES_SHARE = 0.4  # of the free memory, for hidden states
+
+
+@dataclass(frozen=True)
+class LayersTask:
+    """Models, rows and budget of a recovery layer by layer; `call` is that of both whole models."""
+
+    objective: RecoveryObjective
+    teacher: nn.Module
+    training: TensorRows
+    held_out: TensorRows
+    call: Call
+    budget: RecoveryBudget
+    folder: Path
+    seed: int
+
+    @property
+    def student(self) -> nn.Module:
+        return self.objective.model
+
+
+@dataclass
+class LayersResult:
+    """Layers that got better and their codes, steps of all, and the sums of held-out errors before and after."""
+
+    layers: int = 0
+    codes: int = 0
+    steps: int = 0
+    before: float = 0.0
+    after: float = 0.0
+
+
+def recover_layers_if_better(task: LayersTask, why: str, reporter: Reporter) -> list[Finding]:
+    """Train layer by layer, and let the model as it was where its outputs get no nearer; return what was found.
+
+    `why`: the reason for it. Raises what `train` raises; layers that can't be trained alone are a finding.
+    """
+    before = _measure(task)
+    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in task.student.modules()]
+    try:
+        found = recover_layers(task, layer_lists(task.student, task.teacher), reporter)
+    except NotUsableError as error:
+        return [Finding(STAGE, CODES, 0, "codes", "; ".join(filter(None, (why, str(error)))))]
+    after, unit = _measure(task), task.objective.unit
+    if better := after < before:
+        how = f"{found.layers} layers one after another, {found.steps} steps; {why}".rstrip("; ")
+    else:
+        how = f"layers one after another did not help: {before:.4g} to {after:.4g}; {why}".rstrip("; ")
+        for module, parameters, buffers in kept:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+    errors = (
+        f"error of the layers, sum {found.before:.4g} to {found.after:.4g}; before the layers {before:.4g}"
+    )
+    return [
+        Finding(STAGE, CODES, found.codes if better else 0, "codes", how),
+        Finding(STAGE, "after layers", min(after, before), unit, errors),
+    ]
+
+
+@torch.no_grad()
+def _measure(task: LayersTask) -> float:
+    """Return the mean measure of the whole model on held-out rows."""
+    total, count = 0.0, 0.0
+    for batch in _batches(task.held_out, range(len(task.held_out))):
+        value, terms = task.objective.measure(batch)
+        total, count = total + float(value), count + float(terms)
+    return total / max(count, 1)
+
+
+def num_codes(model: nn.Module) -> int:
+    """Return the number of codes of packed weights in table formats, each weight counted once."""
+    found = {m.packed: m.num_weights for m in model.modules() if isinstance(m, PackedLayer) and is_table(m)}
+    return sum(found.values())
+
+
+def recover_layers(task: LayersTask, lists: Sequence[Sequence[str]], reporter: Reporter) -> LayersResult:
+    """Train the student's layers named in `lists` in place, one after another; say what was trained.
+
+    A layer that gets no better on held-out rows stays as it was. Raises `NotUsableError` where the layers of a list
+    are no chain (`layer_calls`), where none of them has codes, or where the memory has no room, and what `train`
+    raises.
+    """
+    found, started = LayersResult(), time.perf_counter()
+    codes = {name: num_codes(task.student.get_submodule(name)) for names in lists for name in names}
+    _check_room(codes, task.call.device)
+    judged = list(_batches(task.held_out, range(len(task.held_out))))
+    rows = max(task.call.steps(EPOCHS, task.budget), CODE_BATCH)
+    order = task.training.order(task.seed, 0)[:rows]
+    for names in lists:
+        room = STATES_SHARE * memory.memory_available("cpu")
+        batches = [*judged, *_batches(task.training, order)]
+        chain = LayerChain(task.student, task.teacher, names, batches, room)
+        if len(chain) <= len(judged):
+            raise NotUsableError("the memory has no room for the hidden states of rows to train on")
+        for index, name in enumerate(names):
+            chain.set_targets(index)
+            if codes[name]:
+                part = _part(task.budget, time.perf_counter() - started, codes, name)
+                parts = chain.batches(index, len(judged), len(chain)), chain.batches(index, 0, len(judged))
+                reporter.step(STAGE, f"layer {name}")
+                _train_layer(task, name, *parts, part, reporter, found)
+            chain.advance(index)
+    return found
+
+
+def _check_room(codes: Mapping[str, int], device: str) -> None:
+    largest = max(codes.values(), default=0)
+    if not largest:
+        raise NotUsableError("the model has no list of layers with codes")
+    needed, free = CODE_BYTES * largest, memory.memory_available(device)
+    if needed > free:
+        raise NotUsableError(
+            f"states of the largest layer need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        )
+
+
+def _batches(rows: TensorRows, order: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+    for start in range(0, len(order), CODE_BATCH):
+        yield rows.batch(order[start : start + CODE_BATCH])
+
+
+def _part(budget: RecoveryBudget, spent: float, codes: Mapping[str, int], name: str) -> RecoveryBudget:
+    """Return a layer's budget: by its codes of the time that is left; of tokens all, each passes every layer."""
+    if budget.seconds is None:
+        return budget
+    order = list(codes)
+    left = sum(codes[other] for other in order[order.index(name) :])
+    return replace(budget, seconds=max((budget.seconds - spent) * codes[name] / left, 1.0))
+
+
+def _train_layer(
+    task: LayersTask,
+    name: str,
+    rows: LayerBatches,
+    judged: LayerBatches,
+    budget: RecoveryBudget,
+    reporter: Reporter,
+    found: LayersResult,
+) -> None:
+    """Train one layer in place where that makes it better on held-out rows, and add to what was found."""
+    layer, original = task.student.get_submodule(name), task.teacher.get_submodule(name)
+    objective = LayerObjective(layer)
+    call = _measure_call(objective, rows)
+    originals = original_rows(layer, original) if call.steps(1, budget) >= FEWEST_CODE_STEPS else {}
+    count = sum(each.numel() for each in originals.values())
+    settings = recovery_settings(call, rows, budget, task.seed, codes=count, batch=1)
+    if count:
+        settings = msgspec.structs.replace(settings, learning_rate=LAYER_RATE)
+    trained = objective.trained = TrainableLayers(layer, originals)
+
+    def prepare(share: float) -> None:
+        trained.set_progress(ramp_width(share), frozen_share(share))
+
+    try:
+        folder = task.folder / name
+        result = train(
+            objective, rows, judged, settings, folder, reporter, keep_best=True, before_step=prepare
+        )
+        first, best = result.first_held_out or 0.0, result.best_held_out or 0.0
+        if better := best < first:
+            trained.store()
+    finally:
+        trained.discard()
+        for parameter in layer.parameters():
+            parameter.requires_grad_(False)
+    found.steps += result.steps
+    found.before, found.after = found.before + first, found.after + (best if better else first)
+    if better:
+        found.layers, found.codes = found.layers + 1, found.codes + count
+
+
+@torch.no_grad()
+def _measure_call(objective: LayerObjective, rows: LayerBatches) -> Call:
+    """Choose the precision of a layer's steps and time its forward pass on a batch, twice as if of two models."""
+    device = next(objective.model.parameters(), torch.empty(0)).device
+    batch = to_device(rows.batch([0]), device)
+    slow = hardware.why_slow("bfloat16", device.type)
+    precision = "float32" if slow else objective.precision(batch, NOISE)
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            _, terms = objective.loss(batch)
+        times.append(time.perf_counter() - begin)
+    return Call(int(terms), batch["hidden"].numel(), 2 * min(times), device.type, precision)
