@@ -87,8 +87,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             "after quantizing, train the quantized model on the outputs of the float one, without labels, for so long "
             "(30min) or on so many tokens, or rows of other models: scales, tables, norms and biases, and codes too "
-            "where the time and the memory allow it; formats and sizes stay. The rows that judge are not trained on. "
-            "Repeated whenever layers get a larger format to pass the fidelity gate",
+            "where the time allows it, layer by layer where the memory has no room for the training states of all; "
+            "formats and sizes stay. The rows that judge are not trained on. Repeated whenever layers get a larger "
+            "format to pass the fidelity gate",
             group=QUANT,
             metavar="TIME|TOKENS",
             parse=values.check_recovery,

@@ -76,8 +76,10 @@ def recover(
         originals = {} if room else original_rows(student, teacher)
         if by_layer or (by_layer is None and room and not why):
             layers_budget, budget = split_budget(budget)
-            task_of = LayersTask(objective, teacher, training, held_out, call, layers_budget, folder, seed)
-            alone = recover_layers_if_better(task_of, room, reporter)
+            layers_task = LayersTask(
+                objective, teacher, training, held_out, call, layers_budget, folder, seed
+            )
+            alone = recover_layers_if_better(layers_task, room, reporter)
             why = few_steps(call, training, budget)
         why = why or room or ("" if originals else NO_ORIGINALS)
         originals = {} if why else originals

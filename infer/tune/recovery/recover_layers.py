@@ -83,27 +83,39 @@ def recover_layers_if_better(task: LayersTask, why: str, reporter: Reporter) -> 
 
     `why`: the reason for it. Raises what `train` raises; layers that can't be trained alone are a finding.
     """
-    before = _measure(task)
-    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in task.student.modules()]
+    before, given = _measure(task), _tensors_of(task.student)
     try:
         found = recover_layers(task, layer_lists(task.student, task.teacher), reporter)
     except NotUsableError as error:
+        _put_back(given)
         return [Finding(STAGE, CODES, 0, "codes", "; ".join(filter(None, (why, str(error)))))]
     after, unit = _measure(task), task.objective.unit
     if better := after < before:
-        how = f"{found.layers} layers one after another, {found.steps} steps; {why}".rstrip("; ")
+        how = f"{found.layers} layers one after another, {found.steps} steps"
     else:
-        how = f"layers one after another did not help: {before:.4g} to {after:.4g}; {why}".rstrip("; ")
-        for module, parameters, buffers in kept:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
+        how = f"layers one after another did not help: {before:.4g} to {after:.4g}"
+        _put_back(given)
     errors = (
         f"error of the layers, sum {found.before:.4g} to {found.after:.4g}; before the layers {before:.4g}"
     )
     return [
-        Finding(STAGE, CODES, found.codes if better else 0, "codes", how),
+        Finding(STAGE, CODES, found.codes if better else 0, "codes", "; ".join(filter(None, (how, why)))),
         Finding(STAGE, "after layers", min(after, before), unit, errors),
     ]
+
+
+Given = list[tuple[nn.Module, dict[str, nn.Parameter | None], dict[str, Tensor | None]]]
+
+
+def _tensors_of(model: nn.Module) -> Given:
+    """Return the modules with their own parameters and buffers; training replaces these, and changes none."""
+    return [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+
+
+def _put_back(given: Given) -> None:
+    for module, parameters, buffers in given:
+        module._parameters.update(parameters)
+        module._buffers.update(buffers)
 
 
 @torch.no_grad()
