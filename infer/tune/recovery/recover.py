@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ...compress.packed_weight import Packed
 from ...errors import UsageError
 from ...reporter import Reporter
 from ...spec import Finding
@@ -18,7 +19,7 @@ from ..training_state import TrainResult, stop_phrase
 from .compared_layers import compared_layers
 from .original_rows import original_rows
 from .padded_rows import PaddedRows, is_padded_text
-from .recover_layers import LayersTask, num_codes, recover_layers_if_better
+from .recover_layers import LAYER_ROWS, LayersTask, num_codes, recover_layers_if_better
 from .recovery_objective import RecoveryObjective
 from .recovery_settings import (
     CODE_BATCH,
@@ -38,7 +39,6 @@ HELD_OUT, MOST_HELD_OUT = 8, 32  # every eighth row chooses the best step, at mo
 FEWEST_ROWS = 2
 SHOWN = 12  # points of the curve in the report
 HIDDEN = 1.0  # weight of the layers' outputs
-NO_ORIGINALS = "no weight of the float model is that of a quantized layer"
 COMPARED_WHY = "their outputs take part in the loss where the model's are few numbers a row, and no logits"
 
 
@@ -71,18 +71,21 @@ def recover(
     with ExitStack() as after:
         after.callback(objective.release)
         call = measure_call(objective, training)
-        alone: list[Finding] = []
-        room, why = no_room(num_codes(student), call.device), few_steps(call, training, budget)
-        originals = {} if room else original_rows(student, teacher)
-        if by_layer or (by_layer is None and room and not why):
+        by_layers: list[Finding] = []
+        originals: dict[Packed, Tensor] = {}
+        why = no_room(num_codes(student), call.device)
+        if by_layer is None:
+            by_layer = bool(why) and not few_steps(call, LAYER_ROWS, budget)
+        if by_layer:
             layers_budget, budget = split_budget(budget)
             layers_task = LayersTask(
                 objective, teacher, training, held_out, call, layers_budget, folder, seed
             )
-            alone = recover_layers_if_better(layers_task, room, reporter)
-            why = few_steps(call, training, budget)
-        why = why or room or ("" if originals else NO_ORIGINALS)
-        originals = {} if why else originals
+            by_layers = recover_layers_if_better(layers_task, why, reporter)
+        else:
+            if not (why := why or few_steps(call, min(CODE_BATCH, len(training)), budget)):
+                originals = original_rows(student, teacher)
+                why = "" if originals else "no weight of the float model is that of a quantized layer"
         count = sum(each.numel() for each in originals.values())
         layers = objective.layers = TrainableLayers(student, originals)
         settings = recovery_settings(call, training, budget, seed, codes=count)
@@ -91,7 +94,7 @@ def recover(
     layers.store() if better else layers.discard()
     for parameter in student.parameters():
         parameter.requires_grad_(False)
-    codes = [*alone, Finding(STAGE, "codes trained", count, "codes", why)]
+    codes = by_layers or [Finding(STAGE, "codes trained", count, "codes", why)]
     compared = Finding(STAGE, "layers compared", objective.num_layers, "layers", COMPARED_WHY)
     return [*codes, *_findings(result, objective.unit, better), compared, _rows_finding(training, held_out)]
 

@@ -30,7 +30,6 @@ from .layer_objective import LayerBatches, LayerObjective
 from .original_rows import original_rows
 from .recovery_objective import RecoveryObjective
 from .recovery_settings import (
-    CODE_BATCH,
     CODE_BYTES,
     FEWEST_CODE_STEPS,
     NOISE,
@@ -43,8 +42,8 @@ from .recovery_settings import (
 from .trainable_layers import TrainableLayers, is_table
 
 STAGE = "recover"
-CODES = "codes trained by layer"
 LAYER_RATE = 4e-3  # of codes
+LAYER_ROWS = 4  # of a step: hidden states say more about a layer than logits about the model
 EPOCHS = 4  # over rows whose hidden states are kept: computing them costs as much as half an epoch
 STATES_SHARE = 0.4  # of the free memory, for hidden states
 
@@ -88,7 +87,7 @@ def recover_layers_if_better(task: LayersTask, why: str, reporter: Reporter) -> 
         found = recover_layers(task, layer_lists(task.student, task.teacher), reporter)
     except NotUsableError as error:
         _put_back(given)
-        return [Finding(STAGE, CODES, 0, "codes", "; ".join(filter(None, (why, str(error)))))]
+        return [Finding(STAGE, "codes trained", 0, "codes", "; ".join(filter(None, (why, str(error)))))]
     after, unit = _measure(task), task.objective.unit
     if better := after < before:
         how = f"{found.layers} layers one after another, {found.steps} steps"
@@ -99,7 +98,9 @@ def recover_layers_if_better(task: LayersTask, why: str, reporter: Reporter) -> 
         f"error of the layers, sum {found.before:.4g} to {found.after:.4g}; before the layers {before:.4g}"
     )
     return [
-        Finding(STAGE, CODES, found.codes if better else 0, "codes", "; ".join(filter(None, (how, why)))),
+        Finding(
+            STAGE, "codes trained", found.codes if better else 0, "codes", "; ".join(filter(None, (how, why)))
+        ),
         Finding(STAGE, "after layers", min(after, before), unit, errors),
     ]
 
@@ -145,7 +146,7 @@ def recover_layers(task: LayersTask, lists: Sequence[Sequence[str]], reporter: R
     codes = {name: num_codes(task.student.get_submodule(name)) for names in lists for name in names}
     _check_room(codes, task.call.device)
     judged = list(_batches(task.held_out, range(len(task.held_out))))
-    rows = max(task.call.steps(EPOCHS, task.budget), CODE_BATCH)
+    rows = max(task.call.steps(EPOCHS, task.budget), LAYER_ROWS)
     order = task.training.order(task.seed, 0)[:rows]
     for names in lists:
         room = STATES_SHARE * memory.memory_available("cpu")
@@ -176,8 +177,8 @@ def _check_room(codes: Mapping[str, int], device: str) -> None:
 
 
 def _batches(rows: TensorRows, order: Sequence[int]) -> Iterator[dict[str, Tensor]]:
-    for start in range(0, len(order), CODE_BATCH):
-        yield rows.batch(order[start : start + CODE_BATCH])
+    for start in range(0, len(order), LAYER_ROWS):
+        yield rows.batch(order[start : start + LAYER_ROWS])
 
 
 def _part(budget: RecoveryBudget, spent: float, codes: Mapping[str, int], name: str) -> RecoveryBudget:

@@ -99,9 +99,9 @@ def measure_call(objective: RecoveryObjective, training: TensorRows) -> Call:
     return Call(int(terms) / rows, size / rows, min(times) / rows, device, precision)
 
 
-def few_steps(call: Call, training: TensorRows, budget: RecoveryBudget) -> str:
-    """Say why the budget is too short to train codes; empty where it is not."""
-    steps = call.steps(min(CODE_BATCH, len(training)), budget)
+def few_steps(call: Call, batch: int, budget: RecoveryBudget) -> str:
+    """Say why the budget is too short to train codes in steps of `batch` rows; empty where it is not."""
+    steps = call.steps(batch, budget)
     if steps >= FEWEST_CODE_STEPS:
         return ""
     return f"the budget has about {steps} steps, codes need {FEWEST_CODE_STEPS}"

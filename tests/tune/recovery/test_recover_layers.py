@@ -115,17 +115,21 @@ def test_codes_without_room_for_all_are_trained_layer_by_layer(
     }
     assert all(torch.equal(p, given[n]) for n, p in teacher.named_parameters()), "the original is not changed"
     assert not any(parameter.requires_grad for parameter in student.parameters())
-    said = next(finding for finding in found if finding.what == layers_stage.CODES)
+    said = next(finding for finding in found if finding.what == "codes trained")
     assert said.value == 3 * 4 * WIDTH * WIDTH
     assert "3 layers" in said.why
     assert "GB are free" in said.why
 
 
-def test_layers_then_codes_of_the_whole_model_where_memory_has_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("by_layer", "codes"), [(True, 12 * WIDTH * WIDTH), (False, 12 * WIDTH * WIDTH + 2 * WORDS * WIDTH)]
+)
+def test_codes_are_trained_layer_by_layer_or_together_as_asked(
+    by_layer: bool, codes: int, tmp_path: Path
+) -> None:
     teacher, student = pair()
-    found = recover(student, teacher, rows(), ["logits"], TASK, budget(320), tmp_path, by_layer=True)
-    said = [finding.value for finding in found if "codes trained" in finding.what]
-    assert said == [3 * 4 * WIDTH * WIDTH, 3 * 4 * WIDTH * WIDTH + 2 * WORDS * WIDTH]
+    found = recover(student, teacher, rows(), ["logits"], TASK, budget(80), tmp_path, by_layer=by_layer)
+    assert [finding.value for finding in found if finding.what == "codes trained"] == [codes]
 
 
 def test_layers_that_do_not_help_the_model_are_put_back(
@@ -141,7 +145,7 @@ def test_layers_that_do_not_help_the_model_are_put_back(
     found = recover(student, teacher, rows(), ["logits"], TASK, budget(80), tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in packed(student).items())
     assert all(torch.equal(p, norms[name]) for name, p in student.named_parameters())
-    said = next(finding for finding in found if finding.what == layers_stage.CODES)
+    said = next(finding for finding in found if finding.what == "codes trained")
     assert said.value == 0
     assert "did not help: 1 to 2" in said.why
 
@@ -158,7 +162,7 @@ def test_layers_that_are_no_chain_are_named_and_the_rest_is_trained(
     room_for_one_layer(monkeypatch, student)
     found = recover(student, teacher, rows(), ["logits"], TASK, budget(80), tmp_path)
     said = {finding.what: finding for finding in found}
-    assert (said[layers_stage.CODES].value, reason in said[layers_stage.CODES].why) == (0, True)
+    assert (said["codes trained"].value, reason in said["codes trained"].why) == (0, True)
     assert float(said["after"].value) < float(said["before"].value)  # type: ignore[arg-type]
     assert all(torch.equal(packed(student)[name], tensor) for name, tensor in codes.items())
 
@@ -169,7 +173,7 @@ def test_a_layer_without_room_for_its_states_is_named(
     teacher, student = pair()
     monkeypatch.setattr(recovery_settings.memory, "memory_available", lambda device: 1000)
     found = recover(student, teacher, rows(), ["logits"], TASK, budget(80), tmp_path)
-    said = next(finding for finding in found if finding.what == layers_stage.CODES)
+    said = next(finding for finding in found if finding.what == "codes trained")
     assert said.value == 0
     assert "states of the largest layer" in said.why
 
