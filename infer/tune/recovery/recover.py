@@ -74,18 +74,18 @@ def recover(
         by_layers: list[Finding] = []
         originals: dict[Packed, Tensor] = {}
         why = no_room(num_codes(student), call.device)
+        layers_budget, last_budget = split_budget(budget)
         if by_layer is None:
-            by_layer = bool(why) and not few_steps(call, LAYER_ROWS, budget)
+            by_layer = bool(why) and not few_steps(call, LAYER_ROWS, layers_budget)
         if by_layer:
-            layers_budget, budget = split_budget(budget)
+            budget = last_budget
             layers_task = LayersTask(
                 objective, teacher, training, held_out, call, layers_budget, folder, seed
             )
             by_layers = recover_layers_if_better(layers_task, why, reporter)
-        else:
-            if not (why := why or few_steps(call, min(CODE_BATCH, len(training)), budget)):
-                originals = original_rows(student, teacher)
-                why = "" if originals else "no weight of the float model is that of a quantized layer"
+        elif not (why := why or few_steps(call, min(CODE_BATCH, len(training)), budget)):
+            originals = original_rows(student, teacher)
+            why = "" if originals else "no weight of the float model is that of a quantized layer"
         count = sum(each.numel() for each in originals.values())
         layers = objective.layers = TrainableLayers(student, originals)
         settings = recovery_settings(call, training, budget, seed, codes=count)

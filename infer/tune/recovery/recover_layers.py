@@ -44,7 +44,7 @@ from .trainable_layers import TrainableLayers, is_table
 STAGE = "recover"
 LAYER_RATE = 4e-3  # of codes
 LAYER_ROWS = 4  # of a step: hidden states say more about a layer than logits about the model
-EPOCHS = 4  # over rows whose hidden states are kept: computing them costs as much as half an epoch
+EPOCHS = 4  # at least, over rows whose hidden states are kept: computing them takes time too
 STATES_SHARE = 0.4  # of the free memory, for hidden states
 
 
