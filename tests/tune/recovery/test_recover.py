@@ -24,6 +24,7 @@ from infer.tune.recovery.recovery_objective import RecoveryObjective
 from infer.tune.recovery.recovery_settings import RecoveryBudget
 from infer.tune.recovery.trainable_layers import TrainableLayers
 from infer.tune.training_state import TrainResult
+from tests.support.packed_tensors import packed
 
 pytest.importorskip("accelerate")
 WIDTH = 64
@@ -58,15 +59,6 @@ def pair(quant: str, spread: float = 1.0) -> tuple[nn.Module, nn.Module]:
 
 def rows(count: int = 64) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(96, (count, 12), generator=torch.Generator().manual_seed(5))}
-
-
-def packed(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        f"{name}.{part}": tensor.clone()
-        for name, module in model.named_modules()
-        if isinstance(module, Packed)
-        for part, tensor in module.tensors().items()
-    }
 
 
 def divergence(student: nn.Module, teacher: nn.Module) -> float:

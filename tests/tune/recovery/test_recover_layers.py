@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from infer import compress
-from infer.compress.packed_weight import Packed
 from infer.errors import NotUsableError
 from infer.graph.program import flatten
 from infer.plan import Plan
@@ -23,6 +22,7 @@ from infer.tune.recovery.layer_chain import LayerChain
 from infer.tune.recovery.layer_objective import LayerObjective, token_errors
 from infer.tune.recovery.recover import recover
 from infer.tune.recovery.recovery_settings import RecoveryBudget
+from tests.support.packed_tensors import packed
 
 pytest.importorskip("accelerate")
 WIDTH, TOKENS, WORDS = 64, 12, 96
@@ -68,15 +68,6 @@ def pair(quant: str = "cluster:2", calls: tuple[int, ...] = (0, 1, 2)) -> tuple[
 
 def rows(count: int = 512) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(WORDS, (count, TOKENS), generator=torch.Generator().manual_seed(5))}
-
-
-def packed(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        f"{name}.{part}": tensor.clone()
-        for name, module in model.named_modules()
-        if isinstance(module, Packed)
-        for part, tensor in module.tensors().items()
-    }
 
 
 def hidden_error(student: Stack, teacher: Stack) -> float:
