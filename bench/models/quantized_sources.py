@@ -31,6 +31,7 @@ from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
 from infer.load.weights import DictReader, StoredCodes
 from infer.plan import Plan
 from tests.support.quantized_layers import CASES, opened
+from tests.support.random_blocks import random_blocks
 
 TITLE = "Quantized sources"
 COLUMNS = ("codes", "bits", "own reader", "written")
@@ -141,14 +142,12 @@ def method(case: str, folder: Path) -> Cells:
 
 def finite_blocks(kind: BlockType, count: int) -> np.ndarray:
     """Return random blocks whose scales are numbers, uint8 [count, bytes]."""
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (count, kind.num_bytes), dtype=np.uint8)
     assert kind.decode is not None
-    while True:
-        bad = ~np.isfinite(kind.decode(torch.from_numpy(raw)).numpy()).all(1)
-        if not bad.any():
-            return raw
-        raw[bad] = rng.integers(0, 256, (int(bad.sum()), kind.num_bytes), dtype=np.uint8)
+    raw, seed = random_blocks(kind, count), 0
+    while bool((bad := ~kind.decode(raw).isfinite().all(1)).any()):
+        seed += 1
+        raw[bad] = random_blocks(kind, int(bad.sum()), seed)
+    return raw.numpy()
 
 
 def rows_of(tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:

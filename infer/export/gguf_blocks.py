@@ -10,12 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..load.gguf.block_fields import half_bytes
+from .gguf_lattice import LATTICE_JOINS
+
 Parts = dict[str, Tensor]
-
-
-def half(values: Tensor) -> Tensor:
-    """Return values [n, k], rounded to float16, as bytes [n, 2k]."""
-    return values.to(torch.float16).contiguous().view(torch.uint8)
 
 
 def nibbles(codes: Tensor) -> Tensor:
@@ -38,30 +36,30 @@ def _fields(codes: Tensor, width: int, bits: int, shifts: int) -> Tensor:
 
 
 def _q4_0(parts: Parts) -> list[Tensor]:
-    return [half(parts["scale"]), nibbles(parts["codes"])]
+    return [half_bytes(parts["scale"]), nibbles(parts["codes"])]
 
 
 def _q4_1(parts: Parts) -> list[Tensor]:
-    return [half(parts["scale"]), half(parts["minimum"]), nibbles(parts["codes"])]
+    return [half_bytes(parts["scale"]), half_bytes(parts["minimum"]), nibbles(parts["codes"])]
 
 
 def _q5_0(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 31).to(torch.uint8)
-    return [half(parts["scale"]), _bits(codes >> 4), nibbles(codes & 15)]
+    return [half_bytes(parts["scale"]), _bits(codes >> 4), nibbles(codes & 15)]
 
 
 def _q5_1(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 31).to(torch.uint8)
-    return [half(parts["scale"]), half(parts["minimum"]), _bits(codes >> 4), nibbles(codes & 15)]
+    return [half_bytes(parts["scale"]), half_bytes(parts["minimum"]), _bits(codes >> 4), nibbles(codes & 15)]
 
 
 def _q8_0(parts: Parts) -> list[Tensor]:
-    return [half(parts["scale"]), parts["codes"].to(torch.int8).contiguous().view(torch.uint8)]
+    return [half_bytes(parts["scale"]), parts["codes"].to(torch.int8).contiguous().view(torch.uint8)]
 
 
 def _q2_k(parts: Parts) -> list[Tensor]:
     scales = parts["scale"].to(torch.uint8) | parts["minimum"].to(torch.uint8) << 4
-    supers = [half(parts["super_scale"]), half(-parts["super_minimum"])]
+    supers = [half_bytes(parts["super_scale"]), half_bytes(-parts["super_minimum"])]
     return [scales, _fields(parts["codes"], 32, 2, 4), *supers]
 
 
@@ -74,7 +72,7 @@ def _q3_k(parts: Parts) -> list[Tensor]:
         _fields(codes >> 2, 32, 1, 8),
         _fields(codes & 3, 32, 2, 4),
         packed,
-        half(parts["super_scale"]),
+        half_bytes(parts["super_scale"]),
     ]
 
 
@@ -83,7 +81,7 @@ def _pairs(parts: Parts) -> list[Tensor]:
     scales, minima = parts["scale"].to(torch.uint8), parts["minimum"].to(torch.uint8)
     first = [one[:, :4] | one[:, 4:] >> 4 << 6 for one in (scales, minima)]
     last = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4
-    return [half(parts["super_scale"]), half(-parts["super_minimum"]), *first, last]
+    return [half_bytes(parts["super_scale"]), half_bytes(-parts["super_minimum"]), *first, last]
 
 
 def _q4_k(parts: Parts) -> list[Tensor]:
@@ -99,7 +97,7 @@ def _q6_k(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 63).to(torch.uint8)
     scales = parts["scale"].to(torch.int8).contiguous().view(torch.uint8)
     low, high = _fields(codes & 15, 64, 4, 2), _fields(codes >> 4, 32, 2, 4)
-    return [low, high, scales, half(parts["super_scale"])]
+    return [low, high, scales, half_bytes(parts["super_scale"])]
 
 
 def _iq4_xs(parts: Parts) -> list[Tensor]:
@@ -107,7 +105,7 @@ def _iq4_xs(parts: Parts) -> list[Tensor]:
     low = scales.reshape(-1, 4, 2) & 15
     high = (scales >> 4).reshape(-1, 2, 4) << (torch.arange(4, dtype=torch.uint8) * 2)
     return [
-        *(half(parts["super_scale"]), high.sum(2, dtype=torch.uint8)),
+        *(half_bytes(parts["super_scale"]), high.sum(2, dtype=torch.uint8)),
         *(low[:, :, 0] | low[:, :, 1] << 4, _fields(parts["codes"], 16, 4, 2)),
     ]
 
@@ -121,6 +119,7 @@ _JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {
     **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0},
     **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
     "MXFP4": _mxfp4,
+    **LATTICE_JOINS,
 }
 
 

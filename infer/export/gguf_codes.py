@@ -1,7 +1,7 @@
 """Codes of a quantized weight in a block type of GGUF that holds them; scales are rounded to the type's float16.
 
-Types are tried from the smallest on: what a type would give is decoded again and compared with the weight, so that a
-type is taken only where every row comes back within the rounding of its scales.
+The type of the source is tried first, then the others from the smallest on: what a type would give is decoded again
+and compared with the weight, so that a type is taken only where every row comes back within the rounding of its scales.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..load.gguf.block_types import BLOCK_TYPES, E2M1, IQ4, SUPER, BlockType
+from ..load.gguf.lattice_blocks import LATTICE
 from ..load.weights import StoredCodes
 from .gguf_blocks import Parts, join_blocks
 from .stored_rows import BOUND, Difference, StoredRows, blocks_of, rows_at
@@ -45,7 +46,7 @@ def carry(codes: StoredCodes, only: str = "") -> CarriedCodes | str:
     if codes.order is not None:
         return "its groups are not of neighbouring columns (act-order), which no type of GGUF holds"
     first = rows_at(codes, torch.arange(1))
-    for kind in _candidates(first):
+    for kind in sorted(_candidates(first), key=lambda name: name != codes.kind):
         if only and kind != only:
             continue
         if (found := _compared(kind, codes)).worst <= BOUND:
@@ -79,8 +80,10 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
     table, minimum, group = rows.table, "minimum" in rows.parts, rows.group
     supers = rows.columns % SUPER == 0 and rows.parts["scale"].dtype == torch.int8 and group < SUPER
     whole = group % BLOCK == 0
-    if supers and (signature := _SUPER_TYPES.get((table, minimum, group))):
-        yield signature
+    if supers:
+        yield from _SUPER_TYPES.get((table, minimum, group), ())
+    if group % SUPER == 0 and not minimum and table == LATTICE["TQ1_0"].table:
+        yield from ("TQ1_0", "TQ2_0")
     if whole and not minimum and _doubled(table):
         yield "MXFP4"
     grid = rows.grid()
@@ -99,13 +102,17 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
         yield "Q8_0"
 
 
-_SUPER_TYPES = {
-    ((0.0, 1.0, 2.0, 3.0), True, 16): "Q2_K",
-    (_CENTERED[4:12], False, 16): "Q3_K",
-    (tuple(map(float, IQ4)), False, 32): "IQ4_XS",
-    (_UNSIGNED, True, 32): "Q4_K",
-    ((), True, 32): "Q5_K",  # artifacts of earlier versions hold its codes in bytes
-    (_FIVE_BITS[0], True, 32): "Q5_K",
+# Table, whether there are minima, and group → types, smallest first.
+_SUPER_TYPES: dict[tuple[tuple[float, ...], bool, int], tuple[str, ...]] = {
+    ((0.0, 1.0, 2.0, 3.0), True, 16): ("Q2_K",),
+    (_CENTERED[4:12], False, 16): ("Q3_K",),
+    (tuple(map(float, IQ4)), False, 32): ("IQ4_XS",),
+    (_UNSIGNED, True, 32): ("Q4_K",),
+    ((), True, 32): ("Q5_K",),  # artifacts of earlier versions hold its codes in bytes
+    (_FIVE_BITS[0], True, 32): ("Q5_K",),
+    **{(LATTICE[name].table, False, 32): (name,) for name in ("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S")},
+    (LATTICE["IQ1_M"].table, False, 16): ("IQ1_M",),
+    (LATTICE["IQ2_S"].table, False, 16): ("IQ2_XS", "IQ2_S"),
 }
 
 
@@ -178,7 +185,13 @@ def _q6_k(rows: StoredRows) -> Parts:
     }
 
 
+def _ternary_blocks(rows: StoredRows) -> Parts:
+    scale = rows.steps().repeat_interleave(rows.group // SUPER, 1)
+    return {"codes": rows.codes().reshape(-1, SUPER), "scale": scale.reshape(-1, 1)}
+
+
 _PARTS: dict[str, Callable[[StoredRows], Parts]] = {
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), _ternary_blocks),
     **{"Q4_0": _table_blocks, "IQ4_NL": _table_blocks, "Q4_1": _grid_blocks, "MXFP4": _float4_blocks},
     **{
         "Q5_0": partial(_integer_blocks, zero=16),

@@ -14,6 +14,7 @@ from ..load.weights import StoredCodes
 
 WEIGHTS = 1 << 22  # of the rows that are read at a time
 BOUND = 2.0**-10  # relative error of a row whose codes are carried over: that of scales rounded to float16
+_PARTS = 16  # of the least value of a table that may be the unit of all
 _SHARED = ("table", "order")
 
 
@@ -67,11 +68,15 @@ class StoredRows:
         if not self.table:
             return self.codes().to(torch.int16), 1.0
         table = torch.tensor(self.table, dtype=torch.float64)
-        unit = float(table[table != 0].abs().min()) if bool(table.any()) else 1.0
-        whole = (table / unit).round()
-        if float((whole - table / unit).abs().max()) > 1e-5 or float(whole.abs().max()) > 127:
-            return None
-        return whole.to(torch.int16)[self.codes().int()], unit
+        least = float(table[table != 0].abs().min()) if bool(table.any()) else 1.0
+        for parts in range(1, _PARTS + 1):
+            unit = least / parts
+            whole = (table / unit).round()
+            if float(whole.abs().max()) > 127:
+                return None
+            if float((whole - table / unit).abs().max()) <= 1e-5:
+                return whole.to(torch.int16)[self.codes().int()], unit
+        return None
 
     def grid(self) -> tuple[float, float] | None:
         """Return unit and zero point of a table of equal steps, `unit * (code - zero)`; None for others."""

@@ -407,7 +407,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
         header(b"", 0, tensor("t", [48], 2, 0), held=1),
         r"rows of 't' \(Q4_0\) to be a multiple of 32",
     ),
-    "unread type": (header(b"", 0, tensor("t", [256], 16, 0), held=1), "has type IQ2_XXS"),
+    "unread type": (header(b"", 0, tensor("t", [64], 40, 0), held=1), "has type NVFP4"),
     "dropped type": (header(b"", 0, tensor("t", [32], 4, 0), held=1), "dropped by ggml"),
     "offset": (header(b"", 0, tensor("t", [1], 0, 8), held=1), "not a multiple of 32"),
     "past the end": (header(b"", 0, tensor("t", [1], 0, 0), held=1), "truncated"),

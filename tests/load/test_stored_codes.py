@@ -17,6 +17,7 @@ from infer.load.weights import stored_codes
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf
 from tests.support.quantized_layers import CASES, opened
+from tests.support.random_blocks import random_blocks
 
 FLOAT8 = [case for case in CASES if "float8" in case]
 
@@ -58,7 +59,7 @@ def bits(tensors: dict[str, torch.Tensor], count: int) -> float:
 
 def test_codes_take_half_a_bit_more_than_in_their_source_at_most() -> None:
     for kind in BLOCK_TYPES.values():
-        if kind.decode is not None:
+        if kind.decode is not None and not kind.name.startswith("IQ") or kind.name.startswith("IQ4"):
             tensors = split_blocks(
                 kind, torch.zeros(1024, kind.num_bytes, dtype=torch.uint8), 1024 * kind.block // 512
             )
@@ -69,6 +70,24 @@ def test_codes_take_half_a_bit_more_than_in_their_source_at_most() -> None:
         if codes is not None and not codes.refused:
             stored = 8 * sum(part.numel() * part.itemsize for part in parts.values()) / (64 * 512)
             assert bits(codes.rows(0, 64), 64 * 512) <= stored + 0.5, case
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code", "group"),
+    [
+        (("IQ1_S", "IQ2_XXS"), 3, 32),
+        (("IQ1_M", "IQ2_XS", "IQ2_S"), 3, 16),
+        (("IQ3_XXS", "IQ3_S"), 4, 32),
+        (("TQ1_0", "TQ2_0"), 2, 256),
+    ],
+)
+def test_codes_of_codebooks_take_the_bits_of_their_values(
+    kinds: tuple[str, ...], code: int, group: int
+) -> None:
+    for kind in (one for one in BLOCK_TYPES.values() if one.name in kinds):
+        tensors = split_blocks(kind, random_blocks(kind, 1024), 512)
+        supers = 16 / 256 if group < 256 else 0
+        assert bits(tensors, 1024 * 256) == code + (8 if group < 256 else 16) / group + supers, kind.name
 
 
 @pytest.mark.parametrize("damage", ["nan", "divisor"])

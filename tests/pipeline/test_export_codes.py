@@ -31,6 +31,7 @@ from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.quantized_layers import CASES, compressed, opened
+from tests.support.random_blocks import random_blocks
 
 QUANT = gguf.GGMLQuantizationType
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -42,23 +43,25 @@ def finite_blocks(kind: str, count: int) -> Tensor:
     """Return random blocks whose scales are moderate numbers."""
     rows = np.random.default_rng(0).standard_normal((count, 256)).astype(np.float32)
     block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    raw = np.random.default_rng(1).integers(0, 256, (count * 256 // block.block, block.num_bytes))
-    found = torch.from_numpy(raw.astype(np.uint8))
+    found = random_blocks(block, count * 256 // block.block, seed=1)
     halves = {"Q2_K": (80, 82), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q3_K": (108,), "Q6_K": (208,)}
+    halves |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": ()}
     at = halves.get(kind, (0, 2) if kind in ("Q4_1", "Q5_1") else () if kind == "MXFP4" else (0,))
     for index, place in enumerate(at):
         values = torch.from_numpy(rows[:, : len(found) // count].reshape(-1, 1).copy()) + index
         found[:, place : place + 2] = values.half().view(torch.uint8)
     if kind == "MXFP4":
         found[:, 0] = found[:, 0] % 40 + 100
+    if kind == "IQ1_M":  # its float16 lies in the high halves of four words: between 1 and 2
+        found[:, 55] = found[:, 55] & 15 | 0x30
+        found[:, 53] = found[:, 53] & 15 | 0xC0
     return found
 
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_joined_blocks_are_the_bytes_that_were_split(kind: str) -> None:
     block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    rng = torch.Generator().manual_seed(0)
-    raw = torch.randint(0, 256, (64, block.num_bytes), generator=rng).to(torch.uint8)
+    raw = random_blocks(block, 64)
     assert torch.equal(join_blocks(kind, FORMS[kind].split(raw)), raw)
 
 

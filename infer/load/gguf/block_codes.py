@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops.bitpack import pack
-from .block_types import (
-    E2M1,
-    IQ4,
-    BlockType,
-    bits,
-    fields,
-    nibbles,
-    six_bit_pairs,
-    three_bit_scales,
-)
+from .block_fields import bits, fields, half, nibbles
+from .block_types import E2M1, IQ4, BlockType, six_bit_pairs, three_bit_scales
+from .lattice_blocks import LATTICE
 
 Parts = dict[str, Tensor]
 
@@ -32,55 +25,51 @@ class CodeForm:
     """
 
     split: Callable[[Tensor], Parts]
-    table: tuple[int, ...] = ()
-
-
-def _half(raw: Tensor) -> Tensor:
-    return raw.contiguous().view(torch.float16)
+    table: tuple[float, ...] = ()
 
 
 def _q4_0(raw: Tensor) -> Parts:
-    return {"codes": nibbles(raw[:, 2:]), "scale": _half(raw[:, :2])}
+    return {"codes": nibbles(raw[:, 2:]), "scale": half(raw[:, :2])}
 
 
 def _q4_1(raw: Tensor) -> Parts:
-    return {"codes": nibbles(raw[:, 4:]), "scale": _half(raw[:, :2]), "minimum": _half(raw[:, 2:4])}
+    return {"codes": nibbles(raw[:, 4:]), "scale": half(raw[:, :2]), "minimum": half(raw[:, 2:4])}
 
 
 def _q5_0(raw: Tensor) -> Parts:
-    return {"codes": nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4, "scale": _half(raw[:, :2])}
+    return {"codes": nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4, "scale": half(raw[:, :2])}
 
 
 def _q5_1(raw: Tensor) -> Parts:
     codes = nibbles(raw[:, 8:]) | bits(raw[:, 4:8]) << 4
-    halves = {"scale": _half(raw[:, :2]), "minimum": _half(raw[:, 2:4])}
+    halves = {"scale": half(raw[:, :2]), "minimum": half(raw[:, 2:4])}
     return {"codes": codes, **halves}
 
 
 def _q8_0(raw: Tensor) -> Parts:
-    return {"codes": raw[:, 2:].contiguous().view(torch.int8), "scale": _half(raw[:, :2])}
+    return {"codes": raw[:, 2:].contiguous().view(torch.int8), "scale": half(raw[:, :2])}
 
 
 def _q2_k(raw: Tensor) -> Parts:
     scales, codes = raw[:, :16], fields(raw[:, 16:80], (0, 2, 4, 6), 3, 32)
     return {
         **{"codes": codes.flatten(1), "scale": (scales & 15).to(torch.int8)},
-        **{"minimum": (scales >> 4).to(torch.int8), "super_scale": _half(raw[:, 80:82])},
-        "super_minimum": -_half(raw[:, 82:84]),
+        **{"minimum": (scales >> 4).to(torch.int8), "super_scale": half(raw[:, 80:82])},
+        "super_minimum": -half(raw[:, 82:84]),
     }
 
 
 def _q3_k(raw: Tensor) -> Parts:
     high, low = fields(raw[:, :32], tuple(range(8)), 1, 32), fields(raw[:, 32:96], (0, 2, 4, 6), 3, 32)
     scales = three_bit_scales(raw[:, 96:108]).to(torch.int8) - 32
-    return {"codes": (low | high << 2).flatten(1), "scale": scales, "super_scale": _half(raw[:, 108:110])}
+    return {"codes": (low | high << 2).flatten(1), "scale": scales, "super_scale": half(raw[:, 108:110])}
 
 
 def _with_minimum(raw: Tensor, codes: Tensor) -> Parts:
     scales, minima = six_bit_pairs(raw[:, 4:16])
     return {
         **{"codes": codes.flatten(1), "scale": scales.to(torch.int8), "minimum": minima.to(torch.int8)},
-        **{"super_scale": _half(raw[:, :2]), "super_minimum": -_half(raw[:, 2:4])},
+        **{"super_scale": half(raw[:, :2]), "super_minimum": -half(raw[:, 2:4])},
     }
 
 
@@ -97,11 +86,11 @@ def _q6_k(raw: Tensor) -> Parts:
     low, high = fields(raw[:, :128], (0, 4), 15, 64), fields(raw[:, 128:192], (0, 2, 4, 6), 3, 32)
     codes = low.reshape(-1, 8, 32) | high << 4
     scales = raw[:, 192:208].contiguous().view(torch.int8)
-    return {"codes": codes.flatten(1), "scale": scales, "super_scale": _half(raw[:, 208:])}
+    return {"codes": codes.flatten(1), "scale": scales, "super_scale": half(raw[:, 208:])}
 
 
 def _iq4_nl(raw: Tensor) -> Parts:
-    return {"codes": nibbles(raw[:, 2:]), "scale": _half(raw[:, :2])}
+    return {"codes": nibbles(raw[:, 2:]), "scale": half(raw[:, :2])}
 
 
 def _iq4_xs(raw: Tensor) -> Parts:
@@ -109,7 +98,7 @@ def _iq4_xs(raw: Tensor) -> Parts:
     low = torch.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], 2).flatten(1)
     scales = (low | high << 4).to(torch.int8) - 32
     codes = fields(raw[:, 8:], (0, 4), 15, 16).flatten(1)
-    return {"codes": codes, "scale": scales, "super_scale": _half(raw[:, :2])}
+    return {"codes": codes, "scale": scales, "super_scale": half(raw[:, :2])}
 
 
 def _mxfp4(raw: Tensor) -> Parts:
@@ -133,6 +122,7 @@ FORMS = {
     "IQ4_NL": CodeForm(_iq4_nl, IQ4),
     "IQ4_XS": CodeForm(_iq4_xs, IQ4),
     "MXFP4": CodeForm(_mxfp4, E2M1),
+    **{name: CodeForm(one.split, one.table) for name, one in LATTICE.items()},
 }
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .block_fields import bits, fields, half, nibbles
+from .lattice_blocks import LATTICE, decoder
+
 SUPER = 256  # weights of a block of the K types
 # 4-bit floats of MXFP4, doubled to be whole; the table of IQ4_NL and IQ4_XS.
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -35,17 +38,7 @@ class BlockType:
 
 def _half(raw: Tensor) -> Tensor:
     """View uint8 [n, 2k] as float16 and widen it: float32 [n, k]."""
-    return raw.contiguous().view(torch.float16).float()
-
-
-def nibbles(raw: Tensor) -> Tensor:
-    """Split uint8 [n, k] into codes [n, 2k]: the low halves of all bytes, then the high ones."""
-    return torch.cat([raw & 15, raw >> 4], 1)
-
-
-def bits(raw: Tensor) -> Tensor:
-    """Unpack uint8 [n, k] to bits [n, 8k], lowest first."""
-    return (raw[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+    return half(raw).float()
 
 
 def _lookup(codes: Tensor, table: tuple[int, ...]) -> Tensor:
@@ -72,12 +65,6 @@ def _q5_1(raw: Tensor) -> Tensor:
 
 def _q8_0(raw: Tensor) -> Tensor:
     return raw[:, 2:].contiguous().view(torch.int8).float() * _half(raw[:, :2])
-
-
-def fields(raw: Tensor, shifts: tuple[int, ...], mask: int, width: int) -> Tensor:
-    """Return pieces of `width` bytes of `raw` [n, k], each once for every shift: [n, k / width * shifts, width]."""
-    pieces = raw.reshape(len(raw), -1, 1, width) >> torch.tensor(shifts, dtype=torch.uint8)[:, None]
-    return (pieces & mask).reshape(len(raw), -1, width)
 
 
 def _q2_k(raw: Tensor) -> Tensor:
@@ -151,6 +138,10 @@ def _mxfp4(raw: Tensor) -> Tensor:
     return bits.view(torch.float32) * _lookup(nibbles(raw[:, 1:]), E2M1)
 
 
+LATTICE_NUMBERS = {
+    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
+    **{34: "TQ1_0", 35: "TQ2_0"},
+}
 # Number of a type in the file → the type.
 BLOCK_TYPES = {
     0: BlockType("F32", 1, 4),
@@ -169,10 +160,14 @@ BLOCK_TYPES = {
     20: BlockType("IQ4_NL", 32, 18, decode=_iq4_nl),
     23: BlockType("IQ4_XS", SUPER, 136, decode=_iq4_xs),
     39: BlockType("MXFP4", 32, 17, decode=_mxfp4),
+    **{
+        number: BlockType(name, SUPER, LATTICE[name].num_bytes, decode=decoder(name))
+        for number, name in LATTICE_NUMBERS.items()
+    },
 }
-# Types that are named in a refusal: lattice codes, ternary ones, integers, and those that ggml has dropped.
+# Types that are named in a refusal: those of products, integers, those that ggml has dropped, and NVFP4, whose files
+# hold one more scale for each tensor.
 UNREAD_TYPES = {
     **{4: "Q4_2 (dropped by ggml)", 5: "Q4_3 (dropped by ggml)", 9: "Q8_1", 15: "Q8_K"},
-    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
-    **{24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"},
+    **{24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4"},
 }
