@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infer.load.gguf.header import read_gguf_header
+
 FORMATS = {  # of enum llama_ftype
     "q4_0": 2,
     "q4_1": 3,
@@ -27,9 +29,15 @@ FORMATS = {  # of enum llama_ftype
     "q4_K_M": 15,
     "q5_K_M": 17,
     "q6_K": 18,
+    "iq2_xxs": 19,
+    "iq2_xs": 20,
+    "iq3_xxs": 23,
     "iq4_nl": 25,
+    "iq3_s": 26,
     "iq4_xs": 30,
+    "tq2_0": 37,
 }
+WEIGHED = ("iq2_xxs", "iq2_xs", "iq3_xxs")  # made with an importance matrix only
 
 
 def missing() -> str | None:
@@ -62,13 +70,27 @@ def _quiet(level: int, text: bytes, data: int) -> None:
 
 
 def quantize(source: Path, path: Path, format: str, threads: int) -> None:
-    """Quantize as `llama-quantize SOURCE PATH FORMAT`, without an importance matrix."""
+    """Quantize as `llama-quantize SOURCE PATH FORMAT`; where an importance matrix is needed, with equal importance."""
     library = _library()
     params = library.llama_model_quantize_default_params()
     params.ftype, params.nthread = FORMATS[format], threads
+    if format in WEIGHED:
+        equal = _equal_importance(source)
+        params.imatrix = equal
     status = library.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
     if status:
         raise RuntimeError(f"llama_model_quantize to {format}: status {status}")
+
+
+def _equal_importance(source: Path) -> Any:
+    """Return an importance of one for every column of every matrix: entries that end with one without a name."""
+    kind = _library().llama_model_imatrix_data
+    shapes = {name: one.shape for name, one in read_gguf_header(source).tensors.items() if len(one.shape) == 2}
+    entries = (kind * (len(shapes) + 1))()
+    for entry, (name, shape) in zip(entries, shapes.items(), strict=False):
+        ones = (ctypes.c_float * shape[-1])(*[1.0] * shape[-1])
+        entry.name, entry.data, entry.size = name.encode(), ones, shape[-1]
+    return entries
 
 
 class Model:

@@ -49,5 +49,5 @@ def phrase(works: dict[tuple[str, str], tuple[str, float]]) -> str:
 
 
 def block_type(file: str) -> str:
-    """Return the block type that most weights of a kind of file have, `Q4_K` for `q4_K_M`."""
-    return re.sub(r"_[SML]$", "", file).upper()
+    """Return the block type that most weights of a kind of file have, `Q4_K` for `q4_K_M`, `IQ3_S` for `iq3_s`."""
+    return re.sub(r"(?<=_K)_[SML]$", "", file).upper()

@@ -31,31 +31,12 @@ from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.quantized_layers import CASES, compressed, opened
-from tests.support.random_blocks import random_blocks
+from tests.support.random_blocks import moderate_blocks, random_blocks
 
 QUANT = gguf.GGMLQuantizationType
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
-
-
-def finite_blocks(kind: str, count: int) -> Tensor:
-    """Return random blocks whose scales are moderate numbers."""
-    rows = np.random.default_rng(0).standard_normal((count, 256)).astype(np.float32)
-    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    found = random_blocks(block, count * 256 // block.block, seed=1)
-    halves = {"Q2_K": (80, 82), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q3_K": (108,), "Q6_K": (208,)}
-    halves |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": ()}
-    at = halves.get(kind, (0, 2) if kind in ("Q4_1", "Q5_1") else () if kind == "MXFP4" else (0,))
-    for index, place in enumerate(at):
-        values = torch.from_numpy(rows[:, : len(found) // count].reshape(-1, 1).copy()) + index
-        found[:, place : place + 2] = values.half().view(torch.uint8)
-    if kind == "MXFP4":
-        found[:, 0] = found[:, 0] % 40 + 100
-    if kind == "IQ1_M":  # its float16 lies in the high halves of four words: between 1 and 2
-        found[:, 55] = found[:, 55] & 15 | 0x30
-        found[:, 53] = found[:, 53] & 15 | 0xC0
-    return found
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -68,7 +49,7 @@ def test_joined_blocks_are_the_bytes_that_were_split(kind: str) -> None:
 @pytest.mark.parametrize("kind", FORMS)
 def test_codes_of_a_block_type_come_back_in_it(kind: str) -> None:
     block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    raw = finite_blocks(kind, 8)
+    raw = moderate_blocks(block, 8 * 256 // block.block)
     codes = StoredCodes(
         *(kind, (8, 256)),
         lambda start, stop: {
@@ -182,12 +163,22 @@ TYPES = {
 }
 
 
-def test_a_gguf_file_goes_through_an_artifact_unchanged(tmp_path: Path) -> None:
+CODEBOOKS = {
+    **{"q_proj.weight": QUANT.IQ2_XXS, "k_proj.weight": QUANT.IQ1_M, "v_proj.weight": QUANT.IQ3_S},
+    **{"o_proj.weight": QUANT.IQ2_S, "gate_proj.weight": QUANT.IQ3_XXS, "up_proj.weight": QUANT.TQ1_0},
+    **{"down_proj.weight": QUANT.IQ1_S, "norm.weight": QUANT.F32, "": QUANT.IQ2_XS},
+}
+
+
+@pytest.mark.parametrize("types", [TYPES, CODEBOOKS], ids=["blocks", "codebooks"])
+def test_a_gguf_file_goes_through_an_artifact_unchanged(
+    types: dict[str, gguf.GGMLQuantizationType], tmp_path: Path
+) -> None:
     sizes = {**tiny_decoders.GROUPED, **SIZES, "num_hidden_layers": 1, "attention_bias": False}
     sizes = {**sizes, "vocab_size": 4096, "tie_word_embeddings": True}
     tokenizer = Path(__file__).resolve().parents[2] / "models/pydoc_lm/tokenizer.json"
     model = tiny_decoders.build("llama", sizes=sizes)
-    write_gguf(tmp_path / "m.gguf", model, "llama", types=TYPES, tokenizer=tokenizer)
+    write_gguf(tmp_path / "m.gguf", model, "llama", types=types, tokenizer=tokenizer)
     made = artifact(tmp_path / "m.gguf", tmp_path / "m.infer", "keep")
     export_model(str(made), "gguf", tmp_path / "again.gguf")
     export_model(str(tmp_path / "m.gguf"), "gguf", tmp_path / "direct.gguf")

@@ -62,6 +62,35 @@ def test_a_gguf_file_runs_on_its_own_codes(source: tuple[Path, Any], tmp_path: P
     assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
 
 
+CODEBOOKS = {
+    **{"q_proj.weight": QUANT.IQ2_XXS, "k_proj.weight": QUANT.IQ1_M, "v_proj.weight": QUANT.IQ3_S},
+    **{"o_proj.weight": QUANT.IQ2_S, "gate_proj.weight": QUANT.IQ3_XXS, "up_proj.weight": QUANT.TQ2_0},
+    **{"down_proj.weight": QUANT.IQ1_S, "norm.weight": QUANT.F32, "": QUANT.IQ2_XS},
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_codes_of_codebooks_run_as_they_are(backend: str, tmp_path: Path) -> None:
+    sizes = {**tiny_decoders.GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model: Any = tiny_decoders.build("llama", sizes=sizes)
+    kept = write_gguf(tmp_path / "m.gguf", model, "llama", types=CODEBOOKS)
+    model.load_state_dict(kept, strict=False)
+    plan = Plan(
+        source=str(tmp_path / "m.gguf"), backend=backend, data="random", allow_slower=True, batches=(1,)
+    )
+    done = optimize(plan, tmp_path / "m.infer")
+    found = {finding.what: finding.why for finding in done.report.findings}
+    for kind in set(CODEBOOKS.values()) - {QUANT.F32}:
+        assert found[f"{kind.name} carried over"] == "exactly"
+    prompt = [3, 5, 60, 70, 80]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
+    with Predictor.load(tmp_path / "m.infer") as predictor:
+        answer = predictor.generate(prompt, max_tokens=1, temperature=0, ignore_eos=True, logprobs=5)
+    (first,) = answer.logprobs or []
+    assert first.logprob == pytest.approx(float(logits[answer.token_ids[0]]), abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("asked", "backend", "value"),
     [("none", "auto", "keep"), ("float", "auto", "none"), ("int8", "auto", "int8"), ("none", "ort", "none")],

@@ -34,6 +34,9 @@ FORMS: list[Form] = [
     (64, 6, torch.float32, False),
     (64, 2, torch.float16, True),
     (128, 3, torch.float16, False),
+    (32, 3, torch.int8, False),
+    (32, 3, torch.float16, True),
+    (16, 3, torch.int8, True),
 ]
 # Of up to 4 bits: codes that are integers minus a zero point, computed with without a table.
 CONSECUTIVE: list[Form] = [

@@ -2,7 +2,8 @@
 
 Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits
 whether the weight holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4
-bits whose table has consecutive integers are computed with as integers, without looking them up.
+bits whose table has consecutive integers are computed with as integers, without looking them up. Other codes of 3 bits
+in groups of 16 or 32 lie in planes as well, and are looked up where they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from .. import cpu
 from ..ops.bitpack import GROUP, bits_of, unpack
-from ..ops.groupwise_codes import SUPER, group_columns, num_columns, require_form
+from ..ops.groupwise_codes import FINE_GROUPS, SUPER, group_columns, num_columns, require_form
 from ..ops.linear_lut import row_blocks
 from ..ops.linear_packed import rounded_table
 
@@ -21,7 +22,8 @@ GROUPWISE_OPERANDS = ("codes", "scale", "table", "minimum", "super_scale", "supe
 _FLOAT8 = torch.float8_e4m3fn
 _TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, _FLOAT8)  # in the order of `ScaleType`
 _INT8, _INT6, _INT4 = 3, 5, 6
-_BYTES, _TYPE, _MINIMUM, _STEPS, _HALVES, _INTEGERS, _ZERO = 32, 33, 36, 37, 38, 39, 42  # bits of a layout
+# Bits of a layout.
+_BYTES, _TYPE, _MINIMUM, _STEPS, _HALVES, _INTEGERS, _ZERO, _INDICES = 32, 33, 36, 37, 38, 39, 42, 48
 _LINE = 64
 LEVELS = 127
 PLANE_BITS = {32: 5, 16: 6}  # of the codes of a group of columns that may lie in planes
@@ -67,6 +69,8 @@ def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
         if zero is not None and (narrow or bits == bits_of(table)):
             packed = 4 if narrow and (group == 32 or bits_of(table) < 2) else bits_of(table)
             return packed << _INTEGERS | zero << _ZERO
+        if group in FINE_GROUPS and bits_of(table) == 3:
+            return 3 << _INTEGERS | 1 << _INDICES
         return 0 if narrow else 1 << _BYTES
     for zero in (2 ** (bits - 1), 0) if bits else ():
         if _within(codes, -zero, 2**bits - zero):
@@ -159,6 +163,9 @@ def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Ten
     if bits != 8:
         zero = layout >> _ZERO & 63
         stored = (8, zero) if table is None else (bits_of(table), 0)
+        if table is not None and layout >> _INDICES & 1:
+            rounded, factor = rounded_table(table)
+            entries[:, : rounded.shape[1]], unit = rounded, factor / LEVELS
         return cpu.pack_planes(codes, *stored, bits, columns), entries, unit
     if table is not None:
         values, factor = rounded_table(table)

@@ -6,10 +6,10 @@
 namespace infer_native {
 namespace {
 
-// Kinds of codes: 4-bit indices into a table, unsigned integers of 2 to 6 bits, and int8.
-constexpr int LOOKUP = 0;
+// Kinds of codes: indices of 4 or 3 bits into a table, unsigned integers of 2 to 6 bits, and int8.
+constexpr int LOOKUP = 0, LOOKUP_3_BITS = -3;
 template <int CODES>
-constexpr int CODE_BITS = CODES == LOOKUP ? 4 : CODES;
+constexpr int CODE_BITS = CODES == LOOKUP ? 4 : CODES == LOOKUP_3_BITS ? 3 : CODES;
 template <int CODES>
 constexpr bool PLANES = CODES == 2 || CODES == 3 || CODES == 5 || CODES == 6;
 template <int CODES>
@@ -53,8 +53,8 @@ template <int CODES, int BEGIN, int END, bool BESIDE_DOTS, class Low, class High
 inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int64_t distance, Vector::Table table, Low low_of,
                                                        High high_of) {
   Vector::Quads low, high;
-  if constexpr (PLANES<CODES>) {
-    using Planes = PlaneVectors<CODES>;
+  if constexpr (PLANES<CODES> || CODES == LOOKUP_3_BITS) {
+    using Planes = PlaneVectors<CODE_BITS<CODES>>;
 #pragma GCC unroll 1
     for (int first = BEGIN; first < END; first += Planes::VECTORS) {
       const uint8_t* place = codes + first / Planes::VECTORS * Planes::BYTES;
@@ -62,6 +62,7 @@ inline __attribute__((always_inline)) void each_vector(const uint8_t* codes, int
       const Planes planes(place);
       unroll<Planes::VECTORS>([&](auto v) __attribute__((always_inline)) {
         planes.template read<v, BESIDE_DOTS>(low, high);
+        if constexpr (CODES == LOOKUP_3_BITS) low = Vector::lookup(table, low), high = Vector::lookup(table, high);
         low_of(first + v, low), high_of(first + v, high);
       });
     }

@@ -1,11 +1,11 @@
 // Packed weights of codes with a float scale, and optionally a minimum, for each group of columns.
 //
 // codes uint8 [NB, G, bits * 128], G = columns / 64: those of int8 ([NB, 16 G, 16, 4], 8 bits), or of lut4 (4 bits), indices
-//   into `table` or, like 2, 3, 5 and 6 bits, unsigned integers minus `zero`. The latter have low nibbles in the order of lut4,
+//   into `table` or, like 2, 3, 5 and 6 bits, unsigned integers minus `zero`. Of 3 bits they may be indices too. The latter have low nibbles in the order of lut4,
 //   before each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and high columns of the first, the
 //   second, ... Of 2 and 3 bits the low ones are pairs, of two vectors in one in the same order, and one vector of the high bits of
 //   3-bit integers is before each 4.
-// table int8 [NB, 16], of 4-bit indices; scale uint8 [NB, record]: of each block of 16 rows
+// table int8 [NB, 16], of indices; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          factor from table entries to weights
 //   super [C, 16]       where scales are integers: super-scales, one for each 256 columns; then those of the minima
 //   number [S, 16]      scales of groups of columns, S = columns / group, each with its minimum [16] after it where `layout` has
@@ -13,7 +13,8 @@
 // Integer scales and minima of 4 and 6 bits are stored together. For 256 columns: [256] bytes of 16 groups of 16 columns, the
 // scale in the low nibble, the minimum in the high one; or [3, 64] of 8 groups of 32, like 6-bit codes, minima as high columns.
 // `layout` is group + (codes are bytes) << 32 + type of the numbers << 33 + (there are minima) << 36
-//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of integers, 2 to 6, else 0) << 39 + zero << 42.
+//   + (minima are int8 steps of the scale) << 37 + (super-scales are float16) << 38 + (bits of integers, 2 to 6, else 0) << 39 + zero << 42
+//   + (codes of 3 bits are indices) << 48.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,7 @@ struct GroupwiseLayout {
 
   GroupwiseLayout(int64_t layout, int64_t columns)
       : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
-        float16_supers(layout >> 38 & 1), lookup((layout >> 32 & 1) == 0 && (layout >> 39 & 7) == 0), type(static_cast<ScaleType>(layout >> 33 & 7)),
+        float16_supers(layout >> 38 & 1), lookup((layout >> 48 & 1) != 0 || ((layout >> 32 & 1) == 0 && (layout >> 39 & 7) == 0)), type(static_cast<ScaleType>(layout >> 33 & 7)),
         code_bits(layout >> 32 & 1 ? 8 : (layout >> 39 & 7) != 0 ? layout >> 39 & 7 : 4), zero(layout >> 42 & 63) {
     const int64_t kinds = has_minimum ? 2 : 1, chunks = (columns + SUPER_COLUMNS - 1) / SUPER_COLUMNS;
     const int64_t supers = integers() ? chunks * super_bytes() : 0, numbers = columns / group * 16;
@@ -74,7 +75,8 @@ inline bool known_layout(int64_t layout, int64_t columns) {
   if (group <= 0 || columns % GROUP != 0 || columns % group != 0 || (group != 16 && group != 32 && group % GROUP != 0)) return false;
   const GroupwiseLayout given(layout, columns);
   const int64_t code = given.code_bits;
-  const bool bits = code == 4 || code == 8 || (code == 5 && group == 32) || (code == 6 && group == 16) || ((code == 2 || code == 3) && group != 32);
+  if (given.lookup && code != 4 && (code != 3 || group > 32)) return false;
+  const bool bits = code == 4 || code == 8 || (code == 3 && given.lookup) || (code == 5 && group == 32) || (code == 6 && group == 16) || ((code == 2 || code == 3) && group != 32);
   if (given.type <= ScaleType::FLOAT8) return bits && !(given.minimum_steps && given.integers());
   const int64_t wanted = given.type == ScaleType::INT6 ? 32 : 16;
   return bits && given.type <= ScaleType::INT4 && group == wanted && given.has_minimum && columns % SUPER_COLUMNS == 0;

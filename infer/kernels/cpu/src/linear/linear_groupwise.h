@@ -1,6 +1,6 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
-// Codes are 4-bit indices into 16 int8 entries, int8, or unsigned integers of 2 to 6 bits minus a zero point. Activations are
+// Codes are indices of 3 or 4 bits into int8 entries, int8, or unsigned integers of 2 to 6 bits minus a zero point. Activations are
 // quantized to int8 for each 64 columns, as for lut4; a minimum is multiplied by the sum of the int8 activations of its group:
 //   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32,
 // the minima of 256 columns after their codes.
@@ -218,6 +218,8 @@ void groupwise_part(const GroupwiseWeight& weight, const GroupwiseActivations& x
                     Range blocks, const float* bias, Rows y) {
   const GroupwiseLayout layout(weight.layout, weight.columns);
   const int64_t bits = layout.code_bits;
+  if constexpr (PARTS > 1)
+    if (layout.lookup && bits == 3) return groupwise_rows<PARTS, LOOKUP_3_BITS>(weight, x, tiles, mine, blocks, bias, y);
   if (bits == 8) return groupwise_rows<PARTS, 8>(weight, x, tiles, mine, blocks, bias, y);
   if constexpr (PARTS == 2)
     if (bits == 5) return groupwise_rows<PARTS, 5>(weight, x, tiles, mine, blocks, bias, y);

@@ -158,6 +158,10 @@ struct Vector {
   }
   static Quads add_bits(Quads a, int bits, Quads b) { return join_bits(a, bits, b); }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
+  // Returns the entries of indices below 16.
+  static Quads lookup(Table table, Quads index) {
+    return each<Quads>([&](int i) { return vqtbl1q_s8(table, vreinterpretq_u8_s8(index.lane[i])); });
+  }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     for (int i = 0; i < 4; ++i) {
       const uint8x16_t codes = vld1q_u8(p + 16 * i);

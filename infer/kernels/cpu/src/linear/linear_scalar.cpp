@@ -173,6 +173,11 @@ struct Vector {
     __builtin_memcpy(table.entry, p, sizeof table.entry);
     return table;
   }
+  // Returns the entries of indices below 16.
+  static Quads lookup(Table table, Quads index) {
+    for (int8_t& byte : index.byte) byte = table.entry[byte];
+    return index;
+  }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     for (int i = 0; i < 64; ++i) {
       low.byte[i] = table.entry[p[i] & 15];

@@ -175,12 +175,12 @@ struct Vector {
     const Table table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return UNSIGNED ? _mm256_xor_si256(table, _mm256_set1_epi8(-128)) : table;
   }
+  // Returns the entries of indices below 16.
+  static Quads lookup(Table table, Quads index) { return {_mm256_shuffle_epi8(table, index.a), _mm256_shuffle_epi8(table, index.b)}; }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
-    const __m256i nibble = _mm256_set1_epi8(15), a = load_256(p), b = load_256(p + 32);
-    low = {_mm256_shuffle_epi8(table, _mm256_and_si256(a, nibble)),
-           _mm256_shuffle_epi8(table, _mm256_and_si256(b, nibble))};
-    high = {_mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(a, 4), nibble)),
-            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble))};
+    const Quads codes = load_quads(p);
+    low = lookup(table, and_bits(codes, 15));
+    high = lookup(table, and_bits(shift_bits<-4>(codes), 15));
   }
   // Widens the four columns of a quad to 16 floats each.
   static void widen_columns(const int8_t* p, Floats (&column)[4]) {

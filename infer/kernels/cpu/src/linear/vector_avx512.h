@@ -95,10 +95,12 @@ struct Vector {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static Table load_table(const int8_t* p) { return _mm512_xor_si512(load_signed_table(p), _mm512_set1_epi8(-128)); }
+  // Returns the entries of indices below 16.
+  static Quads lookup(Table table, Quads index) { return _mm512_shuffle_epi8(table, index); }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     const __m512i codes = _mm512_loadu_si512(p), nibble = _mm512_set1_epi8(15);
-    low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
-    high = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
+    low = lookup(table, _mm512_and_si512(codes, nibble));
+    high = lookup(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
   }
   // Widens the four columns of a quad to 16 floats each. Code + 128 as the lowest byte of the float 2^23 needs no conversion.
   static void widen_columns(const int8_t* p, Floats (&column)[4]) {
