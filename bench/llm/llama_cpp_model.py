@@ -85,7 +85,9 @@ def quantize(source: Path, path: Path, format: str, threads: int) -> None:
 def _equal_importance(source: Path) -> Any:
     """Return an importance of one for every column of every matrix: entries that end with one without a name."""
     kind = _library().llama_model_imatrix_data
-    shapes = {name: one.shape for name, one in read_gguf_header(source).tensors.items() if len(one.shape) == 2}
+    shapes = {
+        name: one.shape for name, one in read_gguf_header(source).tensors.items() if len(one.shape) == 2
+    }
     entries = (kind * (len(shapes) + 1))()
     for entry, (name, shape) in zip(entries, shapes.items(), strict=False):
         ones = (ctypes.c_float * shape[-1])(*[1.0] * shape[-1])

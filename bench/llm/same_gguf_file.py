@@ -42,7 +42,10 @@ FARTHEST = 1.5
 # The rows of 135M have no multiple of 256 columns, as K-quants need.
 FORMATS = {
     "135M": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"),
-    "1B": ("q4_0", "q2_K", "q3_K_M", "q4_K_M", "q5_K_M", "q6_K", "iq4_xs"),
+    "1B": (
+        *("q4_0", "q2_K", "q3_K_M", "q4_K_M", "q5_K_M", "q6_K", "iq4_xs"),
+        *("tq2_0", "iq2_xxs", "iq2_xs", "iq3_s"),
+    ),
 }
 
 

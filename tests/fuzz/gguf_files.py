@@ -23,7 +23,7 @@ import torch
 from infer.errors import InferError
 from infer.load.gguf import describe_gguf, open_gguf
 from tests.support import tiny_decoders
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import CODEBOOKS, write_gguf
 
 MEMORY = 4 << 30  # bytes of address space beyond the start
 KINDS = gguf.GGMLQuantizationType
@@ -53,10 +53,14 @@ ODD = (
 )
 
 
-def sound(folder: Path) -> bytes:
-    """Return the bytes of a sound file."""
-    write_gguf(folder / "sound.gguf", tiny_decoders.build("llama"), "llama", types=TYPES)
-    return (folder / "sound.gguf").read_bytes()
+def sound(folder: Path) -> list[Path]:
+    """Write sound files, one with blocks of 32 weights and one with codebooks."""
+    paths = [folder / "blocks.gguf", folder / "codebooks.gguf"]
+    write_gguf(paths[0], tiny_decoders.build("llama"), "llama", types=TYPES)
+    wide = {**tiny_decoders.GROUPED, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    wide |= {"num_hidden_layers": 1}
+    write_gguf(paths[1], tiny_decoders.build("llama", sizes=wide), "llama", types=CODEBOOKS)
+    return paths
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
@@ -111,11 +115,12 @@ def main(seconds: float, seed: int) -> int:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
     with tempfile.TemporaryDirectory() as work:
-        data, path = sound(Path(work)), Path(work) / "m.gguf"
-        assert run(Path(work) / "sound.gguf") == "read"
+        files, path = sound(Path(work)), Path(work) / "m.gguf"
+        assert all(run(one) == "read" for one in files)
+        sources = [one.read_bytes() for one in files]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            path.write_bytes(damaged(data, random.Random(seed)))
+            path.write_bytes(damaged(sources[seed % len(sources)], random.Random(seed)))
             try:
                 ends[run(path)] += 1
             except Exception:  # noqa: BLE001 - that is what is looked for

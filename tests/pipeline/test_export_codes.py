@@ -29,7 +29,7 @@ from infer.load.weights import StoredCodes
 from tests.fuzz.quantization_configs import damaged
 from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import CODEBOOKS, write_gguf
 from tests.support.quantized_layers import CASES, compressed, opened
 from tests.support.random_blocks import moderate_blocks, random_blocks
 
@@ -160,13 +160,6 @@ TYPES = {
     **{"q_proj.weight": QUANT.Q4_0, "v_proj.weight": QUANT.Q8_0, "gate_proj.weight": QUANT.Q4_1},
     **{"up_proj.weight": QUANT.Q5_0, "norm.weight": QUANT.F32, "embed_tokens.weight": QUANT.Q8_0},
     **{"o_proj.weight": QUANT.Q5_1, "": QUANT.BF16},
-}
-
-
-CODEBOOKS = {
-    **{"q_proj.weight": QUANT.IQ2_XXS, "k_proj.weight": QUANT.IQ1_M, "v_proj.weight": QUANT.IQ3_S},
-    **{"o_proj.weight": QUANT.IQ2_S, "gate_proj.weight": QUANT.IQ3_XXS, "up_proj.weight": QUANT.TQ1_0},
-    **{"down_proj.weight": QUANT.IQ1_S, "norm.weight": QUANT.F32, "": QUANT.IQ2_XS},
 }
 
 

@@ -17,7 +17,7 @@ from infer.errors import NotUsableError
 from infer.load import load
 from infer.pipeline.resolve_plan import keep_codes, resolve
 from tests.support import tiny_decoders
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import CODEBOOKS, write_gguf
 
 QUANT = gguf.GGMLQuantizationType
 TYPES = {
@@ -60,13 +60,6 @@ def test_a_gguf_file_runs_on_its_own_codes(source: tuple[Path, Any], tmp_path: P
     with Predictor.load(tmp_path / "m.infer") as predictor:
         answer = predictor.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
     assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
-
-
-CODEBOOKS = {
-    **{"q_proj.weight": QUANT.IQ2_XXS, "k_proj.weight": QUANT.IQ1_M, "v_proj.weight": QUANT.IQ3_S},
-    **{"o_proj.weight": QUANT.IQ2_S, "gate_proj.weight": QUANT.IQ3_XXS, "up_proj.weight": QUANT.TQ2_0},
-    **{"down_proj.weight": QUANT.IQ1_S, "norm.weight": QUANT.F32, "": QUANT.IQ2_XS},
-}
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

@@ -17,6 +17,13 @@ from tests.support.random_blocks import moderate_blocks
 PERMUTED = ("llama", "smollm3", "granite", "arcee", "internlm2")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 EXPERT_PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+_KINDS = gguf.GGMLQuantizationType
+CODEBOOKS = {  # tensor types of codebooks and ternary numbers, by the endings of names
+    **{"q_proj.weight": _KINDS.IQ2_XXS, "k_proj.weight": _KINDS.IQ1_M, "v_proj.weight": _KINDS.IQ3_S},
+    **{"o_proj.weight": _KINDS.IQ2_S, "gate_proj.weight": _KINDS.IQ3_XXS, "up_proj.weight": _KINDS.TQ1_0},
+    **{"down_proj.weight": _KINDS.IQ1_S, "lm_head.weight": _KINDS.TQ2_0, "norm.weight": _KINDS.F32},
+    "": _KINDS.IQ2_XS,
+}
 LETTERS = [
     chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))
 ]  # of GPT-2's byte alphabet
