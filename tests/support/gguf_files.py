@@ -21,7 +21,7 @@ _KINDS = gguf.GGMLQuantizationType
 CODEBOOKS = {  # tensor types of codebooks and ternary numbers, by the endings of names
     **{"q_proj.weight": _KINDS.IQ2_XXS, "k_proj.weight": _KINDS.IQ1_M, "v_proj.weight": _KINDS.IQ3_S},
     **{"o_proj.weight": _KINDS.IQ2_S, "gate_proj.weight": _KINDS.IQ3_XXS, "up_proj.weight": _KINDS.TQ1_0},
-    **{"down_proj.weight": _KINDS.IQ1_S, "lm_head.weight": _KINDS.TQ2_0, "norm.weight": _KINDS.F32},
+    **{"down_proj.weight": _KINDS.IQ1_S, "norm.weight": _KINDS.F32},
     "": _KINDS.IQ2_XS,
 }
 LETTERS = [
