@@ -191,7 +191,7 @@ def _entries() -> Iterator[tuple[str, Callable[[Path], Cells]]]:
     for case in CASES:
         yield case, partial(method, case)
     yield "aqlm", partial(refused, {"quant_method": "aqlm"})
-    yield "gptq, 3 bit", partial(refused, {"quant_method": "gptq", "bits": 3})
+    yield "gptq, 5 bit", partial(refused, {"quant_method": "gptq", "bits": 5})
     marlin = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}
     yield "gptq, marlin", partial(refused, marlin)
     gemv = {"quant_method": "awq", "bits": 4, "version": "gemv"}

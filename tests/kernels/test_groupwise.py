@@ -66,12 +66,13 @@ def test_rows_of_a_wide_layer_have_the_bits_of_a_row_alone(isa: str) -> None:
 
 
 def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
-    q6_k, q5_0, q4_k, q2_k, q3_k = (
+    q6_k, q5_0, q4_k, q2_k, q3_k, iq2_xxs = (
         (16, 6, torch.int8),
         (32, 5, torch.float16),
         (32, 4, torch.uint8),
         (16, 2, torch.uint8),
         (16, 3, torch.int8),
+        (32, 3, torch.int8),
     )
     for form, minimum, codes, record in (
         (q6_k, False, 6, 18),
@@ -79,6 +80,7 @@ def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
         (q4_k, True, 4, 16),
         (q2_k, True, 2, 20),
         (q3_k, False, 3, 18),
+        (iq2_xxs, False, 3, 10),
     ):
         layout = groupwise_layout(**operands((*form, minimum), 16, 2560))
         assert code_bytes(layout) == codes * 128
@@ -86,7 +88,7 @@ def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
 
 
 def test_integer_codes_with_integer_scales_give_exact_integers(isa: str) -> None:
-    for group, bits, zero in ((32, 4, 8), (32, 4, 0), (64, 4, 7), (16, 3, 4), (16, 2, 0)):
+    for group, bits, zero in ((32, 4, 8), (32, 4, 0), (64, 4, 7), (16, 3, 4), (32, 3, 4), (16, 2, 0)):
         codes = torch.randint(0, 2**bits, (35, 320)).to(torch.uint8)
         table = torch.arange(2.0**bits)[None] - zero
         scale = torch.randint(1, 4, (35, 320 // group)).half()

@@ -17,6 +17,7 @@ from torch import Tensor
 from infer import Plan, load
 from infer.errors import SourceError
 from infer.load.quantized_weights import open_quantized
+from infer.load.quantized_weights.packed_weight import unpack
 from infer.load.weights import DictReader
 from tests.fuzz import quantization_configs as fuzz
 from tests.support import tiny_decoders
@@ -89,10 +90,24 @@ def test_a_quantized_folder_gives_outputs_of_its_decoded_weights(case: str, tmp_
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_gptq_codes_of_3_bits_straddle_their_words() -> None:
+    # Codes 10 and 21 of 32 lie across words, as AutoGPTQ packs them: two bits and one, one bit and two.
+    words = torch.zeros((1, 3), dtype=torch.int32)
+    words[0, 0] = -(1 << 30)  # the two highest bits
+    words[0, 1] = 1 - (1 << 31)
+    words[0, 2] = 0b11
+    expected = torch.zeros((1, 32), dtype=torch.int32)
+    expected[0, [10, 21]] = 7
+    assert torch.equal(unpack(words, 3), expected)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"quant_method": "aqlm"}, "quantized by 'aqlm', which infer does not read; known: gptq"),
     "no method": ({}, "quantized by 'unknown'"),
-    "3 bits": ({"quant_method": "gptq", "bits": 3}, "expected 2 or 4 or 8 bits per weight, got bits = 3"),
+    "5 bits": (
+        {"quant_method": "gptq", "bits": 5},
+        "expected 2 or 3 or 4 or 8 bits per weight, got bits = 5",
+    ),
     "marlin": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "in the form 'marlin'"),
     "gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "in the form 'gemv'"),
     "nothing packed": ({"quant_method": "awq", "bits": 4}, "no tensor of the checkpoint is packed so"),

@@ -19,6 +19,10 @@ HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1, with a sign bi
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Pack codes along the last dimension into int32, lowest bits first, in an order within each word."""
+    if 32 % bits:  # a stream of bits over as many words as a code has
+        stream = (codes[..., None] >> torch.arange(bits) & 1).reshape(*codes.shape[:-1], -1, 32).long()
+        joined = (stream << torch.arange(32)).sum(-1)
+        return (joined - (joined >> 31 << 32)).to(torch.int32)
     per = 32 // bits
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per)).reshape(*codes.shape[:-1], -1, per)
     found = torch.zeros(padded.shape[:-1], dtype=torch.int64)
@@ -174,7 +178,7 @@ CASES: dict[str, Callable[[tuple[int, int], torch.Generator], Packed]] = {
         f"gptq {bits} bit": lambda shape, rng, bits=bits: gptq(
             shape, rng, bits=bits, form="gptq", ordered=False
         )
-        for bits in (2, 4, 8)
+        for bits in (2, 3, 4, 8)
     },
     "gptq act-order": lambda shape, rng: gptq(shape, rng, bits=4, form="gptq", ordered=True),
     "gptq v2": lambda shape, rng: gptq(shape, rng, bits=4, form="gptq_v2", ordered=False),

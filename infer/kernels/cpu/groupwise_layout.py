@@ -3,7 +3,7 @@
 Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits
 whether the weight holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4
 bits whose table has consecutive integers are computed with as integers, without looking them up. Other codes of 3 bits
-in groups of 16 or 32 lie in planes as well, and are looked up where they are read.
+in groups of 16, and all in groups of 32, lie in planes as well and are looked up where they are read.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def _within(values: Tensor, low: int, high: int) -> bool:
 def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
     bits = PLANE_BITS.get(group, 0)
     if table is not None:
-        zero, narrow = _zero_of(table), bits_of(table) <= 4
-        if zero is not None and (narrow or bits == bits_of(table)):
-            packed = 4 if narrow and (group == 32 or bits_of(table) < 2) else bits_of(table)
-            return packed << _INTEGERS | zero << _ZERO
-        if group in FINE_GROUPS and bits_of(table) == 3:
+        zero, narrow, stored = _zero_of(table), bits_of(table) <= 4, bits_of(table)
+        if stored == 3 and (group == 32 or (group in FINE_GROUPS and zero is None)):
             return 3 << _INTEGERS | 1 << _INDICES
+        if zero is not None and (narrow or bits == stored):
+            packed = 4 if narrow and (group == 32 or stored < 2) else stored
+            return packed << _INTEGERS | zero << _ZERO
         return 0 if narrow else 1 << _BYTES
     for zero in (2 ** (bits - 1), 0) if bits else ():
         if _within(codes, -zero, 2**bits - zero):
@@ -164,8 +164,11 @@ def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Ten
         zero = layout >> _ZERO & 63
         stored = (8, zero) if table is None else (bits_of(table), 0)
         if table is not None and layout >> _INDICES & 1:
-            rounded, factor = rounded_table(table)
-            entries[:, : rounded.shape[1]], unit = rounded, factor / LEVELS
+            if _zero_of(table) is None:
+                rounded, factor = rounded_table(table)
+                entries[:, : rounded.shape[1]], unit = rounded, factor / LEVELS
+            else:
+                entries[:, : table.shape[1]] = table.to(torch.int8)
         return cpu.pack_planes(codes, *stored, bits, columns), entries, unit
     if table is not None:
         values, factor = rounded_table(table)

@@ -28,8 +28,8 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight codes lies in a wor
 
 
 def find_gptq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
-    """Return the packed weights of a GPTQ checkpoint of 2, 4 or 8 bits."""
-    bits, form = bits_of(settings, "bits", (2, 4, 8)), settings.get("checkpoint_format", "gptq")
+    """Return the packed weights of a GPTQ checkpoint of 2, 3, 4 or 8 bits."""
+    bits, form = bits_of(settings, "bits", (2, 3, 4, 8)), settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise SourceError(
             f"GPTQ codes in the form {repr(form)[:80]}, which infer does not read; known: gptq, gptq_v2"
@@ -54,6 +54,10 @@ def find_awq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeigh
 def _gptq(reader: IndexedReader, name: str, bits: int, offset: int) -> PackedWeight:
     words, outputs = shape_of(reader, f"{name}.qweight", 2)
     groups, inputs = shape_of(reader, f"{name}.scales", 2)[0], words * 32 // bits
+    if bits == 3 and (words % 3 or outputs % 32):
+        raise SourceError(
+            f"expected multiples of 32 rows and columns in {name!r} of 3 bits, got {outputs} and {words * 32 / 3:g}"
+        )
     require_shape(reader, f"{name}.qweight", (words, outputs), torch.int32)
     require_shape(reader, f"{name}.scales", (groups, outputs))
     require_shape(reader, f"{name}.qzeros", (groups, -(-outputs * bits // 32)), torch.int32)

@@ -58,7 +58,15 @@ class IndexedReader:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Split int32 [..., k] into codes int32 [..., k * 32 / bits], lowest bits first."""
+    """Split int32 [..., k] into codes int32 [..., k * 32 / bits], lowest bits first.
+
+    Of 3 bits, 32 codes are a stream of three words, by whose number k is divided.
+    """
+    if 32 % bits:
+        place = torch.arange(32) * bits
+        wide = words.reshape(*words.shape[:-1], -1, bits).long() & 0xFFFFFFFF
+        both = wide | torch.nn.functional.pad(wide[..., 1:], (0, 1)) << 32
+        return (both[..., place // 32] >> place % 32 & (1 << bits) - 1).flatten(-2).int()
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
 
