@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..load.gguf.block_fields import half_bytes
-from .gguf_lattice import LATTICE_JOINS
+from .gguf_codebooks import CODEBOOK_JOINS
 
 Parts = dict[str, Tensor]
 
@@ -119,7 +119,7 @@ _JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {
     **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0},
     **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
     "MXFP4": _mxfp4,
-    **LATTICE_JOINS,
+    **CODEBOOK_JOINS,
 }
 
 

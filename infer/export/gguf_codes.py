@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..load.gguf.block_types import BLOCK_TYPES, E2M1, IQ4, SUPER, BlockType
-from ..load.gguf.lattice_blocks import LATTICE
+from ..load.gguf.codebook_blocks import CODEBOOK_TYPES
 from ..load.weights import StoredCodes
 from .gguf_blocks import Parts, join_blocks
 from .stored_rows import BOUND, Difference, StoredRows, blocks_of, rows_at
@@ -82,7 +82,7 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
     whole = group % BLOCK == 0
     if supers:
         yield from _SUPER_TYPES.get((table, minimum, group), ())
-    if group % SUPER == 0 and not minimum and table == LATTICE["TQ1_0"].table:
+    if group % SUPER == 0 and not minimum and table == CODEBOOK_TYPES["TQ1_0"].table:
         yield from ("TQ1_0", "TQ2_0")
     if whole and not minimum and _doubled(table):
         yield "MXFP4"
@@ -110,9 +110,9 @@ _SUPER_TYPES: dict[tuple[tuple[float, ...], bool, int], tuple[str, ...]] = {
     (_UNSIGNED, True, 32): ("Q4_K",),
     ((), True, 32): ("Q5_K",),  # artifacts of earlier versions hold its codes in bytes
     (_FIVE_BITS[0], True, 32): ("Q5_K",),
-    **{(LATTICE[name].table, False, 32): (name,) for name in ("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S")},
-    (LATTICE["IQ1_M"].table, False, 16): ("IQ1_M",),
-    (LATTICE["IQ2_S"].table, False, 16): ("IQ2_XS", "IQ2_S"),
+    **{(CODEBOOK_TYPES[name].table, False, 32): (name,) for name in ("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S")},
+    (CODEBOOK_TYPES["IQ1_M"].table, False, 16): ("IQ1_M",),
+    (CODEBOOK_TYPES["IQ2_S"].table, False, 16): ("IQ2_XS", "IQ2_S"),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...kernels.ops.bitpack import pack
 from .block_fields import bits, fields, half, nibbles
 from .block_types import E2M1, IQ4, BlockType, six_bit_pairs, three_bit_scales
-from .lattice_blocks import LATTICE
+from .codebook_blocks import CODEBOOK_TYPES
 
 Parts = dict[str, Tensor]
 
@@ -122,7 +122,7 @@ FORMS = {
     "IQ4_NL": CodeForm(_iq4_nl, IQ4),
     "IQ4_XS": CodeForm(_iq4_xs, IQ4),
     "MXFP4": CodeForm(_mxfp4, E2M1),
-    **{name: CodeForm(one.split, one.table) for name, one in LATTICE.items()},
+    **{name: CodeForm(one.split, one.table) for name, one in CODEBOOK_TYPES.items()},
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .block_fields import bits, fields, half, nibbles
-from .lattice_blocks import LATTICE, decoder
+from .codebook_blocks import CODEBOOK_TYPES, decoder
 
 SUPER = 256  # weights of a block of the K types
 # 4-bit floats of MXFP4, doubled to be whole; the table of IQ4_NL and IQ4_XS.
@@ -138,7 +138,7 @@ def _mxfp4(raw: Tensor) -> Tensor:
     return bits.view(torch.float32) * _lookup(nibbles(raw[:, 1:]), E2M1)
 
 
-LATTICE_NUMBERS = {
+CODEBOOK_NUMBERS = {
     **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
     **{34: "TQ1_0", 35: "TQ2_0"},
 }
@@ -161,8 +161,8 @@ BLOCK_TYPES = {
     23: BlockType("IQ4_XS", SUPER, 136, decode=_iq4_xs),
     39: BlockType("MXFP4", 32, 17, decode=_mxfp4),
     **{
-        number: BlockType(name, SUPER, LATTICE[name].num_bytes, decode=decoder(name))
-        for number, name in LATTICE_NUMBERS.items()
+        number: BlockType(name, SUPER, CODEBOOK_TYPES[name].num_bytes, decode=decoder(name))
+        for number, name in CODEBOOK_NUMBERS.items()
     },
 }
 # Types that are named in a refusal: those of products, integers, those that ggml has dropped, and NVFP4, whose files

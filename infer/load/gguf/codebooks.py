@@ -1,4 +1,4 @@
-"""Codebooks of ggml's lattice types: the points that a block's indices stand for.
+"""Codebooks of ggml: the points that the indices in blocks of its IQ types stand for.
 
 The sets of points are ggml's (`ggml-common.h`, MIT licence, the ggml authors): its files cannot be read without them.
 A point of `width` digits below `base` is the number sum(digit[i] * base**i); a codebook has its numbers in ascending

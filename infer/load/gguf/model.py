@@ -18,7 +18,7 @@ from .architecture_layout import Architecture
 from .architecture_table import ARCHITECTURES
 from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
-from .reader import RenamedTensor, expert_slices, rotary_order
+from .reader import RenamedTensor, expert_slices, rotary_order, tensor_values
 from .rope_settings import FOLDER_HINT, ROPE_FACTORS, refused, rope_settings
 
 # Handled apart from the architecture's own keys, or without effect on the values.
@@ -88,10 +88,11 @@ def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
     if "layer_types" in architecture.keys.values() and "sliding_window" not in config:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     _check_heads(config, own, architecture, f"{prefix}.", path)
+    factors = {name: tensor_values(header.tensors[name]) for name in ROPE_FACTORS if name in header.tensors}
     return (
         config
         | _attention_scale(config, architecture)
-        | rope_settings(header, config, own, architecture, path)
+        | rope_settings(factors, config, own, architecture, path)
     )
 
 

@@ -153,6 +153,12 @@ class GgufReader:
         return StoredCodes(kind.name, (stored.shape[0], width), rows)
 
 
+def tensor_values(tensor: GgufTensor) -> list[float]:
+    """Read a tensor of one dimension."""
+    reader = GgufReader({"values": RenamedTensor(tensor, tensor.shape)})
+    return [float(value) for value in reader.read("values")]
+
+
 def rotary_order(rows: int, heads: int) -> Tensor:
     """Return where llama.cpp stores each row of q or k, int64 [rows].
 

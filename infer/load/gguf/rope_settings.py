@@ -8,8 +8,6 @@ from typing import Any
 
 from ...errors import SourceError
 from .architecture_layout import Architecture
-from .header import GgufHeader
-from .reader import GgufReader, RenamedTensor
 
 FOLDER_HINT = "Give the Hugging Face folder it was made from"
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -23,14 +21,16 @@ def refused(path: Path, what: str) -> SourceError:
 
 
 def rope_settings(
-    header: GgufHeader,
+    factors: Mapping[str, list[float]],
     config: Mapping[str, Any],
     own: Mapping[str, Any],
     architecture: Architecture,
     path: Path,
 ) -> dict[str, Any]:
-    """Return the scaling of rotary positions: linear, YaRN, or factors of frequencies that the file holds."""
-    factors = {name: _factors(header, name) for name in ROPE_FACTORS if name in header.tensors}
+    """Return the scaling of rotary positions: linear, YaRN, or factors of frequencies.
+
+    `factors`: those of `ROPE_FACTORS` that the file holds.
+    """
     kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", 0.0)
     original = own.get("rope.scaling.original_context_length")
     if "rope_freqs.weight" in factors:
@@ -69,9 +69,3 @@ def rope_settings(
     if kind != "none" or factors:
         raise refused(path, f"positions scaled by {kind!r} (factor {factor}, original length {original})")
     return {}
-
-
-def _factors(header: GgufHeader, name: str) -> list[float]:
-    found = header.tensors[name]
-    reader = GgufReader({name: RenamedTensor(found, found.shape)})
-    return [float(value) for value in reader.read(name)]

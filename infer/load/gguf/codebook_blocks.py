@@ -21,7 +21,7 @@ SUPER = 256
 
 
 @dataclass(frozen=True)
-class LatticeType:
+class CodebookType:
     """Blocks of `num_bytes`; codes are indices into `table`."""
 
     num_bytes: int
@@ -133,22 +133,22 @@ _ONE_BIT = (*_both((0.125, 0.875, 1.125)), 0.0, 0.0)
 _THREE_BITS = _both((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.5))
 _ODD = _both(tuple(map(float, range(1, 16, 2))))
 _TERNARY = (-1.0, 0.0, 1.0, 2.0)
-LATTICE = {
-    "IQ2_XXS": LatticeType(66, _TWO_BITS, _iq2_xxs),
-    "IQ2_XS": LatticeType(74, _TWO_BITS, _iq2_xs),
-    "IQ3_XXS": LatticeType(98, _THREE_BITS, _iq3_xxs),
-    "IQ1_S": LatticeType(50, _ONE_BIT, _iq1_s),
-    "IQ3_S": LatticeType(110, _ODD, _iq3_s),
-    "IQ2_S": LatticeType(82, _TWO_BITS, _iq2_s),
-    "IQ1_M": LatticeType(56, _ONE_BIT, _iq1_m),
-    "TQ1_0": LatticeType(54, _TERNARY, _tq1_0),
-    "TQ2_0": LatticeType(66, _TERNARY, _tq2_0),
+CODEBOOK_TYPES = {
+    "IQ2_XXS": CodebookType(66, _TWO_BITS, _iq2_xxs),
+    "IQ2_XS": CodebookType(74, _TWO_BITS, _iq2_xs),
+    "IQ3_XXS": CodebookType(98, _THREE_BITS, _iq3_xxs),
+    "IQ1_S": CodebookType(50, _ONE_BIT, _iq1_s),
+    "IQ3_S": CodebookType(110, _ODD, _iq3_s),
+    "IQ2_S": CodebookType(82, _TWO_BITS, _iq2_s),
+    "IQ1_M": CodebookType(56, _ONE_BIT, _iq1_m),
+    "TQ1_0": CodebookType(54, _TERNARY, _tq1_0),
+    "TQ2_0": CodebookType(66, _TERNARY, _tq2_0),
 }
 
 
 def decoder(name: str) -> Callable[[Tensor], Tensor]:
     """Return the function that gives the weights of blocks of a type, float32 [n, 256]."""
-    kind = LATTICE[name]
+    kind = CODEBOOK_TYPES[name]
 
     def decode(raw: Tensor) -> Tensor:
         parts = kind.split(raw)

@@ -1,4 +1,4 @@
-"""Blocks of GGUF's codebook and ternary types joined from codes: the inverse of `load.gguf.lattice_blocks`.
+"""Blocks of GGUF's codebook and ternary types joined from codes: the inverse of `load.gguf.codebook_blocks`.
 
 Codes that are no points of a codebook, or of odd signs where a type stores only even ones, become others: who writes a
 type decodes it again and compares (`gguf_codes.carry`).
@@ -133,7 +133,7 @@ def _tq2_0(parts: Parts) -> list[Tensor]:
     return [_numbers(codes, 2).reshape(len(parts["codes"]), -1).to(torch.uint8), half_bytes(parts["scale"])]
 
 
-LATTICE_JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {
+CODEBOOK_JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {
     **{"IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s},
     **{"IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0},
 }
