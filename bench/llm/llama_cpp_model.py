@@ -30,14 +30,12 @@ FORMATS = {  # of enum llama_ftype
     "q5_K_M": 17,
     "q6_K": 18,
     "iq2_xxs": 19,
-    "iq2_xs": 20,
-    "iq3_xxs": 23,
     "iq4_nl": 25,
     "iq3_s": 26,
     "iq4_xs": 30,
     "tq2_0": 37,
 }
-WEIGHED = ("iq2_xxs", "iq2_xs", "iq3_xxs")  # made with an importance matrix only
+WEIGHED = ("iq2_xxs",)  # made with an importance matrix only
 
 
 def missing() -> str | None:

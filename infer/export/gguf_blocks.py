@@ -10,47 +10,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..load.gguf.block_fields import half_bytes
 from .gguf_codebooks import CODEBOOK_JOINS
+from .gguf_fields import half_bytes, join_bits, join_fields, join_nibbles
 
 Parts = dict[str, Tensor]
 
 
-def nibbles(codes: Tensor) -> Tensor:
-    """Join codes [n, 2k] into bytes [n, k]: the first half of the codes are the low halves."""
-    low, high = codes.to(torch.uint8).chunk(2, 1)
-    return (low & 15) | high << 4
-
-
-def _bits(codes: Tensor) -> Tensor:
-    """Join bits [n, 8k] into bytes [n, k], lowest first."""
-    shifted = codes.to(torch.uint8).reshape(len(codes), -1, 8) << torch.arange(8, dtype=torch.uint8)
-    return shifted.sum(2, dtype=torch.uint8)
-
-
-def _fields(codes: Tensor, width: int, bits: int, shifts: int) -> Tensor:
-    """Join codes [n, k], `shifts` pieces of `width` codes after each other in the bits of the same bytes."""
-    pieces = codes.to(torch.uint8).reshape(len(codes), -1, shifts, width)
-    moved = pieces << (torch.arange(shifts, dtype=torch.uint8) * bits)[:, None]
-    return moved.sum(2, dtype=torch.uint8).flatten(1)
-
-
 def _q4_0(parts: Parts) -> list[Tensor]:
-    return [half_bytes(parts["scale"]), nibbles(parts["codes"])]
+    return [half_bytes(parts["scale"]), join_nibbles(parts["codes"])]
 
 
 def _q4_1(parts: Parts) -> list[Tensor]:
-    return [half_bytes(parts["scale"]), half_bytes(parts["minimum"]), nibbles(parts["codes"])]
+    return [half_bytes(parts["scale"]), half_bytes(parts["minimum"]), join_nibbles(parts["codes"])]
 
 
 def _q5_0(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 31).to(torch.uint8)
-    return [half_bytes(parts["scale"]), _bits(codes >> 4), nibbles(codes & 15)]
+    return [half_bytes(parts["scale"]), join_bits(codes >> 4), join_nibbles(codes & 15)]
 
 
 def _q5_1(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 31).to(torch.uint8)
-    return [half_bytes(parts["scale"]), half_bytes(parts["minimum"]), _bits(codes >> 4), nibbles(codes & 15)]
+    return [
+        half_bytes(parts["scale"]),
+        half_bytes(parts["minimum"]),
+        join_bits(codes >> 4),
+        join_nibbles(codes & 15),
+    ]
 
 
 def _q8_0(parts: Parts) -> list[Tensor]:
@@ -60,7 +46,7 @@ def _q8_0(parts: Parts) -> list[Tensor]:
 def _q2_k(parts: Parts) -> list[Tensor]:
     scales = parts["scale"].to(torch.uint8) | parts["minimum"].to(torch.uint8) << 4
     supers = [half_bytes(parts["super_scale"]), half_bytes(-parts["super_minimum"])]
-    return [scales, _fields(parts["codes"], 32, 2, 4), *supers]
+    return [scales, join_fields(parts["codes"], 32, 2, 4), *supers]
 
 
 def _q3_k(parts: Parts) -> list[Tensor]:
@@ -69,8 +55,8 @@ def _q3_k(parts: Parts) -> list[Tensor]:
     high = (scales >> 4).reshape(len(scales), 4, 4) << (torch.arange(4, dtype=torch.uint8) * 2)[:, None]
     packed = torch.cat([low[:, 0] | low[:, 1] << 4, high.sum(1, dtype=torch.uint8)], 1)
     return [
-        _fields(codes >> 2, 32, 1, 8),
-        _fields(codes & 3, 32, 2, 4),
+        join_fields(codes >> 2, 32, 1, 8),
+        join_fields(codes & 3, 32, 2, 4),
         packed,
         half_bytes(parts["super_scale"]),
     ]
@@ -85,18 +71,18 @@ def _pairs(parts: Parts) -> list[Tensor]:
 
 
 def _q4_k(parts: Parts) -> list[Tensor]:
-    return [*_pairs(parts), _fields(parts["codes"], 32, 4, 2)]
+    return [*_pairs(parts), join_fields(parts["codes"], 32, 4, 2)]
 
 
 def _q5_k(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].to(torch.uint8)
-    return [*_pairs(parts), _fields(codes >> 4, 32, 1, 8), _fields(codes & 15, 32, 4, 2)]
+    return [*_pairs(parts), join_fields(codes >> 4, 32, 1, 8), join_fields(codes & 15, 32, 4, 2)]
 
 
 def _q6_k(parts: Parts) -> list[Tensor]:
     codes = parts["codes"].clamp(0, 63).to(torch.uint8)
     scales = parts["scale"].to(torch.int8).contiguous().view(torch.uint8)
-    low, high = _fields(codes & 15, 64, 4, 2), _fields(codes >> 4, 32, 2, 4)
+    low, high = join_fields(codes & 15, 64, 4, 2), join_fields(codes >> 4, 32, 2, 4)
     return [low, high, scales, half_bytes(parts["super_scale"])]
 
 
@@ -106,13 +92,13 @@ def _iq4_xs(parts: Parts) -> list[Tensor]:
     high = (scales >> 4).reshape(-1, 2, 4) << (torch.arange(4, dtype=torch.uint8) * 2)
     return [
         *(half_bytes(parts["super_scale"]), high.sum(2, dtype=torch.uint8)),
-        *(low[:, :, 0] | low[:, :, 1] << 4, _fields(parts["codes"], 16, 4, 2)),
+        *(low[:, :, 0] | low[:, :, 1] << 4, join_fields(parts["codes"], 16, 4, 2)),
     ]
 
 
 def _mxfp4(parts: Parts) -> list[Tensor]:
     exponent = torch.frexp(parts["scale"].float())[1].to(torch.int32) + 127
-    return [exponent.clamp(0, 255).to(torch.uint8), nibbles(parts["codes"])]
+    return [exponent.clamp(0, 255).to(torch.uint8), join_nibbles(parts["codes"])]
 
 
 _JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {

@@ -11,25 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..load.gguf.block_fields import half_bytes
 from ..load.gguf.codebooks import find_points
+from .gguf_fields import half_bytes, join_bits, join_fields, join_numbers, to_bytes
 
 Parts = dict[str, Tensor]
-
-
-def _bits(codes: Tensor) -> Tensor:
-    """Join bits [n, 8k] into numbers below 256, int64 [n, k], lowest first."""
-    return _numbers(codes.reshape(len(codes), -1, 8), 1)
-
-
-def _numbers(parts: Tensor, width: int) -> Tensor:
-    """Join int [n, k, m] of `width` bits into int64 [n, k], lowest first."""
-    return (parts.long() << torch.arange(parts.shape[2]) * width).sum(2)
-
-
-def _bytes(numbers: Tensor, width: int) -> Tensor:
-    """Return int64 [n, k] as little-endian bytes uint8 [n, k * width]."""
-    return (numbers[:, :, None] >> torch.arange(width) * 8 & 255).to(torch.uint8).flatten(1)
 
 
 def _numbered_scales(parts: Parts) -> Tensor:
@@ -48,50 +33,49 @@ def _signed(codes: Tensor, book: str, count: int, digits: int) -> tuple[Tensor, 
 
 def _seven(signs: Tensor) -> Tensor:
     """Return the first 7 of 8 signs as numbers, int64 [n, 32]."""
-    return _numbers(signs.reshape(len(signs), -1, 8)[:, :, :7], 1)
+    return join_numbers(signs.reshape(len(signs), -1, 8)[:, :, :7].flatten(1), 7, 1)
 
 
 def _words(signs: Tensor, scales: Tensor) -> Tensor:
     """Return four times 7 signs with a scale for each 32 weights, int64 [n, 8]."""
-    return _numbers(_seven(signs).reshape(len(signs), 8, 4), 7) | scales << 28
+    return join_numbers(_seven(signs), 4, 7) | scales << 28
 
 
 def _halves(scales: Tensor) -> Tensor:
     """Return pairs of scales as bytes."""
-    return _numbers(scales.reshape(len(scales), -1, 2), 4).to(torch.uint8)
+    return join_numbers(scales, 2, 4).to(torch.uint8)
 
 
 def _iq2_xxs(parts: Parts) -> list[Tensor]:
     index, signs = _signed(parts["codes"], "IQ2_XXS", 3, 8)
-    first = _numbers(index.reshape(len(index), 8, 4), 8)
+    first = join_numbers(index, 4, 8)
     words = torch.stack([first, _words(signs, _numbered_scales(parts))], 2).flatten(1)
-    return [half_bytes(parts["super_scale"]), _bytes(words, 4)]
+    return [half_bytes(parts["super_scale"]), to_bytes(words, 4)]
 
 
 def _iq2_xs(parts: Parts) -> list[Tensor]:
     index, signs = _signed(parts["codes"], "IQ2_XS", 3, 8)
-    words = _bytes(index | _seven(signs) << 9, 2)
+    words = to_bytes(index | _seven(signs) << 9, 2)
     return [half_bytes(parts["super_scale"]), words, _halves(_numbered_scales(parts))]
 
 
 def _iq2_s(parts: Parts) -> list[Tensor]:
     index, signs = _signed(parts["codes"], "IQ2_S", 3, 8)
-    high = _numbers((index >> 8).reshape(len(index), -1, 4), 2)
-    pieces = [(index & 255).to(torch.uint8), _bytes(_bits(signs), 1), high.to(torch.uint8)]
+    high = join_numbers(index >> 8, 4, 2)
+    pieces = [to_bytes(index, 1), join_bits(signs), high.to(torch.uint8)]
     return [half_bytes(parts["super_scale"]), *pieces, _halves(_numbered_scales(parts))]
 
 
 def _iq3_xxs(parts: Parts) -> list[Tensor]:
     index, signs = _signed(parts["codes"], "IQ3_XXS", 8, 4)
-    words = _bytes(_words(signs, _numbered_scales(parts)), 4)
+    words = to_bytes(_words(signs, _numbered_scales(parts)), 4)
     return [half_bytes(parts["super_scale"]), index.to(torch.uint8), words]
 
 
 def _iq3_s(parts: Parts) -> list[Tensor]:
     index, signs = _signed(parts["codes"], "IQ3_S", 8, 4)
-    high = [_bytes(_bits(index >> 8), 1), _bytes(_bits(signs), 1)]
-    low = (index & 255).to(torch.uint8)
-    return [half_bytes(parts["super_scale"]), low, *high, _halves(_numbered_scales(parts))]
+    bits = [join_bits(index >> 8), join_bits(signs)]
+    return [half_bytes(parts["super_scale"]), to_bytes(index, 1), *bits, _halves(_numbered_scales(parts))]
 
 
 def _shifted(codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,19 +87,19 @@ def _shifted(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 def _iq1_s(parts: Parts) -> list[Tensor]:
     index, down = _shifted(parts["codes"])
-    high = _numbers((index >> 8).reshape(len(index), 8, 4), 3)
+    high = join_numbers(index >> 8, 4, 3)
     scales = _numbered_scales(parts).clamp(max=7)
     words = high | scales << 12 | down[:, ::4] << 15
-    return [half_bytes(parts["super_scale"]), (index & 255).to(torch.uint8), _bytes(words, 2)]
+    return [half_bytes(parts["super_scale"]), to_bytes(index, 1), to_bytes(words, 2)]
 
 
 def _iq1_m(parts: Parts) -> list[Tensor]:
     index, down = _shifted(parts["codes"])
-    high = _numbers((index >> 8 | down << 3).reshape(len(index), -1, 2), 4)
-    scales = _numbers(_numbered_scales(parts).clamp(max=7).reshape(len(index), 4, 4), 3)
+    high = join_numbers(index >> 8 | down << 3, 2, 4)
+    scales = join_numbers(_numbered_scales(parts).clamp(max=7), 4, 3)
     whole = parts["super_scale"].to(torch.float16).contiguous().view(torch.int16).long() & 0xFFFF
     words = scales | (whole >> torch.tensor([0, 4, 8, 12]) & 15) << 12
-    return [(index & 255).to(torch.uint8), high.to(torch.uint8), _bytes(words, 2)]
+    return [to_bytes(index, 1), high.to(torch.uint8), to_bytes(words, 2)]
 
 
 def _tq1_0(parts: Parts) -> list[Tensor]:
@@ -129,8 +113,7 @@ def _tq1_0(parts: Parts) -> list[Tensor]:
 
 
 def _tq2_0(parts: Parts) -> list[Tensor]:
-    codes = parts["codes"].long().reshape(-1, 4, 32).transpose(1, 2)
-    return [_numbers(codes, 2).reshape(len(parts["codes"]), -1).to(torch.uint8), half_bytes(parts["scale"])]
+    return [join_fields(parts["codes"], 32, 2, 4), half_bytes(parts["scale"])]
 
 
 CODEBOOK_JOINS: dict[str, Callable[[Parts], list[Tensor]]] = {

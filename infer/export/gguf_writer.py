@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..load.gguf.block_types import BLOCK_TYPES, BlockType
 from ..load.gguf.header import DEFAULT_ALIGNMENT, MAGIC
+from .gguf_fields import half_bytes, join_nibbles
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 NUMBERS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
@@ -86,21 +87,21 @@ def encode(rows: Tensor, kind: str) -> Tensor:
 def _q8_0(blocks: Tensor) -> Tensor:
     step = blocks.abs().amax(1, keepdim=True) / 127
     codes = _away_from_zero(blocks * _inverse(step)).to(torch.int8)
-    return torch.cat([_half(step), codes.view(torch.uint8)], 1)
+    return torch.cat([half_bytes(step), codes.view(torch.uint8)], 1)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
     largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
     step = largest / -8
     codes = (blocks.double() * _inverse(step).double() + 8.5).float().trunc().clamp(0, 15).to(torch.uint8)
-    return torch.cat([_half(step), _nibbles(codes)], 1)
+    return torch.cat([half_bytes(step), join_nibbles(codes)], 1)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
     least = blocks.amin(1, keepdim=True)
     step = (blocks.amax(1, keepdim=True) - least) / 15
     codes = ((blocks - least) * _inverse(step) + 0.5).trunc().clamp(0, 15).to(torch.uint8)
-    return torch.cat([_half(step), _half(least), _nibbles(codes)], 1)
+    return torch.cat([half_bytes(step), half_bytes(least), join_nibbles(codes)], 1)
 
 
 def _inverse(step: Tensor) -> Tensor:
@@ -111,14 +112,6 @@ def _away_from_zero(values: Tensor) -> Tensor:
     """Round halves away from zero, as C's `roundf`."""
     whole = values.abs().floor()
     return torch.copysign(whole + (values.abs() - whole >= 0.5).float(), values)
-
-
-def _half(values: Tensor) -> Tensor:
-    return values.half().view(torch.uint8)
-
-
-def _nibbles(codes: Tensor) -> Tensor:
-    return codes[:, :16] | codes[:, 16:] << 4
 
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -147,6 +147,12 @@ DAMAGED: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
     "no scales": ("gptq v2", "scales", None, "scales"),
     "zeros of another layer": ("gptq v2", "qzeros", lambda t: t[:, :-1], "expected 'layer.qzeros' of shape"),
     "group beyond": ("gptq act-order", "g_idx", lambda t: t + 9, "names groups beyond the 4"),
+    "words of 3 bits": (
+        "gptq 3 bit",
+        "qweight",
+        lambda t: t[:-1],
+        "expected multiples of 32 rows and columns",
+    ),
     "awq groups": ("awq", "scales", lambda t: t[:3], "expected 'layer.qzeros' of shape"),
     "state": ("nf4", "weight.quant_state.bitsandbytes__nf4", lambda t: t[:9], "expected JSON"),
     "table": ("nf4", "weight.quant_map", lambda t: t[:15], "expected 'layer.weight.quant_map' of shape"),

@@ -66,7 +66,7 @@ def _code_flags(codes: Tensor, table: Tensor | None, group: int) -> int:
     bits = PLANE_BITS.get(group, 0)
     if table is not None:
         zero, narrow, stored = _zero_of(table), bits_of(table) <= 4, bits_of(table)
-        if stored == 3 and (group == 32 or (group in FINE_GROUPS and zero is None)):
+        if stored == 3 and group in FINE_GROUPS and (group == 32 or zero is None):
             return 3 << _INTEGERS | 1 << _INDICES
         if zero is not None and (narrow or bits == stored):
             packed = 4 if narrow and (group == 32 or stored < 2) else stored

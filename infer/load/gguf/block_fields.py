@@ -11,11 +11,6 @@ def half(raw: Tensor) -> Tensor:
     return raw.contiguous().view(torch.float16)
 
 
-def half_bytes(values: Tensor) -> Tensor:
-    """Return values [n, k], rounded to float16, as bytes [n, 2k]."""
-    return values.to(torch.float16).contiguous().view(torch.uint8)
-
-
 def nibbles(raw: Tensor) -> Tensor:
     """Split uint8 [n, k] into codes [n, 2k]: the low halves of all bytes, then the high ones."""
     return torch.cat([raw & 15, raw >> 4], 1)
@@ -28,8 +23,8 @@ def bits(raw: Tensor) -> Tensor:
 
 def fields(raw: Tensor, shifts: tuple[int, ...], mask: int, width: int) -> Tensor:
     """Return pieces of `width` bytes of `raw` [n, k], each once for every shift: [n, k / width * shifts, width]."""
-    pieces = raw.reshape(len(raw), -1, 1, width) >> torch.tensor(shifts, dtype=torch.uint8)[:, None]
-    return (pieces & mask).reshape(len(raw), -1, width)
+    shifted = raw.reshape(len(raw), -1, 1, width) >> torch.tensor(shifts, dtype=torch.uint8)[:, None]
+    return (shifted & mask).reshape(len(raw), -1, width)
 
 
 def integers(raw: Tensor, width: int) -> Tensor:

@@ -165,7 +165,7 @@ BLOCK_TYPES = {
         for number, name in CODEBOOK_NUMBERS.items()
     },
 }
-# Types that are named in a refusal: those of products, integers, those that ggml has dropped, and NVFP4, whose files
+# Types that are named in a refusal: those of activations, integers, those that ggml has dropped, and NVFP4, whose files
 # hold one more scale for each tensor.
 UNREAD_TYPES = {
     **{4: "Q4_2 (dropped by ggml)", 5: "Q4_3 (dropped by ggml)", 9: "Q8_1", 15: "Q8_K"},

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block_fields import bits, half, integers, pieces
+from .block_fields import bits, fields, half, integers, pieces
 from .codebooks import points
 
 Parts = dict[str, Tensor]
-SUPER = 256
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,7 @@ def _tq1_0(raw: Tensor) -> Parts:
 
 
 def _tq2_0(raw: Tensor) -> Parts:
-    pairs = raw[:, :64].reshape(len(raw), 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    return {"codes": (pairs & 3).flatten(1), "scale": half(raw[:, 64:])}
+    return {"codes": fields(raw[:, :64], (0, 2, 4, 6), 3, 32).flatten(1), "scale": half(raw[:, 64:])}
 
 
 def _both(levels: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,9 +1,9 @@
 // Packed weights of codes with a float scale, and optionally a minimum, for each group of columns.
 //
 // codes uint8 [NB, G, bits * 128], G = columns / 64: those of int8 ([NB, 16 G, 16, 4], 8 bits), or of lut4 (4 bits), indices
-//   into `table` or, like 2, 3, 5 and 6 bits, unsigned integers minus `zero`. Of 3 bits they may be indices too. The latter have low nibbles in the order of lut4,
-//   before each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and high columns of the first, the
-//   second, ... Of 2 and 3 bits the low ones are pairs, of two vectors in one in the same order, and one vector of the high bits of
+//   into `table` or, like 2, 3, 5 and 6 bits, unsigned integers minus `zero`; 3 bits may be indices too. Codes of 5 and 6 bits have
+//   low nibbles in the order of lut4, before each 4 (5 bits) or 2 (6 bits) vectors one of their high bits, from bit 0 on: low and
+//   high columns of the first, the second, ... Of 2 and 3 bits the low ones are pairs, of two vectors in one in the same order, and one vector of the high bits of
 //   3-bit integers is before each 4.
 // table int8 [NB, 16], of indices; scale uint8 [NB, record]: of each block of 16 rows
 //   float [16]          factor from table entries to weights
@@ -45,7 +45,8 @@ struct GroupwiseLayout {
 
   GroupwiseLayout(int64_t layout, int64_t columns)
       : group(layout & 0xffffffff), has_minimum(layout >> 36 & 1), minimum_steps(layout >> 37 & 1),
-        float16_supers(layout >> 38 & 1), lookup((layout >> 48 & 1) != 0 || ((layout >> 32 & 1) == 0 && (layout >> 39 & 7) == 0)), type(static_cast<ScaleType>(layout >> 33 & 7)),
+        float16_supers(layout >> 38 & 1), lookup((layout >> 48 & 1) != 0 || ((layout >> 32 & 1) == 0 && (layout >> 39 & 7) == 0)),
+        type(static_cast<ScaleType>(layout >> 33 & 7)),
         code_bits(layout >> 32 & 1 ? 8 : (layout >> 39 & 7) != 0 ? layout >> 39 & 7 : 4), zero(layout >> 42 & 63) {
     const int64_t kinds = has_minimum ? 2 : 1, chunks = (columns + SUPER_COLUMNS - 1) / SUPER_COLUMNS;
     const int64_t supers = integers() ? chunks * super_bytes() : 0, numbers = columns / group * 16;
@@ -75,8 +76,8 @@ inline bool known_layout(int64_t layout, int64_t columns) {
   if (group <= 0 || columns % GROUP != 0 || columns % group != 0 || (group != 16 && group != 32 && group % GROUP != 0)) return false;
   const GroupwiseLayout given(layout, columns);
   const int64_t code = given.code_bits;
-  if (given.lookup && code != 4 && (code != 3 || group > 32)) return false;
-  const bool bits = code == 4 || code == 8 || (code == 3 && given.lookup) || (code == 5 && group == 32) || (code == 6 && group == 16) || ((code == 2 || code == 3) && group != 32);
+  const bool integers = code == 4 || code == 8 || (code == 5 && group == 32) || (code == 6 && group == 16) || ((code == 2 || code == 3) && group != 32);
+  const bool bits = given.lookup ? code == 4 || (code == 3 && group <= 32) : integers;
   if (given.type <= ScaleType::FLOAT8) return bits && !(given.minimum_steps && given.integers());
   const int64_t wanted = given.type == ScaleType::INT6 ? 32 : 16;
   return bits && given.type <= ScaleType::INT4 && group == wanted && given.has_minimum && columns % SUPER_COLUMNS == 0;
