@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..artifact import store
-from ..errors import InputError, UsageError
+from ..errors import InferError, InputError, UsageError
 from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
 from .input_fast_path import FastInputs
 
@@ -95,6 +95,7 @@ class CheckedRunner:
         checked = [self._check(self._named(request)) for request in requests]
         joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
         outputs, answers, start = self._run_pieces(joined), [], 0
+        _require_rows(outputs, joined)
         for request, one in zip(requests, checked, strict=True):
             stop = start + len(next(iter(one.values())))
             rows = {name: value[start:stop] for name, value in outputs.items()}
@@ -133,7 +134,10 @@ class CheckedRunner:
         if rows <= self.max_batch:
             return self._run(inputs)
         starts = range(0, rows, self.max_batch)
-        parts = [self._run({n: v[i : i + self.max_batch] for n, v in inputs.items()}) for i in starts]
+        pieces = [{n: v[i : i + self.max_batch] for n, v in inputs.items()} for i in starts]
+        parts = [self._run(piece) for piece in pieces]
+        for part, piece in zip(parts, pieces, strict=True):
+            _require_rows(part, piece)
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -168,3 +172,14 @@ class TensorInputs(CheckedRunner):
 def _on_cpu(value: Tensor) -> Tensor:
     """Move an output to the CPU, detached from autograd."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value
+
+
+def _require_rows(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Raise `InferError` unless each row of the inputs has one row in every output."""
+    rows = len(next(iter(inputs.values())))
+    for name, value in outputs.items():
+        if not value.dim() or len(value) != rows:
+            raise InferError(
+                f"expected {rows} rows of output {name!r}, the model returned {list(value.shape)}",
+                hint="Run each request by itself",
+            )
