@@ -162,7 +162,9 @@ class Predictor(TextGeneration):
         """
         outputs = self._run(golden.read_inputs(self.path, self.inputs))
         made = golden.read_outputs(self.path, outputs)
-        for name in [name for name, value in made.items() if not value.numel() and value.shape == outputs[name].shape]:
+        for name in [
+            name for name, value in made.items() if not value.numel() and value.shape == outputs[name].shape
+        ]:
             del made[name], outputs[name]  # no detection in these rows: nothing to compare, nothing wrong
         plan = self.manifest.plan
         limits = LIMITS["float32"] if exact else LIMITS[precision(plan)]

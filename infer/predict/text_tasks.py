@@ -57,14 +57,14 @@ class TextTasks(TextInputs):
         texts = raw_inputs.texts(rows)
         lower = bool(self.manifest.meta.get("lower_case"))
         encodings = self.tokenizer.encodings([in_lower_case(text) for text in texts] if lower else texts)
-        outputs = [one["logits"] for one in self._run_encodings(encodings)]
+        logits = [one["logits"] for one in self._run_encodings(encodings)]
         if self.task == "token-classification":
-            triples = zip(outputs, encodings, texts, strict=True)
+            triples = zip(logits, encodings, texts, strict=True)
             return [text_answers.entities(row, one, text, self.labels) for row, one, text in triples]
         mask = self.tokenizer.token_id(str(self.manifest.meta.get("mask_token", "[MASK]")))
         return [
             self._masks(row, one.ids, mask, i)
-            for i, (row, one) in enumerate(zip(outputs, encodings, strict=True))
+            for i, (row, one) in enumerate(zip(logits, encodings, strict=True))
         ]
 
     def _zero_shot(self, row: Any, index: int) -> list[Answer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -57,7 +57,7 @@ async def tokenize(
 
 
 def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
-    """Return the model's inputs for rows of token ids, padded to the longest."""
+    """Return `input_ids`, `attention_mask` and `token_type_ids` of rows of token ids, padded to the longest."""
     longest = max(map(len, rows))
     size = vocabulary_size(engine.predictor)
     arrays = {
@@ -71,7 +71,7 @@ def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
             raise InputError(f"a token id must be 0 to {size - 1}", where=f"{where}[{index}]")
         for name, array in arrays.items():
             array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
-    return {name: arrays[name] for name in engine.collator.inputs}
+    return arrays
 
 
 def vocabulary_size(predictor: Any) -> int:
@@ -101,7 +101,8 @@ async def infer_rows(
     """
     groups = _groups(arrays, engine.collator)
     if len(groups) < 2:
-        return await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+        given = {name: arrays[name] for name in engine.collator.inputs}
+        return await engine.infer(given, timeout=timeout, priority=priority, tenant=tenant)
     tasks = [
         asyncio.ensure_future(engine.infer(part, timeout=timeout, priority=priority, tenant=tenant))
         for _, part in groups
@@ -120,13 +121,13 @@ def _groups(arrays: Arrays, collator: Collator) -> list[tuple[np.ndarray, Arrays
 
     Rows of a model that computes padding are grouped by length bucket, unless that leaves outputs of several widths.
     """
-    count, mask = len(next(iter(arrays.values()))), arrays.get("attention_mask")
-    lengths = None if mask is None else mask.sum(axis=1)
+    count = len(next(iter(arrays.values())))
     if count < 2 or collator.packed:
         return []
+    lengths = _lengths(arrays, collator.padding)
     if not collator.batched:
         kinds = np.arange(count)
-    elif lengths is None or not collator.lengths:
+    elif not collator.lengths:
         return []
     elif not collator.ragged:
         kinds = lengths
@@ -137,9 +138,17 @@ def _groups(arrays: Arrays, collator: Collator) -> list[tuple[np.ndarray, Arrays
     groups = []
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
-        longest = None if lengths is None or not collator.lengths else int(lengths[rows].max())
-        groups.append((rows, {name: np.ascontiguousarray(a[rows, :longest]) for name, a in arrays.items()}))
+        longest = int(lengths[rows].max()) if collator.lengths else None
+        part = {name: np.ascontiguousarray(arrays[name][rows, :longest]) for name in collator.inputs}
+        groups.append((rows, part))
     return groups
+
+
+def _lengths(arrays: Arrays, padding: Mapping[str, int]) -> np.ndarray:
+    """Return the length of each row: up to the last token that is attended to, or is another than that of padding."""
+    ids = arrays["input_ids"]
+    real = (ids != padding["input_ids"]) | (arrays.get("attention_mask", 0) != 0)
+    return np.asarray(np.where(real, np.arange(1, ids.shape[1] + 1), 1).max(axis=1))
 
 
 def _same_width(arrays: list[np.ndarray]) -> np.ndarray:

@@ -160,8 +160,7 @@ async def _run(
     tenant, timeout = queue_tenant_of(context.service, context.headers), context.timeout()
     pad = engine.predictor.pad if engine.texts is not None else engine.predictor.tokenizer.pad
     padded = pad([row.ids for row in rows], [row.type_ids for row in rows])
-    arrays = {name: padded[name] for name in engine.collator.inputs}
-    found = await text_inputs.infer_rows(engine, arrays, timeout=timeout, tenant=tenant)
+    found = await text_inputs.infer_rows(engine, padded, timeout=timeout, tenant=tenant)
     context.measure = found.timings
     for name, values in found.outputs.items():
         if wrong := int((~np.isfinite(values)).sum()):
