@@ -42,6 +42,8 @@ class Predictor(TextGeneration):
 
     - `inputs`, `outputs`: tuples of `TensorSpec`.
     - `sizes`: symbolic size → (smallest, largest); `max_batch`: the largest batch of one run.
+    - `joins`: which requests may share a batch: "padded" to one length, of "equal" lengths, or "none", as rows
+      depend on each other.
     - `name`, `version`, `task`: of the manifest; `manifest`: all of it; `path`: the folder.
     - `notes`: findings made while opening, such as that it was lowered again for this machine.
     - `phases`: seconds of each part of `load`.
