@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ..report import document
 from ..report.rendering import formatting, optimize_summary, terminal
+from ..report.rendering.text_layout import Column, Table, show
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -128,7 +128,7 @@ def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:
         return
     console = Console()
     terminal.render_terminal(report, console)
-    console.print(f"artifact: {path}", markup=False, highlight=False, soft_wrap=True)
+    show(console, Table((Column(""), Column("")), [("artifact", str(path))]))
 
 
 def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
@@ -136,28 +136,27 @@ def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(rows).decode())
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("technique", no_wrap=True)
-    for head in ("planned", "measured", "time"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("")
-    for row in rows:
-        sizes = formatting.size(row.planned), formatting.size(row.measured)
-        table.add_row(escape(row.technique), *sizes, formatting.seconds(row.seconds), escape(row.why))
-    Console().print(table)
+    sizes = ("planned", "measured", "time")
+    columns = Column("technique"), *(Column(head, right=True) for head in sizes), Column("")
+    cells = [
+        (row.technique, *map(formatting.size, (row.planned, row.measured)), formatting.seconds(row.seconds), row.why)
+        for row in rows
+    ]
+    show(Console(), Table(columns, cells))
 
 
 def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print names and values, one a line."""
+    """Print names and values; those wider than the terminal wrap."""
     if as_json:
         print(msgspec.json.encode(values).decode())
         return
-    width = max(len(name) for name in values)
+    rows = []
     for name, value in values.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         if isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:<{width}}  {sanitize_text(text, MAX_FACT) or '-'}")
+        rows.append((name, sanitize_text(text, MAX_FACT) or "-"))
+    show(Console(), Table((Column(""), Column("")), rows))
 
 
 def print_doctor(rows: list[Finding], *, as_json: bool) -> None:
@@ -165,10 +164,8 @@ def print_doctor(rows: list[Finding], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([msgspec.to_builtins(row) for row in rows]))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("what", "name", "value", "why"):
-        table.add_column(column, overflow="fold")
+    cells = []
     for row in rows:
         value = f"{row.value:.1f}" if isinstance(row.value, float) else str(row.value)
-        table.add_row(row.stage, escape(row.what), escape(f"{value} {row.unit}".strip()), escape(row.why))
-    Console().print(table)
+        cells.append((row.stage, row.what, f"{value} {row.unit}".strip(), row.why))
+    show(Console(), Table(tuple(map(Column, ("what", "name", "value", "why"))), cells))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -177,10 +178,10 @@ def test_fidelity_limits_follow_the_budget() -> None:
 
 
 def test_a_terminal_shows_the_layers_that_cost_most_in_their_order() -> None:
-    rows = [LayerChoice(f"l{i}", "nf4", 4.2, 0.1, {"nf4": float(i % 5)}) for i in range(40)]
-    shown = layers.most_costly(rows, keep=8)
-    assert [row.name for row in shown] == [row.name for row in rows if row.effect["nf4"] == 4.0]
-    assert layers.counts(rows) == "40 nf4"
+    rows = tuple(LayerChoice(f"l{i}", "nf4", 4.2, 0.1, {"nf4": float(i % 4)}) for i in range(48))
+    shown = layers.most_costly(SimpleNamespace(layers=rows, plan=Plan(source="x", quant="nf4")))  # type: ignore[arg-type]
+    assert [row.name for row in shown] == [row.name for row in rows if row.effect["nf4"] == 3.0]
+    assert layers.counts(rows) == "48 nf4"
     assert layers.cells(rows[3])[:5] == ("l3", "nf4", "4.20", "0.1000", "3")
 
 

@@ -68,7 +68,7 @@ def test_the_table_has_the_chosen_trial_first_and_skipped_ones_last() -> None:
     assert rows[0][:2] == ("chosen", "inductor int8")
     assert [row[1] for row in rows[-2:]] == ["openvino int8", "ort cluster:2"]
     assert rows[-1][-1].startswith("skipped: eager cluster:2: not faithful enough")
-    assert all(len(row) == len(search_tables.HEADS) for row in rows)
+    assert all(len(row) == len(search_tables.COLUMNS) for row in rows)
 
 
 def test_a_trial_outside_the_budgets_names_the_needed_budgets() -> None:
@@ -196,7 +196,7 @@ def test_every_form_of_the_report_says_why_this_trial() -> None:
     terminal.render_terminal(report_of(), plain)
     said = " ".join(plain.file.getvalue().split())  # type: ignore[attr-defined]
     assert (
-        "chosen: inductor int8: 2,857 per second, best of the trials within budgets; ort int8 within" in said
+        "Chosen: inductor int8: 2,857 per second, best of the trials within budgets; ort int8 within" in said
     )
     assert "Chosen: inductor int8: 2,857 per second" in render_html(report_of())
     assert "ort int8 within noise of it &amp; co." in render_html(report_of())
