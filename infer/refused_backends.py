@@ -8,7 +8,10 @@ _ONNXRUNTIME = "torch no longer has an ONNX Runtime backend; ONNX Runtime itself
 _TENSORRT = "TensorRT is here without the package torch-tensorrt", "trt"
 _EAGER = "a tool to debug torch.compile, which runs operators one by one", "eager"
 _NVFUSER = "torch.compile dropped nvFuser in 2023 for inductor's Triton kernels", "inductor"
-_CUDAGRAPHS = "replays kernels without fusing them; infer records CUDA graphs of decode steps itself", "inductor"
+_CUDAGRAPHS = (
+    "replays kernels without fusing them; infer records CUDA graphs of decode steps itself",
+    "inductor",
+)
 _TVM = "Apache TVM is not called by infer", "inductor"
 _XLA = "XLA compiles for TPUs, on which infer does not run", "inductor"
 _TORCHSCRIPT = "TorchScript is deprecated in torch", "inductor"

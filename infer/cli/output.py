@@ -139,7 +139,12 @@ def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
     sizes = ("planned", "measured", "time")
     columns = Column("technique"), *(Column(head, right=True) for head in sizes), Column("")
     cells = [
-        (row.technique, *map(formatting.size, (row.planned, row.measured)), formatting.seconds(row.seconds), row.why)
+        (
+            row.technique,
+            *map(formatting.size, (row.planned, row.measured)),
+            formatting.seconds(row.seconds),
+            row.why,
+        )
         for row in rows
     ]
     show(Console(), Table(columns, cells))

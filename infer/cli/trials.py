@@ -70,7 +70,11 @@ def _print(console: Console, found: Sequence[tuple[str, float, TrialRecord]]) ->
     from ..report.rendering.text_layout import Column, Table, show, show_lines, width_of, wrap
     from ..report.search_record import Measured
 
-    columns = *map(Column, ("when", "trial")), *(Column(name, right=True) for name in ("latency", "size")), Column("outcome")
+    columns = (
+        *map(Column, ("when", "trial")),
+        *(Column(name, right=True) for name in ("latency", "size")),
+        Column("outcome"),
+    )
     by_source: dict[str, list[tuple[str, ...]]] = {}
     for source, made, record in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))

@@ -13,7 +13,12 @@ from .search_record import Measured, SearchRecord, TrialRecord
 
 COLUMNS = (
     *(Column(""), Column("trial"), Column("latency", right=True), Column("per second", right=True, drop=1)),
-    *(Column("memory", right=True), Column("size", right=True), Column("loss", right=True), Column("outcome")),
+    *(
+        Column("memory", right=True),
+        Column("size", right=True),
+        Column("loss", right=True),
+        Column("outcome"),
+    ),
 )
 CAPTION = "Every trial; loss is against the float original"
 CHOSEN, FRONT = "chosen", "front"

@@ -46,13 +46,15 @@ def trials_table(record: SearchRecord) -> str:
     names = search_tables.backends(record)
     columns = search_tables.COLUMNS
     heads = "".join(
-        f'<th scope="col" role="columnheader"{_number(column)}>{escape(column.name)}</th>' for column in columns
+        f'<th scope="col" role="columnheader"{_number(column)}>{escape(column.name)}</th>'
+        for column in columns
     )
     rows = []
     for number, trial in enumerate(trials):
         style = ";".join(f"--by-{index}:{place[number]}" for index, place in enumerate(places))
         cells = "".join(
-            f'<td role="cell"{_number(column)} data-head="{escape(column.name)}">{cell_html(cell, right=column.right)}</td>'
+            f'<td role="cell"{_number(column)} data-head="{escape(column.name)}">'
+            f"{cell_html(cell, right=column.right)}</td>"
             for column, cell in zip(columns, search_tables.cells(trial, record), strict=True)
         )
         kind = f"backend-{names.index(trial.candidate.backend)}"

@@ -50,8 +50,9 @@ def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
     if report.layers:
         yield _layers(report, brief=brief)
     if report.memory is not None:
-        columns = Column("what"), Column("value", right=True), Column("why")
-        table = Table(columns, list(map(_cells, report.memory.findings())), "A fresh process that opens and runs it")
+        figures = Column("what"), Column("value", right=True), Column("why")
+        caption = "A fresh process that opens and runs it"
+        table = Table(figures, list(map(_cells, report.memory.findings())), caption)
         yield Section("Memory", tables=[table], chart="memory")
     yield _graph(report)
     shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)  # by other tables
@@ -126,7 +127,16 @@ def _latency(report: Report) -> Section:
     if report.decodes:
         title = f"Decode step, {CONTEXT} tokens in the cache"
     per_second = "tokens/s" if report.decodes else "rows/s"
-    names = {"batch": 0, "p50": 0, "p90": 3, "p99": 0, per_second: 1, "of ceiling": 2, "baseline": 0, "ratio [95 %]": 4}
+    names = {
+        "batch": 0,
+        "p50": 0,
+        "p90": 3,
+        "p99": 0,
+        per_second: 1,
+        "of ceiling": 2,
+        "baseline": 0,
+        "ratio [95 %]": 4,
+    }
     columns = *(Column(name, right=True, drop=drop) for name, drop in names.items()), Column("verdict")
     caption = f"Interleaved with {report.baseline}; ratio: this artifact's time over that form's"
     table = Table(columns, list(map(_latency_cells, report.latency)), caption)
@@ -170,13 +180,17 @@ def _layers(report: Report, *, brief: bool) -> Section:
     rows = [layers.cells(layer, effects=not brief) for layer in shown]
     used = [index for index in range(len(layers.COLUMNS)) if any(row[index] for row in rows)]
     columns = [layers.COLUMNS[index] for index in used]
-    return Section("Layers", tables=[Table(columns, [[row[index] for index in used] for row in rows], caption)])
+    return Section(
+        "Layers", tables=[Table(columns, [[row[index] for index in used] for row in rows], caption)]
+    )
 
 
 def _graph(report: Report) -> Section:
     sides = ("input", report.inputs), ("output", report.outputs)
     rows = [
-        (side, spec.name, spec.dtype, f"[{', '.join(map(str, spec.shape))}]") for side, specs in sides for spec in specs
+        (side, spec.name, spec.dtype, f"[{', '.join(map(str, spec.shape))}]")
+        for side, specs in sides
+        for spec in specs
     ]
     columns = tuple(map(Column, ("side", "name", "dtype", "shape")))
     return Section("Inputs and outputs", tables=[Table(columns, rows, f"Task: {report.task}")])

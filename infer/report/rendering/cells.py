@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
-LONG = 24  # letters; a column is at least as wide as its longest word of fewer
+LONG = 24  # letters; a column is at least as wide as its longest word of no more
 _AFTER = re.compile(r"(?<=[/\\._:,=&?+-])(?=[^/\\._:,=&?+-])")
 
 
@@ -22,8 +22,8 @@ def cell_html(text: str, *, right: bool = False) -> str:
 
 
 def _word(word: str) -> str:
-    if word.startswith("--") and len(word) < LONG:
+    if word.startswith("--") and len(word) <= LONG:
         return f'<span class="whole">{escape(word)}</span>'
-    if len(word) < LONG:
+    if len(word) <= LONG:
         return escape(word)
     return f'<span class="long">{"<wbr>".join(map(escape, _AFTER.split(word)))}</span>'

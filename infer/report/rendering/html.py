@@ -8,7 +8,7 @@ from html import escape
 from .. import search_plot, search_trials
 from ..document import Report
 from ..sections import VERDICTS, Section, sections
-from . import charts, formatting
+from . import charts
 from .cells import cell_html, words_html
 from .style import CSS
 from .text_layout import Table
@@ -32,7 +32,9 @@ def _header(report: Report) -> str:
     kind = "passed" if report.passed else "failed"
     lines = [*report.verdict, *([report.failure] if report.failure else [])]
     said = "".join(f"<p>{words_html(line)}</p>" for line in lines)
-    headline = words_html(report.headline.replace(" %", "\u00a0%"))  # the sign stays on the line of its number
+    headline = words_html(
+        report.headline.replace(" %", "\u00a0%")
+    )  # the sign stays on the line of its number
     soft = f"{report.backend} {report.precision}, {report.device}"
     return (
         f'<header class="{kind}"><h1>{words_html(report.name)} <span class="soft">{words_html(soft)}</span></h1>'
@@ -42,7 +44,10 @@ def _header(report: Report) -> str:
 
 def _section(report: Report, section: Section) -> str:
     """Render sentences, chart, tables, figures and commands; a search draws its own table, which can be sorted."""
-    parts = [f"<h2>{words_html(section.title)}</h2>", *(f"<p>{words_html(line)}</p>" for line in section.lines)]
+    parts = [
+        f"<h2>{words_html(section.title)}</h2>",
+        *(f"<p>{words_html(line)}</p>" for line in section.lines),
+    ]
     parts.append(_CHARTS[section.chart](report) if section.chart else "")
     parts += [] if section.chart == "search" else map(_table, section.tables)
     if section.pairs:
@@ -80,7 +85,11 @@ def _memory(report: Report) -> str:
     memory = report.memory
     if memory is None or memory.runtime is None or memory.opened is None or memory.run is None:
         return ""
-    parts = ("runtime", memory.runtime), ("weights and code", memory.opened), ("activations and workspace", memory.run)
+    parts = (
+        ("runtime", memory.runtime),
+        ("weights and code", memory.opened),
+        ("activations and workspace", memory.run),
+    )
     return charts.stacked([(words, float(value)) for words, value in parts])
 
 
@@ -103,8 +112,12 @@ def _table(table: Table) -> str:
 def _cells(table: Table, row: Sequence[str]) -> Sequence[str]:
     cells = []
     for column, cell in zip(table.columns, row, strict=True):
-        kind = f' class="{_KINDS[cell]}"' if column.name == "verdict" and cell in _KINDS else _kind(column.right)
-        cells.append(f'<td{kind} data-head="{escape(column.name)}">{cell_html(cell, right=column.right)}</td>')
+        kind = (
+            f' class="{_KINDS[cell]}"' if column.name == "verdict" and cell in _KINDS else _kind(column.right)
+        )
+        cells.append(
+            f'<td{kind} data-head="{escape(column.name)}">{cell_html(cell, right=column.right)}</td>'
+        )
     return cells
 
 

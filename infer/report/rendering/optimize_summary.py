@@ -43,7 +43,9 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
     half = f" in {report.plan.dtype}" if report.plan.dtype in ("bfloat16", "float16") else ""
     title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}{half}, {report.device}"
     room = width - LABEL
-    last = [line for name, command in _next(report, path) for line in _beside(name, command_lines(command, room))]
+    last = [
+        line for name, command in _next(report, path) for line in _beside(name, command_lines(command, room))
+    ]
     if len(last[0]) + len(REPORT_HAS) <= width:
         last[0] += REPORT_HAS
     texts = [(name, wrap(text, room)) for name, text in _figures(report, room)]

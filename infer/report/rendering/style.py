@@ -65,9 +65,10 @@ pre { margin: 0; padding: .7rem .9rem; background: var(--page); border: 1px soli
     overflow: hidden; }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); } tr:last-child {
     border-bottom: 0; }
-  td, td.num { display: grid; grid-template-columns: 6.5rem 1fr; border: 0; padding: .05rem 0;
-    text-align: left; }
-  td::before { content: attr(data-head); color: var(--soft); font-weight: 400; } td:empty { display: none; }
+  td, td.num { display: block; position: relative; border: 0; padding: .05rem 0; text-align: left; }
+  td[data-head] { padding-left: 7rem; }
+  td::before { content: attr(data-head); position: absolute; left: 0; color: var(--soft); font-weight: 400; }
+  td:empty { display: none; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; }
 }
 @media print { body { background: #fff; } section, header { break-inside: avoid; } }

@@ -1,4 +1,4 @@
-"""The report on a terminal: verdict, card, tables, as wide as it; elsewhere plain text of 100 columns, or of COLUMNS."""
+"""The report on a terminal: verdict, card and tables, as wide as it; elsewhere 100 columns, or COLUMNS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def _section(section: Section, width: int) -> Iterator[tuple[str, str]]:
         yield from ((line, "") for line in table_lines(pairs, width)[1])
     for number, table in enumerate(section.tables):
         heads, body = table_lines(table, width)
-        yield from ((line, "dim") for line in [*([""] if number else []), *wrap(table.caption, width), *heads])
+        yield from (
+            (line, "dim") for line in [*([""] if number else []), *wrap(table.caption, width), *heads]
+        )
         yield from ((line, "") for line in body)
     for label, command in section.commands:
         yield from ((line, "dim") for line in ["", *(wrap(f"{label}:", width) if label else [])])

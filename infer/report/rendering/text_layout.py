@@ -1,7 +1,7 @@
 """Texts, tables and commands as lines of at most a given width; nothing is cut off.
 
-A column is as wide as its texts need where there is room. Else texts wrap, so that the table has few lines; then columns
-go that can be spared; and where a table still has no room, each row becomes a list of names and values.
+A column is as wide as its texts need where there is room. Else texts wrap, so that the table has few lines; then those
+columns go that can be spared; and where a table still has no room, each row becomes a list of names and values.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ NARROWEST = 20
 GAP = "  "
 WORD, SHORT = 24, 10  # letters of a word that its column keeps whole; where no column can be spared any more
 PROSE = 24  # columns that a last column of longer texts has at least
+SUFFIX = 4  # letters of the end of a name that is not parted from it
 SAMPLE = 200  # rows that decide on the widths
-_PART = re.compile(r"[^/\\._:,=&?+-]*[/\\._:,=&?+-]+|[^/\\._:,=&?+-]+")  # of a long word, after which it may break
-_GLUE = re.compile(r" (?![(\[])")  # spaces of figures that do not break: `6.13 ms`, but before `[5.90, 6.20]` a line may end
+_PART = re.compile(
+    r"[^/\\._:,=&?+-]*[/\\._:,=&?+-]+|[^/\\._:,=&?+-]+"
+)  # of a long word, after which it may break
+_GLUE = re.compile(
+    r" (?![(\[])"
+)  # spaces of figures that do not break: `6.13 ms`, but before `[5.90, 6.20]` a line may end
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,16 @@ def _parts(text: str, width: int) -> Iterator[tuple[str, str]]:
     """Yield the parts of a text between which a line may end, each with the space before it."""
     for word in filter(None, re.split(r"[ \n]+", text)):
         gap = " "
-        for part in [word] if cell_len(word) <= width else _PART.findall(word):
+        for part in [word] if cell_len(word) <= width else _split(word):
             for piece in chop_cells(part, width):
                 yield gap, piece
                 gap = ""
+
+
+def _split(word: str) -> list[str]:
+    """Split a long word behind its separators, but for a short end such as the `.txt` of a path."""
+    parts: list[str] = _PART.findall(word)
+    return parts if len(parts[-1]) > SUFFIX else [*parts[:-2], "".join(parts[-2:])]
 
 
 def _wrap_cell(cell: str, width: int, *, right: bool) -> list[str]:
@@ -126,8 +137,10 @@ def _pad(text: str, width: int, *, right: bool) -> str:
     return space + text if right else text + space
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, word: int) -> list[int] | None:
-    """Return the widths with which the table has the fewest lines; None where one would cut a word of `word` letters."""
+def _widths(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, word: int
+) -> list[int] | None:
+    """Return the widths with which the table has the fewest lines; None where words of `word` letters are cut."""
     room = width - len(GAP) * (len(columns) - 1)
     cells = [[column.name, *(row[i] for row in rows)] for i, column in enumerate(columns)]
     sizes = [[cell_len(cell) for cell in column] for column in cells]
@@ -138,23 +151,20 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
         max(_least(cell, word, right=column.right) for cell in column_cells)
         for column, column_cells in zip(columns, cells, strict=True)
     ]
-    least[-1] = max(least[-1], min(whole[-1], PROSE))
+    if not columns[-1].right:
+        least[-1] = max(least[-1], min(whole[-1], PROSE))
     if sum(least) > room:
         return None
     step = -(-len(rows) // SAMPLE)
     shown = list(zip(*(column[1::step] for column in sizes), strict=True)) if rows else []
     choices = [_choices(column, low) for column, low in zip(sizes[:-1], least[:-1], strict=True)]
     most = room - least[-1]
-    return list(
-        min(
-            (
-                (*taken, min(room - sum(taken), whole[-1]))
-                for taken in itertools.product(*choices)
-                if sum(taken) <= most
-            ),
-            key=lambda widths: (sum(map(_height, shown, itertools.repeat(widths))), widths[-1]),
-        )
-    )
+    tried = [
+        (*taken, min(room - sum(taken), whole[-1]))
+        for taken in itertools.product(*choices)
+        if sum(taken) <= most
+    ]
+    return list(min(tried, key=lambda widths: (sum(_height(sizes, widths) for sizes in shown), widths[-1])))
 
 
 def _least(cell: str, word: int, *, right: bool) -> int:
@@ -172,7 +182,10 @@ def _choices(sizes: Sequence[int], least: int, most: int = 6) -> list[int]:
 
 def _height(sizes: Sequence[int], widths: Sequence[int]) -> int:
     """Estimate the lines of a row, of which words leave a few columns free."""
-    return max(1 if size <= width else -(-size // max(1, width - 2)) for size, width in zip(sizes, widths, strict=True))
+    return max(
+        1 if size <= width else -(-size // max(1, width - 2))
+        for size, width in zip(sizes, widths, strict=True)
+    )
 
 
 def _lists(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
