@@ -157,8 +157,10 @@ def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:
         return
     rows = []
     for name, value in values.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        if isinstance(value, Mapping):
+        text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
         rows.append((name, sanitize_text(text, MAX_FACT) or "-"))
     show(Console(), Table((Column(""), Column("")), rows))

@@ -194,6 +194,15 @@ def test_figures_keep_their_units_and_break_before_brackets() -> None:
     )
 
 
+def test_heads_of_figures_wrap_so_that_a_wide_table_stays_a_table() -> None:
+    names = "batch", "first token ms", "prefill tok/s", "decode tok/s"
+    table = Table([Column(name, right=True) for name in names], [("1", "99.9", "641", "53.8")])
+    heads, rows = table_lines(table, 31)
+    assert len(heads) > 1
+    assert [row.split() for row in rows] == [["1", "99.9", "641", "53.8"]]
+    assert max(map(len, [*heads, *rows])) <= 31
+
+
 def test_terminal_and_page_have_the_same_sections() -> None:
     report = with_text(SHORT, report_of)
     titles = [section.title for section in sections.sections(report)]

@@ -97,12 +97,6 @@ def _split(word: str) -> list[str]:
     return parts if len(parts[-1]) > SUFFIX else [*parts[:-2], "".join(parts[-2:])]
 
 
-def _wrap_cell(cell: str, width: int, *, right: bool) -> list[str]:
-    if not right:
-        return wrap(cell, width)
-    return [line.replace("\xa0", " ") for line in wrap(_GLUE.sub("\xa0", cell), width)]
-
-
 def table_lines(table: Table, width: int) -> tuple[list[str], list[str]]:
     """Lay out a table: the lines of its heads, none where its rows became lists, and those of its rows."""
     columns, rows = list(table.columns), [list(row) for row in table.rows]
@@ -116,17 +110,24 @@ def table_lines(table: Table, width: int) -> tuple[list[str], list[str]]:
     widths = widths or _widths(columns, rows, width, SHORT)
     if widths is None:
         return [], _lists(columns, rows, width)
-    heads = [column.name for column in columns]
+    heads = [wrap(column.name, size) for column, size in zip(columns, widths, strict=True)]
     return (
-        _row_lines(columns, heads, widths) if any(heads) else [],
+        _beside(columns, heads, widths) if any(column.name for column in columns) else [],
         [line for row in rows for line in _row_lines(columns, row, widths)],
     )
 
 
-def _row_lines(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    wrapped = [_wrap_cell(cell, w, right=c.right) for c, cell, w in zip(columns, cells, widths, strict=True)]
+def _row_lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    cells = [
+        [line.replace("\xa0", " ") for line in wrap(_GLUE.sub("\xa0", cell) if column.right else cell, size)]
+        for column, cell, size in zip(columns, row, widths, strict=True)
+    ]
+    return _beside(columns, cells, widths)
+
+
+def _beside(columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
     lines = []
-    for parts in itertools.zip_longest(*wrapped, fillvalue=""):
+    for parts in itertools.zip_longest(*cells, fillvalue=""):
         padded = (_pad(part, w, right=c.right) for c, part, w in zip(columns, parts, widths, strict=True))
         lines.append(GAP.join(padded).rstrip())
     return lines
@@ -148,15 +149,15 @@ def _widths(
     if sum(whole) <= room:
         return whole
     least = [
-        max(_least(cell, word, right=column.right) for cell in column_cells)
+        max(_least(cell, word, right=column.right and index > 0) for index, cell in enumerate(column_cells))
         for column, column_cells in zip(columns, cells, strict=True)
     ]
     if not columns[-1].right:
         least[-1] = max(least[-1], min(whole[-1], PROSE))
     if sum(least) > room:
         return None
-    step = -(-len(rows) // SAMPLE)
-    shown = list(zip(*(column[1::step] for column in sizes), strict=True)) if rows else []
+    step = len(rows) // SAMPLE + 1
+    shown = list(zip(*(column[:1] + column[1::step] for column in sizes), strict=True))
     choices = [_choices(column, low) for column, low in zip(sizes[:-1], least[:-1], strict=True)]
     most = room - least[-1]
     tried = [
