@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
+BAR = 20  # columns
+BESIDE = 2 + 1 + 1 + BAR + 1 + 7  # columns of a line of progress: spinner, bar and time with their gaps
 EVERY = 10.0  # seconds between two lines of such a step in a log
 
 
@@ -74,16 +76,23 @@ class BarReporter(Reporter):
         self._stage = name
         self._progress.update(self._task, completed=1, total=1)
         self._progress.stop_task(self._task)
-        self._task = self._progress.add_task(f"{name:<8} [dim]{escape(detail)}", total=None)
+        self._task = self._progress.add_task(self._line(name, detail), total=None)
 
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
         if self._stage in TOLD:
-            self._progress.update(self._task, description=f"{self._stage:<8} [dim]{escape(what)}")
+            self._progress.update(self._task, description=self._line(self._stage, what))
 
     def show(self, finding: Finding) -> None:
         if self._verbose:
             self._progress.console.print(sentence(finding), markup=False, highlight=False)
+
+    def _line(self, name: str, detail: str) -> str:
+        """Write a step in one line that leaves room for its bar and its time: of a long path both ends are shown."""
+        room = max(8, self._progress.console.width - BESIDE - max(8, len(name)))
+        half = (room - 1) // 2
+        shown = detail if len(detail) <= room else f"{detail[:half]}…{detail[-half:]}"
+        return f"{name:<8} [dim]{escape(shown)}"
 
 
 def sentence(finding: Finding) -> str:
@@ -104,7 +113,7 @@ def progress_reporter(*, quiet: bool, verbose: bool = False, search: bool = Fals
     elif not console.is_terminal:
         yield LineReporter(console, verbose=verbose)
     else:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(BAR), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=not verbose) as progress:
             yield BarReporter(progress, verbose=verbose)
 
@@ -128,6 +137,7 @@ def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:
         return
     console = Console()
     terminal.render_terminal(report, console)
+    console.print()
     show(console, Table((Column(""), Column("")), [("artifact", str(path))]))
 
 

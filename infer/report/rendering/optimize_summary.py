@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from .. import search_tables
@@ -43,10 +44,8 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
     half = f" in {report.plan.dtype}" if report.plan.dtype in ("bfloat16", "float16") else ""
     title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}{half}, {report.device}"
     room = width - LABEL
-    last = [
-        line for name, command in _next(report, path) for line in _beside(name, command_lines(command, room))
-    ]
-    if len(last[0]) + len(REPORT_HAS) <= width:
+    last = [line for name, command in _next(report, path) for line in _command(name, command, width)]
+    if len(last[0]) > LABEL and cell_len(last[0] + REPORT_HAS) <= width:
         last[0] += REPORT_HAS
     texts = [(name, wrap(text, room)) for name, text in _figures(report, room)]
     most = 1 if len(last) + 2 * len(texts) > HEIGHT - 6 else 2
@@ -149,6 +148,13 @@ def _memory(report: Report) -> str:
 
 def _beside(name: str, lines: Sequence[str]) -> list[str]:
     return [f"{name if not number else '':<{LABEL}}{line}" for number, line in enumerate(lines)]
+
+
+def _command(name: str, command: str, width: int) -> list[str]:
+    """Write a command beside its name; one that does not fit below it, from the first column on, to be copied."""
+    if cell_len(command) <= width - LABEL:
+        return _beside(name, [command])
+    return [name, *command_lines(command, width)]
 
 
 def _most(lines: list[str], most: int) -> list[str]:
