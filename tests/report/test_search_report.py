@@ -130,6 +130,22 @@ def test_the_plotted_pareto_front_is_monotonic() -> None:
     assert [y for _, y in points] == sorted(y for _, y in points)  # down the page is less loss
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_display_keeps_its_figures_beside_a_long_name(width: int) -> None:
+    trial = next(t for t in record().trials if t.on_front)
+    long = msgspec.structs.replace(
+        trial.candidate, options=("num_streams=4", "hint=latency"), kv_dtype="int8"
+    )
+    front = (msgspec.structs.replace(trial, candidate=long),)
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(view(State(4, "ort int8", "lower ort", 12.0, 48.0, None, front, BUDGETS)))
+    said = captured.get()
+    assert search_tables.cells(front[0], record())[2] in said
+    assert "hint latency" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= width
+
+
 def test_the_live_display_shows_best_front_and_time_left() -> None:
     found = record()
     front = tuple(t for t in found.trials if t.on_front)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 WIDTH, WHOLE = 100, 1 << 20  # columns of a document, and of rows for grep and awk, that go to no terminal
@@ -43,11 +43,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts below a caption; columns without a name have no heads."""
+    """Rows of texts below a caption; columns without a name have no heads. In a live display it has the width left."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        heads, body = table_lines(self, options.max_width)
+        yield from (Text(line, style="dim", no_wrap=True) for line in heads)
+        yield from (Text(line, no_wrap=True) for line in body)
 
 
 def width_of(console: Console, *, elsewhere: int = WHOLE) -> int:
@@ -119,10 +124,16 @@ def table_lines(table: Table, width: int) -> tuple[list[str], list[str]]:
 
 def _row_lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> list[str]:
     cells = [
-        [line.replace("\xa0", " ") for line in wrap(_GLUE.sub("\xa0", cell) if column.right else cell, size)]
+        [line.replace("\xa0", " ") for line in wrap(_glued(cell, size) if column.right else cell, size)]
         for column, cell, size in zip(columns, row, widths, strict=True)
     ]
     return _beside(columns, cells, widths)
+
+
+def _glued(cell: str, size: int) -> str:
+    """Join the words of a figure by spaces that do not break, where each part then fits the column."""
+    glued = _GLUE.sub("\xa0", cell)
+    return glued if max(map(cell_len, glued.split(" "))) <= size else cell
 
 
 def _beside(columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
