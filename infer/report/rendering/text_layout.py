@@ -172,11 +172,15 @@ def _widths(
     choices = [_choices(column, low) for column, low in zip(sizes[:-1], least[:-1], strict=True)]
     most = room - least[-1]
     tried = [
-        (*taken, min(room - sum(taken), whole[-1]))
+        [*taken, min(room - sum(taken), whole[-1])]
         for taken in itertools.product(*choices)
         if sum(taken) <= most
     ]
-    return list(min(tried, key=lambda widths: (sum(_height(sizes, widths) for sizes in shown), widths[-1])))
+
+    def cost(widths: list[int]) -> tuple[int, int]:
+        return sum(_height(sizes, widths) for sizes in shown), widths[-1]
+
+    return min(tried, key=cost)
 
 
 def _least(cell: str, word: int, *, right: bool) -> int:
