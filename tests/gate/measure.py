@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 WIDEST = 64  # entries of an axis that is judged slice by slice
+FEWEST = 32  # numbers of a slice that say how much it deviates
 ALLOWED = {"none": (0.0033, 0.003), "int8": (0.10, 0.02), "nf4": (0.30, 0.15)}  # error, share of changed classes
 FAULT = 3.0  # times what is allowed
 
@@ -77,7 +78,7 @@ def _errors(want: np.ndarray, got: np.ndarray, *, exact: bool) -> list[tuple[flo
     rows = np.sqrt(np.square(difference).reshape(len(want), -1).sum(1))
     found.append((_ratio(float(rows.max(initial=0.0)), typical), f"row {int(rows.argmax()) if len(rows) else 0}"))
     for axis in range(1, want.ndim):
-        if not 1 < want.shape[axis] <= WIDEST:
+        if not 1 < want.shape[axis] <= WIDEST or want.size < FEWEST * want.shape[axis]:
             continue
         others = tuple(i for i in range(want.ndim) if i != axis)
         each = np.sqrt(np.square(difference).sum(others)), np.sqrt(np.square(spread).sum(others))

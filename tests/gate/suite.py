@@ -6,6 +6,7 @@ of what escaped, and ends with 1 unless every fault was refused and every clean 
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -21,22 +22,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
 from infer import InferError, Plan, Predictor, optimize
-from tests.gate import faults, measure, planted
+from tests.gate import faults, graph_faults, measure, planted, step_faults
 from tests.gate.planted import Plant, Tensors
 from tests.gate.subjects import MAX_BATCH, MAX_LENGTH, SUBJECTS, Subject, answers
+from tests.support import tiny_decoders
+from tests.support.llm_artifacts import bytes_as_tokens
 
-REFUSED, ESCAPED, PASSED, HARMLESS_REFUSED, CRASHED, NO_FAULT = (
-    "refused",
-    "escaped",
-    "passed",
-    "clean twin refused",
-    "crashed",
-    "no fault",
-)
+REFUSED, ESCAPED, CRASHED, NO_FAULT = "refused", "escaped", "crashed", "no fault"
+PASSED, CLEAN_REFUSED = "clean passed", "clean refused"
 
 
 @dataclass
@@ -91,11 +90,11 @@ class Suite:
         plant = Plant(subject, change.change) if change else Plant()
         ending = self._run(label, change.kind if change else "clean", self.plan(subject, quant), plant)
         if ending.result != ESCAPED:
-            ending.result = HARMLESS_REFUSED if ending.result == REFUSED else ending.result
+            ending.result = CLEAN_REFUSED if ending.result == REFUSED else ending.result
             return ending
         ending.result = PASSED
         if change is None and (reason := self._wrong(subject, quant)):
-            ending.result, ending.said = HARMLESS_REFUSED, reason
+            ending.result, ending.said = CLEAN_REFUSED, reason
         return ending
 
     def fault(self, one: faults.Fault, subject: Subject, quant: str) -> Ending:
@@ -136,6 +135,58 @@ class Suite:
             got = [_tensors(predictor.predict(inputs)) for inputs in calls]
         size, where = measure.times_allowed(want, got, quant, subject.task)
         return f"published with {size:.2f} times what is allowed ({where})" if size > measure.FAULT else ""
+
+
+    def graph(self, subject: graph_faults.GraphSubject, name: str = "", edit: Any = None) -> Ending:
+        """Optimize an ONNX graph of which the engine is given an edited one, or as it is."""
+        path = self.folder / f"{subject.name.replace(' ', '_')}.onnx"
+        onnx.save(subject.model, str(path))
+        np.savez(path.with_suffix(".npz"), x=subject.rows)
+        plan = Plan(source=str(path), backend="planted_ort", data=str(path.with_suffix(".npz")), allow_slower=True,
+                    batches=(), max_batch=MAX_BATCH)  # fmt: skip
+        label = f"{subject.name}/none/{name or 'clean'}"
+        want = [{"y": torch.from_numpy(graph_faults.answer(subject.model, subject.rows))}]
+        if edit is None:
+            ending = self._run(label, "clean", plan, Plant())
+            if ending.result == ESCAPED:
+                with Predictor.load(self.folder / "out.infer") as predictor:
+                    got = [_tensors(predictor.predict({"x": subject.rows}))]
+                size, where = measure.times_allowed(want, got, "none", "tensors")
+                ending.result = PASSED if size <= measure.FAULT else CLEAN_REFUSED
+                ending.said = "" if size <= measure.FAULT else f"{size:.2f} times what is allowed ({where})"
+            elif ending.result == REFUSED:
+                ending.result = CLEAN_REFUSED
+            return ending
+        kind, why = next((kind, why) for kind, known, why, _ in subject.edits if known == name)
+        wrong = copy.deepcopy(subject.model)
+        edit(wrong)
+        got = [{"y": torch.from_numpy(graph_faults.answer(wrong, subject.rows))}]
+        size, where = measure.times_allowed(want, got, "none", "tensors")
+        if size < measure.FAULT:
+            return Ending(label, kind, NO_FAULT, f"only {size:.2f} times what is allowed ({where})")
+        ending = self._run(label, kind, plan, Plant(edit=edit))
+        if ending.result == ESCAPED:
+            ending.said = f"{why} {size:.3g} times what is allowed ({where})"
+        return ending
+
+    def step(self, quant: str, one: step_faults.StepFault | None = None) -> Ending:
+        """Optimize a language model of which one step is wrong, or none."""
+        source = self.folder / "decoder"
+        if not source.exists():
+            tiny_decoders.build("llama").save_pretrained(source)
+            bytes_as_tokens(source)
+            torch.manual_seed(0)
+            torch.save({"input_ids": torch.randint(3, 259, (8, 64))}, self.folder / "decoder.pt")
+        plan = Plan(source=str(source), backend="planted", quant=quant, data=str(self.folder / "decoder.pt"),
+                    kv_dtype="float32", allow_slower=True, allow_partial=True, batches=())  # fmt: skip
+        label = f"decoder/{quant}/{one.name if one else 'clean'}"
+        if one is None:
+            ending = self._run(label, "clean", plan, Plant())
+            ending.result = {ESCAPED: PASSED, REFUSED: CLEAN_REFUSED}.get(ending.result, ending.result)
+            return ending
+        ending = self._run(label, one.kind, plan, Plant(step=one.change))
+        ending.said = one.why if ending.result == ESCAPED else ending.said
+        return ending
 
 
 def calls_of(subject: Subject) -> Iterator[Tensors]:
@@ -212,14 +263,25 @@ def run_all(words: list[str]) -> list[Ending]:
                     tell(suite.clean(SUBJECTS[name], "none", one))
         for one, name, quant in planned:
             tell(suite.fault(one, SUBJECTS[name], quant))
+        for subject in graph_faults.subjects():
+            for kind, name, _, edit in (("clean", "clean", "", None), *subject.edits):
+                if wanted(kind, f"{subject.name}/none/{name}"):
+                    tell(suite.graph(subject, "" if edit is None else name, edit))
+        for quant in step_faults.QUANTS:
+            steps = [one for one in step_faults.FAULTS if quant in one.quants]
+            for step in (None, *steps):
+                label = f"decoder/{quant}/{step.name if step else 'clean'}"
+                if wanted(step.kind if step else "clean", label):
+                    tell(suite.step(quant, step))
     finally:
         shutil.rmtree(folder)
+        gc.unfreeze()
     return endings
 
 
 def table(endings: list[Ending]) -> str:
     """Count by kind."""
-    columns = (REFUSED, ESCAPED, CRASHED, NO_FAULT, PASSED, HARMLESS_REFUSED)
+    columns = (REFUSED, ESCAPED, CRASHED, NO_FAULT, PASSED, CLEAN_REFUSED)
     kinds: dict[str, Counter[str]] = {}
     for ending in endings:
         kinds.setdefault(ending.kind, Counter())[ending.result] += 1
