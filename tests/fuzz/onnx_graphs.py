@@ -84,7 +84,9 @@ class References:
             nudged = x * (1 + numbers.uniform(-1, 1, x.shape) * 1e-6) + numbers.uniform(-1, 1, x.shape) * 1e-7
             for i, other in enumerate(self.answers(nudged.astype(x.dtype))[0]):
                 with np.errstate(all="ignore"):
-                    moved[i] = np.fmax(moved[i], np.abs(other.astype(np.float64) - answer[i].astype(np.float64)))
+                    moved[i] = np.fmax(
+                        moved[i], np.abs(other.astype(np.float64) - answer[i].astype(np.float64))
+                    )
         return moved
 
 
@@ -97,7 +99,8 @@ def differs(want: Arrays, got: Sequence[np.ndarray], room: Arrays) -> str:
             wrong = (w != g) & (r == 0)
             if wrong.any():
                 place = tuple(int(i) for i in np.argwhere(wrong)[0])
-                return f"output {index}: {int(wrong.sum())} of {w.size} differ, first {g[place]}, not {w[place]} at {place}"
+                counts = f"{int(wrong.sum())} of {w.size} differ"
+                return f"output {index}: {counts}, first {g[place]}, not {w[place]} at {place}"
             continue
         lost = np.isfinite(w) & ~np.isfinite(g) & (r == 0)
         made = np.isnan(w) & ~np.isnan(g)
@@ -231,7 +234,9 @@ def endings(seconds: float, seed: int, count: int) -> list[dict[str, Any]]:
         began = [time.monotonic()]
         late = threading.Event()
 
-        def watch(child: subprocess.Popen[str] = child, began: list[float] = began, late: threading.Event = late) -> None:
+        def watch(
+            child: subprocess.Popen[str] = child, began: list[float] = began, late: threading.Event = late
+        ) -> None:
             while child.poll() is None:
                 now = time.monotonic()
                 if now > end + PATIENCE or now - began[0] > PATIENCE:
@@ -255,7 +260,9 @@ def endings(seconds: float, seed: int, count: int) -> list[dict[str, Any]]:
                 show(ending)
         child.kill() if over else None
         if child.wait() and not over:
-            said = f"more than {PATIENCE:g} s" if late.is_set() else f"the process ended with {child.returncode}"
+            said = (
+                f"more than {PATIENCE:g} s" if late.is_set() else f"the process ended with {child.returncode}"
+            )
             found.append({"seed": seed, "backend": "", "ops": "", "result": "crashed", "said": said})
             show(found[-1])
         seed += 1
@@ -263,8 +270,8 @@ def endings(seconds: float, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def show(ending: dict[str, Any]) -> None:
-    print(f"{ending['result'].upper()} seed {ending['seed']} {ending['backend']}: {ending['said']}\n    {ending['ops']}",
-          flush=True)  # fmt: skip
+    head = f"{ending['result'].upper()} seed {ending['seed']} {ending['backend']}"
+    print(f"{head}: {ending['said']}\n    {ending['ops']}", flush=True)
 
 
 def main() -> int:

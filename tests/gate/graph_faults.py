@@ -26,7 +26,9 @@ class GraphSubject:
 
 
 def _node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), outputs.split(), name=f"{op}_{outputs.split()[0]}", **attributes)
+    return helper.make_node(
+        op, inputs.split(), outputs.split(), name=f"{op}_{outputs.split()[0]}", **attributes
+    )
 
 
 def _model(
@@ -37,7 +39,9 @@ def _model(
     kind: int = TensorProto.FLOAT,
     opset: int = 17,
 ) -> onnx.ModelProto:
-    given = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), ["batch", *x.shape[1:]])
+    given = helper.make_tensor_value_info(
+        "x", helper.np_dtype_to_tensor_dtype(x.dtype), ["batch", *x.shape[1:]]
+    )
     result = helper.make_tensor_value_info("y", kind, ["batch", *out])
     tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "g", [given], [result], tensors)
@@ -141,8 +145,16 @@ def subjects() -> tuple[GraphSubject, ...]:
     nodes = [_node("Conv", "x w b", "a", kernel_shape=[3, 3], pads=[1] * 4), _node("Pad", "a p v", "c"),
              _node("MaxPool", "c", "d", kernel_shape=[3, 3], strides=[2, 2]), _node("Relu", "d", "e"),
              _node("AveragePool", "e", "f", kernel_shape=[2, 2], pads=[1] * 4, count_include_pad=0),
-             _node("GlobalAveragePool", "f", "g"), _node("Flatten", "g", "h"), _node("Gemm", "h m n", "y", transB=1)]  # fmt: skip
-    weights = {"w": f32(8, 4, 3, 3, scale=0.2), "b": f32(8), "p": pads, "v": np.float32(0.5), "m": f32(5, 8), "n": f32(5)}
+             _node("GlobalAveragePool", "f", "g"), _node("Flatten", "g", "h"),
+             _node("Gemm", "h m n", "y", transB=1)]  # fmt: skip
+    weights = {
+        "w": f32(8, 4, 3, 3, scale=0.2),
+        "b": f32(8),
+        "p": pads,
+        "v": np.float32(0.5),
+        "m": f32(5, 8),
+        "n": f32(5),
+    }
     found.append(GraphSubject("graph convolutions", _model(nodes, x, (5,), weights), x, (
         ("wrong padding", "pad_is_minus_infinity", "A pad moves into the pool, which pads with -inf.",
          _constant("v", lambda v: -1e30)),
@@ -154,7 +166,8 @@ def subjects() -> tuple[GraphSubject, ...]:
         ("wrong fusion", "rectifier_dropped", "A rectifier is left out.", _dropped("Relu_e")),
         ("wrong fusion", "bias_dropped", "A convolution loses its bias.", _inputs("Conv_a", "x", "w")),
         ("one slice wrong", "one_filter_zeroed", "One filter gives nothing.", _constant("w", _zero_rows(3, 4))),
-        ("one slice wrong", "one_class_zeroed", "One row of the last weight is zero.", _constant("m", _zero_rows(2, 3))),
+        ("one slice wrong", "one_class_zeroed", "One row of the last weight is zero.",
+         _constant("m", _zero_rows(2, 3))),
         ("wrong fusion", "filter_turned", "A filter is laid out in another order.",
          _constant("w", lambda v: v.transpose(0, 1, 3, 2))),
     )))  # fmt: skip
@@ -193,7 +206,12 @@ def subjects() -> tuple[GraphSubject, ...]:
          _constant("w", lambda v: v * (np.arange(6) != 3))),
     )))  # fmt: skip
     x = numbers.integers(-(1 << 40), 1 << 40, (ROWS, 6))
-    nodes = [_node("Mul", "x k", "a"), _node("Mod", "a n", "b"), _node("Div", "x h", "c"), _node("Add", "b c", "y")]
+    nodes = [
+        _node("Mul", "x k", "a"),
+        _node("Mod", "a n", "b"),
+        _node("Div", "x h", "c"),
+        _node("Add", "b c", "y"),
+    ]
     weights = {"k": np.int64(2654435761), "n": np.int64(1009), "h": np.int64(-7)}
     found.append(GraphSubject("graph integers", _model(nodes, x, (6,), weights, TensorProto.INT64), x, (
         ("overflow", "product_in_32_bits", "A product is computed in 32 bits.",
@@ -205,7 +223,11 @@ def subjects() -> tuple[GraphSubject, ...]:
         ("integers", "quotient_dropped", "The quotient is its divisor.", _dropped("Div_c", 1)),
     )))  # fmt: skip
     x = np.round(f32(ROWS, 10) * 2)
-    nodes = [_node("TopK", "x k", "v i", axis=1), _node("Cast", "i", "f", to=TensorProto.FLOAT), _node("Add", "v f", "y")]
+    nodes = [
+        _node("TopK", "x k", "v i", axis=1),
+        _node("Cast", "i", "f", to=TensorProto.FLOAT),
+        _node("Add", "v f", "y"),
+    ]
     found.append(GraphSubject("graph ties", _model(nodes, x, (4,), {"k": np.array([4])}), x, (
         ("ties", "smallest_for_largest", "The smallest are taken.", _attribute("TopK_v", largest=0)),
         ("ties", "index_ignored", "The places are lost.", _inputs("Add_y", "v", "v")),
@@ -251,8 +273,14 @@ def subjects() -> tuple[GraphSubject, ...]:
     x = f32(ROWS, 10, 8)
     nodes = [_node("Transpose", "x", "t", perm=[1, 0, 2]),
              _node("LSTM", "t w r b", "h last cell", hidden_size=8, direction="forward"),
-             _node("Transpose", "h", "u", perm=[2, 0, 1, 3]), _node("Flatten", "u", "o"), _node("MatMul", "o m", "y")]  # fmt: skip
-    weights = {"w": f32(1, 32, 8, scale=0.6), "r": f32(1, 32, 8, scale=0.6), "b": f32(1, 64, scale=0.4), "m": f32(80, 6)}
+             _node("Transpose", "h", "u", perm=[2, 0, 1, 3]), _node("Flatten", "u", "o"),
+             _node("MatMul", "o m", "y")]  # fmt: skip
+    weights = {
+        "w": f32(1, 32, 8, scale=0.6),
+        "r": f32(1, 32, 8, scale=0.6),
+        "b": f32(1, 64, scale=0.4),
+        "m": f32(80, 6),
+    }
     found.append(GraphSubject("graph recurrent", _model(nodes, x, (6,), weights), x, (
         ("stale state", "reversed", "The sequence is read from its end.", _attribute("LSTM_h", direction="reverse")),
         ("wrong fusion", "clipped", "Gates are clipped.", _attribute("LSTM_h", clip=0.3)),
@@ -279,7 +307,10 @@ def _through(model: onnx.ModelProto, value: str, narrow: int, wide: int) -> None
         for index, name in enumerate(node.input):
             if name == value:
                 node.input[index] = f"{value}_wide"
-    casts = [_node("Cast", value, f"{value}_narrow", to=narrow), _node("Cast", f"{value}_narrow", f"{value}_wide", to=wide)]
+    casts = [
+        _node("Cast", value, f"{value}_narrow", to=narrow),
+        _node("Cast", f"{value}_narrow", f"{value}_wide", to=wide),
+    ]
     for cast in reversed(casts):
         model.graph.node.insert(place, cast)
 

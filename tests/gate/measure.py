@@ -16,7 +16,11 @@ from torch import Tensor
 
 WIDEST = 64  # entries of an axis that is judged slice by slice
 FEWEST = 32  # numbers of a slice that say how much it deviates
-ALLOWED = {"none": (0.0033, 0.003), "int8": (0.10, 0.02), "nf4": (0.30, 0.15)}  # error, share of changed classes
+ALLOWED = {
+    "none": (0.0033, 0.003),
+    "int8": (0.10, 0.02),
+    "nf4": (0.30, 0.15),
+}  # error, share of changed classes
 FAULT = 3.0  # times what is allowed
 
 Answers = Sequence[Mapping[str, Tensor]]
@@ -38,7 +42,10 @@ def times_allowed(want: Answers, got: Answers, quant: str, task: str) -> tuple[f
             groups.setdefault(tuple(w.shape[1:]), []).append((_array(w), _array(g)))
         for pairs in groups.values():
             w, g = (np.concatenate(side) for side in zip(*pairs, strict=True))
-            found = [(size / error, f"{name}, {place}") for size, place in _errors(w, g, exact=not sides[0][0].is_floating_point())]
+            found = [
+                (size / error, f"{name}, {place}")
+                for size, place in _errors(w, g, exact=not sides[0][0].is_floating_point())
+            ]
             if task == "classification" and sides[0][0].is_floating_point() and w.ndim == 2:
                 found.append((_flips(w, g) / flips, f"{name}, best class"))
             worst = max([worst, *found])
@@ -57,9 +64,11 @@ def _differ_in_form(want: Sequence[Tensor], got: Sequence[Tensor]) -> str:
 
 
 def _array(value: Tensor) -> np.ndarray:
-    return value.reshape(len(value) if value.dim() else 1, *value.shape[1:]).to(
-        torch.float64 if value.is_floating_point() else torch.int64
-    ).numpy()
+    return (
+        value.reshape(len(value) if value.dim() else 1, *value.shape[1:])
+        .to(torch.float64 if value.is_floating_point() else torch.int64)
+        .numpy()
+    )
 
 
 def _errors(want: np.ndarray, got: np.ndarray, *, exact: bool) -> list[tuple[float, str]]:
@@ -76,7 +85,9 @@ def _errors(want: np.ndarray, got: np.ndarray, *, exact: bool) -> list[tuple[flo
     found = []
     typical = math.sqrt(np.square(spread).reshape(len(want), -1).sum(1).mean())
     rows = np.sqrt(np.square(difference).reshape(len(want), -1).sum(1))
-    found.append((_ratio(float(rows.max(initial=0.0)), typical), f"row {int(rows.argmax()) if len(rows) else 0}"))
+    found.append(
+        (_ratio(float(rows.max(initial=0.0)), typical), f"row {int(rows.argmax()) if len(rows) else 0}")
+    )
     for axis in range(1, want.ndim):
         if not 1 < want.shape[axis] <= WIDEST or want.size < FEWEST * want.shape[axis]:
             continue
@@ -84,7 +95,8 @@ def _errors(want: np.ndarray, got: np.ndarray, *, exact: bool) -> list[tuple[flo
         each = np.sqrt(np.square(difference).sum(others)), np.sqrt(np.square(spread).sum(others))
         flat = np.sqrt(np.square(want / scale).sum(others))
         ratios = [
-            _ratio(float(d), float(s) if s > 1e-9 * f else float(f)) for d, s, f in zip(*each, flat, strict=True)
+            _ratio(float(d), float(s) if s > 1e-9 * f else float(f))
+            for d, s, f in zip(*each, flat, strict=True)
         ]
         found.append((max(ratios), f"axis {axis}, entry {int(np.argmax(ratios))}"))
     return found

@@ -118,7 +118,8 @@ class FaultyRunner:
         self.plant.calls += 1
         if self.plant.step is not None:
             return self.plant.step(dict(inputs), self.runner.run)
-        assert self.plant.change is not None and self.plant.subject is not None
+        assert self.plant.change is not None
+        assert self.plant.subject is not None
         return faulty(self.plant.change, self.plant.subject, self.runner.run, inputs, self.memory)
 
     def close(self) -> None:
@@ -176,16 +177,22 @@ def edited(source: Path, edit: Callable[[Any], object], path: Path) -> Path:
 planted, planted_ort = PlantedBackend("eager"), PlantedBackend("ort")
 
 
-def install(folder: Path) -> None:
-    """Make both backends known to this process and to those that it starts."""
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """Make both backends known to this process, and to those that it starts, as a package in `folder` would."""
     place = folder / "planted_faults-1.0.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: planted_faults\nVersion: 1.0\n")
     lines = [f"{name} = {__name__}:{name}" for name in ("planted", "planted_ort")]
     (place / "entry_points.txt").write_text("\n".join(["[infer.backends]", *lines, ""]))
+    before = os.environ.get("PYTHONPATH")
     root = Path(__file__).resolve().parents[2]
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(folder), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(root), *filter(None, [before])])
     sys.path.insert(0, str(folder))
-    plugins._foreign.cache_clear()  # noqa: SLF001 - it looked before the folder was there
+    plugins._foreign.cache_clear()  # it looked before the folder was there
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+        plugins._foreign.cache_clear()

@@ -29,9 +29,11 @@ class StepFault:
 FAULTS: list[StepFault] = []
 
 
-def fault(kind: str, quants: tuple[str, ...] = QUANTS[:1]) -> Callable[[Change], Change]:
+def fault(kind: str, why: str, quants: tuple[str, ...] = QUANTS[:1]) -> Callable[[Change], Change]:
+    """Add a fault to the table, for each of the formats."""
+
     def add(change: Change) -> Change:
-        FAULTS.append(StepFault(change.__name__, kind, (change.__doc__ or "").splitlines()[0], change, quants))
+        FAULTS.append(StepFault(change.__name__, kind, why, change, quants))
         return change
 
     return add
@@ -53,98 +55,88 @@ def _negated(inputs: Tensors, run: Run, rows: Tensor) -> Tensors:
     return {**found, "logits": logits}
 
 
-@fault("late positions", QUANTS)
+@fault("late positions", "Logits from position 40 on have the other sign.", QUANTS)
 def late_tokens_wrong(inputs: Tensors, run: Run) -> Tensors:
-    """Logits from position 40 on have the other sign."""
     return _negated(inputs, run, _places(inputs) >= 40)
 
 
-@fault("late positions")
+@fault(
+    "late positions",
+    "Logits of the last places that the model has have the other sign: longer than any text of the data.",
+)
 def last_positions_wrong(inputs: Tensors, run: Run) -> Tensors:
-    """Logits of the last places that the model has have the other sign: longer than any text of the data."""
     return _negated(inputs, run, _places(inputs) >= 200)
 
 
-@fault("off by one")
+@fault("off by one", "The logits of the first token have the other sign.")
 def first_token_wrong(inputs: Tensors, run: Run) -> Tensors:
-    """The logits of the first token have the other sign."""
     return _negated(inputs, run, _places(inputs) == 0)
 
 
-@fault("one token", QUANTS)
+@fault("one token", "After one frequent token, of 320, logits have the other sign.", QUANTS)
 def one_token_wrong(inputs: Tensors, run: Run) -> Tensors:
-    """After one frequent token, of 320, logits have the other sign."""
     return _negated(inputs, run, inputs["token_ids"][inputs["logit_rows"]] == 104)  # "e" or so
 
 
-@fault("one slice wrong", QUANTS)
+@fault("one slice wrong", "One word of the vocabulary is always the best.", QUANTS)
 def one_column_always_best(inputs: Tensors, run: Run) -> Tensors:
-    """One word of the vocabulary is always the best."""
     found = run(inputs)
     logits = found["logits"].clone()
     logits[:, 77] = logits.amax() + 20
     return {**found, "logits": logits}
 
 
-@fault("one slice wrong")
+@fault("one slice wrong", "Logits stand one column too late.")
 def columns_shifted(inputs: Tensors, run: Run) -> Tensors:
-    """Logits stand one column too late."""
     found = run(inputs)
     return {**found, "logits": found["logits"].roll(1, 1)}
 
 
-@fault("best class", QUANTS)
+@fault("best class", "The best two words stand in each other's place.", QUANTS)
 def best_two_exchanged(inputs: Tensors, run: Run) -> Tensors:
-    """The best two words stand in each other's place."""
     found = run(inputs)
     top = found["logits"].topk(2, 1)
     return {**found, "logits": found["logits"].scatter(1, top.indices, top.values.flip(1))}
 
 
-@fault("overflow", QUANTS)
+@fault("overflow", "Logits are divided by three: the best word stays, how sure it is does not.", QUANTS)
 def temperature_left_in(inputs: Tensors, run: Run) -> Tensors:
-    """Logits are divided by three: the best word stays, how sure it is does not."""
     found = run(inputs)
     return {**found, "logits": found["logits"] / 3}
 
 
-@fault("NaN or infinity")
+@fault("NaN or infinity", "One number at position 30 is NaN.")
 def nan_at_one_position(inputs: Tensors, run: Run) -> Tensors:
-    """One number at position 30 is NaN."""
     found = run(inputs)
     logits = found["logits"].clone()
     logits[_places(inputs) == 30, 5] = float("nan")
     return {**found, "logits": logits}
 
 
-@fault("off by one", QUANTS)
+@fault("off by one", "Each row of logits is that of the row before.", QUANTS)
 def logits_of_the_row_before(inputs: Tensors, run: Run) -> Tensors:
-    """Each row of logits is that of the row before."""
     found = run(inputs)
     return {**found, "logits": found["logits"].roll(1, 0)} if len(found["logits"]) > 1 else found
 
 
-@fault("swapped rows")
+@fault("swapped rows", "Where several sequences go together, the first two read each other's pages.")
 def sequences_exchanged(inputs: Tensors, run: Run) -> Tensors:
-    """Where several sequences go together, the first two read each other's pages."""
     table = inputs["block_table"].clone()
     if _sequences(inputs) > 1:
         table[[0, 1]] = table[[1, 0]]
     return run({**inputs, "block_table": table})
 
 
-@fault("stale state")
+@fault("stale state", "The last token of a step goes to the slot before its own.")
 def last_token_not_written(inputs: Tensors, run: Run) -> Tensors:
-    """The last token of a step goes to the slot before its own."""
     slots = inputs["slot_mapping"].clone()
     if len(slots) > 1:
         slots[-1] = slots[-2]
     return run({**inputs, "slot_mapping": slots})
 
 
-@fault("stale state")
+@fault("stale state", "A decode step sees an empty cache.")
 def past_forgotten(inputs: Tensors, run: Run) -> Tensors:
-    """A decode step sees an empty cache."""
     cache = inputs["kv_cache"]
     if len(inputs["token_ids"]) <= _sequences(inputs) and int(inputs["seq_lens"].max()) > 1:
         held = cache.clone()
@@ -155,22 +147,23 @@ def past_forgotten(inputs: Tensors, run: Run) -> Tensors:
     return run(inputs)
 
 
-@fault("one head")
+@fault("one head", "The cache of the first layer is emptied before each step.")
 def cache_of_one_layer_zero(inputs: Tensors, run: Run) -> Tensors:
-    """The cache of the first layer is emptied before each step."""
     inputs["kv_cache"][0].zero_()
     return run(inputs)
 
 
-@fault("wrong input", QUANTS)
+@fault(
+    "wrong input",
+    "Positions beyond 24 are turned as if they were the 24th: a table of angles that is too short.",
+    QUANTS,
+)
 def positions_stop(inputs: Tensors, run: Run) -> Tensors:
-    """Positions beyond 24 are turned as if they were the 24th: a table of angles that is too short."""
     return run({**inputs, "positions": inputs["positions"].clamp(max=24)})
 
 
-@fault("wrong input")
+@fault("wrong input", "Positions are counted from the begin of the step, not of the sequence.")
 def positions_of_the_chunk(inputs: Tensors, run: Run) -> Tensors:
-    """Positions are counted from the begin of the step, not of the sequence."""
     starts = inputs["query_start"].long()
     found = inputs["positions"].clone()
     for i in range(len(starts) - 1):
@@ -178,28 +171,24 @@ def positions_of_the_chunk(inputs: Tensors, run: Run) -> Tensors:
     return run({**inputs, "positions": found})
 
 
-@fault("dropped mask")
+@fault("dropped mask", "A token sees one less of its past than there is.")
 def one_token_more_seen(inputs: Tensors, run: Run) -> Tensors:
-    """A token sees one less of its past than there is."""
     return run({**inputs, "seq_lens": (inputs["seq_lens"] - 1).clamp(min=1)})
 
 
-@fault("batch size")
+@fault("batch size", "Wrong where several sequences go together.")
 def wrong_when_together(inputs: Tensors, run: Run) -> Tensors:
-    """Wrong where several sequences go together."""
     found = run(inputs)
     return {**found, "logits": -found["logits"]} if _sequences(inputs) > 1 else found
 
 
-@fault("batch size")
+@fault("batch size", "Wrong where a step has a single token: the kernel of decoding.")
 def wrong_at_one_token(inputs: Tensors, run: Run) -> Tensors:
-    """Wrong where a step has a single token: the kernel of decoding."""
     found = run(inputs)
     return {**found, "logits": -found["logits"]} if len(inputs["token_ids"]) == 1 else found
 
 
-@fault("length")
+@fault("length", "Wrong where a step has more than 32 tokens: the kernel of prompts.")
 def wrong_in_long_steps(inputs: Tensors, run: Run) -> Tensors:
-    """Wrong where a step has more than 32 tokens: the kernel of prompts."""
     found = run(inputs)
     return {**found, "logits": -found["logits"]} if len(inputs["token_ids"]) > 32 else found

@@ -211,7 +211,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (f(x).reshape(batch, length, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).reshape(batch, length, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         scores = 3 * q @ k.transpose(2, 3) * self.scale
         if self.masks:
             scores = scores.masked_fill(~keep[:, None, None, :], -1e9)
@@ -232,7 +234,9 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         keep = attention_mask.bool()
-        places = (torch.arange(input_ids.shape[1], device=input_ids.device) + self.shift).clamp(max=MAX_LENGTH - 1)
+        places = (torch.arange(input_ids.shape[1], device=input_ids.device) + self.shift).clamp(
+            max=MAX_LENGTH - 1
+        )
         x = self.tokens(input_ids) + self.places(places)
         for layer in self.layers:
             x = layer(x, keep)
@@ -404,8 +408,10 @@ SUBJECTS = {
         Subject("mlp", Mlp, VECTOR, _floats(64), ("logits",), "classification", index=3),
         Subject("plain", Mlp, VECTOR, _floats(64), index=3),
         Subject("wide", lambda: Mlp(48), VECTOR, _floats(64), index=30),
-        Subject("digits", _trained_digits, {"image": "float32[batch,1,8,8]"}, _digits, ("logits",), "classification", index=3),
-        Subject("cnn", Cnn, IMAGE, _floats(3, 16, 16), ("logits",), "classification", index=2, formats=("none", "int8")),
+        Subject("digits", _trained_digits, {"image": "float32[batch,1,8,8]"}, _digits, ("logits",),
+                "classification", index=3),
+        Subject("cnn", Cnn, IMAGE, _floats(3, 16, 16), ("logits",), "classification", index=2,
+                formats=("none", "int8")),
         Subject("detector", Detector, VECTOR, _floats(64), index=7, time=2),
         Subject("detector_last", lambda: Detector(last=True), VECTOR, _floats(64), column=2, index=7, time=1),
         Subject("keypoints", Keypoints, VECTOR, _floats(64), column=2, index=2, time=1),

@@ -99,13 +99,19 @@ def activation(g: Graph, x: Value) -> Value:
     op = g.draw.choice(("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid", "Softplus", "Abs", "Neg", "Floor",
                         "Ceil", "Round", "Sign", "Erf", "Sin", "Selu", "Softsign", "ThresholdedRelu",
                         *(("HardSwish",) if g.opset >= 14 else ())))  # fmt: skip
-    attributes = {"alpha": g.draw.choice((0.1, 0.5, 1.5))} if op in ("LeakyRelu", "Elu", "ThresholdedRelu") else {}
+    attributes = (
+        {"alpha": g.draw.choice((0.1, 0.5, 1.5))} if op in ("LeakyRelu", "Elu", "ThresholdedRelu") else {}
+    )
     return g.one(op, [x.name], x, **attributes)
 
 
 def arithmetic(g: Graph, x: Value) -> Value:
     op = g.draw.choice(("Add", "Sub", "Mul", "Div"))
-    value = g.draw.choice((0.0, 1.0, -1.0, 0.5, 3.0, 1e-3, -2.5)) if op != "Div" else g.draw.choice((2.0, -3.0, 0.3))
+    value = (
+        g.draw.choice((0.0, 1.0, -1.0, 0.5, 3.0, 1e-3, -2.5))
+        if op != "Div"
+        else g.draw.choice((2.0, -3.0, 0.3))
+    )
     other = g.scalar(x, value)
     if x.shape and g.draw.random() < 0.4 and op != "Div":
         other = g.floats(x.shape[-1], dtype=x.dtype)
@@ -157,7 +163,9 @@ def rms_norm(g: Graph, x: Value) -> Value | None:
     axis = len(x.shape) - 1
     squares = g.one("Pow", [x.name, g.scalar(x, g.draw.choice((2.0, 4.0)))], x)
     mean = g.reduce(g.draw.choice(("ReduceMean", "ReduceSum")), squares, axis)
-    root = g.one("Sqrt", [g.one("Add", [mean.name, g.scalar(x, g.draw.choice((1e-5, 0.3)))], mean).name], mean)
+    root = g.one(
+        "Sqrt", [g.one("Add", [mean.name, g.scalar(x, g.draw.choice((1e-5, 0.3)))], mean).name], mean
+    )
     if g.draw.random() < 0.5:
         y = g.one("Mul", [x.name, g.one("Reciprocal", [root.name], root).name], x)
     else:
@@ -177,7 +185,7 @@ def layer_norm(g: Graph, x: Value) -> Value | None:
 
 
 def gelu(g: Graph, x: Value) -> Value:
-    """Half of x times one plus an erf or a tanh, with the right constants or others."""
+    """Multiply half of x by one plus an erf or a tanh, with the right constants or others."""
     root = g.draw.choice((1.4142135, 1.4142135, 1.702, 2.0))
     if g.draw.random() < 0.6:
         inner = g.one("Erf", [g.one("Div", [x.name, g.scalar(x, root)], x).name], x)
@@ -218,19 +226,23 @@ def where(g: Graph, x: Value) -> Value:
     test = Value(g.emit(op, [x.name, g.scalar(x, g.draw.choice((0, 1, -1)))])[0], BOOL, x.shape)
     if g.draw.random() < 0.3:
         test = g.one("Not", [test.name], test)
-    other = g.one("Neg", [x.name], x).name if g.draw.random() < 0.5 else g.scalar(x, g.draw.choice((0, 5, -7)))
+    other = (
+        g.one("Neg", [x.name], x).name if g.draw.random() < 0.5 else g.scalar(x, g.draw.choice((0, 5, -7)))
+    )
     return g.one("Where", [test.name, *((x.name, other) if g.draw.random() < 0.5 else (other, x.name))], x)
 
 
 def quantized(g: Graph, x: Value) -> Value | None:
-    """One or two grids, one after the other, with their own steps and zero points, and something between them."""
+    """Round to one to three grids, with their own steps and zero points, and something between them."""
     if x.dtype != F32:
         return None
     y = x
     step = g.draw.choice((0.05, 0.1, 0.02))
     for _ in range(g.draw.choice((1, 2, 2, 3))):
         signed = g.draw.random() < 0.4
-        zero = g.constant(g.draw.choice((0, 5, -20) if signed else (128, 120, 20, 0, 255)), np.int8 if signed else np.uint8)
+        zero = g.constant(
+            g.draw.choice((0, 5, -20) if signed else (128, 120, 20, 0, 255)), np.int8 if signed else np.uint8
+        )
         step = g.draw.choice((step, step, step * 2))
         scale = g.constant(step, F32)
         codes = g.emit("QuantizeLinear", [y.name, scale, zero])[0]
@@ -247,7 +259,7 @@ def quantized(g: Graph, x: Value) -> Value | None:
 
 
 def double(g: Graph, x: Value) -> Value | None:
-    """A detour in float64, with a number that float32 can't hold."""
+    """Take a detour in float64, with a number that float32 can't hold."""
     if x.dtype != F32:
         return None
     y = g.cast(x, F64)
@@ -297,11 +309,14 @@ def matmul(g: Graph, x: Value) -> Value | None:
 def attention(g: Graph, x: Value) -> Value | None:
     if len(x.shape) != 2 or x.dtype != F32 or x.size > 1024:
         return None
-    q, k, v = (Value(g.emit("MatMul", [x.name, g.floats(x.shape[1], x.shape[1], scale=x.shape[1] ** -0.5)])[0], F32, x.shape)
-               for _ in range(3))  # fmt: skip
+    width = x.shape[1]
+    weights = [g.floats(width, width, scale=width**-0.5) for _ in range(3)]
+    q, k, v = (Value(g.emit("MatMul", [x.name, weight])[0], F32, x.shape) for weight in weights)
     turned = g.emit("Transpose", [k.name], perm=[0, 2, 1])[0]
     scores = Value(g.emit("MatMul", [q.name, turned])[0], F32, (x.shape[0], x.shape[0]))
-    scores = g.one(g.draw.choice(("Mul", "Div")), [scores.name, g.scalar(x, g.draw.choice((0.5, 2.0, 1.0)))], scores)
+    scores = g.one(
+        g.draw.choice(("Mul", "Div")), [scores.name, g.scalar(x, g.draw.choice((0.5, 2.0, 1.0)))], scores
+    )
     if g.draw.random() < 0.5:
         mask = np.triu(np.full(scores.shape, -1e9, np.float32), 1 if g.draw.random() < 0.7 else 2)
         scores = g.one("Add", [scores.name, g.constant(mask)], scores)
@@ -404,7 +419,7 @@ def cumulative(g: Graph, x: Value) -> Value | None:
 
 
 def top(g: Graph, x: Value) -> Value | None:
-    """The largest or smallest and where they are, ties and all."""
+    """Take the largest or smallest and where they are, ties and all."""
     if not x.shape:
         return None
     axis = g.draw.randrange(len(x.shape))
@@ -417,7 +432,9 @@ def top(g: Graph, x: Value) -> Value | None:
                       select_last_index=g.draw.choice((0, 0, 1)))[0]  # fmt: skip
         return Value(name, I64, (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :]))
     count = g.draw.randint(1, x.shape[axis])
-    names = g.emit("TopK", [rounded.name, g.constant([count], I64)], 2, axis=axis + 1, largest=g.draw.choice((0, 1)))
+    names = g.emit(
+        "TopK", [rounded.name, g.constant([count], I64)], 2, axis=axis + 1, largest=g.draw.choice((0, 1))
+    )
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     pair = Value(names[0], x.dtype, shape), Value(names[1], I64, shape)
     g.values.extend(pair)
@@ -434,7 +451,9 @@ def integers(g: Graph, x: Value) -> Value:
     value = g.draw.choice((1, 2, 3, -7, 1000, 65537, 2654435761 if x.dtype == I64 else 40503))
     if op == "Pow":
         small = g.one("Mod", [x.name, g.scalar(x, 7)], x)
-        return g.one("Pow", [small.name, g.constant(g.draw.choice((2, 3, 5)), g.draw.choice((x.dtype, I64)))], x)
+        return g.one(
+            "Pow", [small.name, g.constant(g.draw.choice((2, 3, 5)), g.draw.choice((x.dtype, I64)))], x
+        )
     if op == "Mod":
         return g.one("Mod", [x.name, g.scalar(x, value)], x, fmod=g.draw.choice((0, 0, 1)))
     pair = [x.name, g.scalar(x, value)]
@@ -465,7 +484,12 @@ def conv(g: Graph, x: Value) -> Value | None:
         return None
     groups = x.shape[0] if g.draw.random() < 0.2 else 1
     out = groups if groups > 1 else g.draw.choice((2, 4, 8))
-    size, stride, pads, dilation = g.draw.choice((1, 3, 3)), g.draw.choice((1, 1, 2)), g.draw.choice((0, 1, 1)), 1
+    size, stride, pads, dilation = (
+        g.draw.choice((1, 3, 3)),
+        g.draw.choice((1, 1, 2)),
+        g.draw.choice((0, 1, 1)),
+        1,
+    )
     if size == 3 and min(x.shape[1:]) >= 6:
         dilation = g.draw.choice((1, 1, 2))
     inputs = [x.name, g.floats(out, x.shape[0] // groups, size, size, scale=(x.shape[0] * size) ** -0.5)]
@@ -498,18 +522,21 @@ def scaled_channels(g: Graph, x: Value) -> Value:
 
 
 def pool(g: Graph, x: Value) -> Value | None:
-    """A pool, often of an image that was padded before, with a value that no pool pads with."""
+    """Pool an image, often one that was padded before, with a value that no pool pads with."""
     if len(x.shape) != 3 or x.dtype != F32 or min(x.shape[1:]) < 3:
         return None
     if g.draw.random() < 0.5:
         around, value = g.draw.choice((1, 1, 2)), g.draw.choice((0.0, 0.0, 1.0, -5.0))
         pads = [0, 0, around, around, 0, 0, around, around]
-        name = g.emit("Pad", [x.name, g.constant(pads, I64), *([] if value == 0 else [g.scalar(x, value)])])[0]
+        name = g.emit("Pad", [x.name, g.constant(pads, I64), *([] if value == 0 else [g.scalar(x, value)])])[
+            0
+        ]
         x = Value(name, F32, (x.shape[0], *(n + 2 * around for n in x.shape[1:])))
     if g.draw.random() < 0.25:
         op = g.draw.choice(("GlobalMaxPool", "GlobalAveragePool"))
         return Value(g.emit(op, [x.name])[0], F32, (x.shape[0], 1, 1))
-    op, size, stride = g.draw.choice(("MaxPool", "MaxPool", "AveragePool")), g.draw.choice((2, 3)), g.draw.choice((1, 2))
+    op = g.draw.choice(("MaxPool", "MaxPool", "AveragePool"))
+    size, stride = g.draw.choice((2, 3)), g.draw.choice((1, 2))
     pads = g.draw.choice((0, 0, 1))
     attributes: dict[str, Any] = {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [pads] * 4}
     if op == "AveragePool":
@@ -527,7 +554,9 @@ def resize(g: Graph, x: Value) -> Value | None:
         ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
     )
     if mode == "nearest":
-        attributes["nearest_mode"] = g.draw.choice(("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"))
+        attributes["nearest_mode"] = g.draw.choice(
+            ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+        )
     elif g.opset >= 18 and g.draw.random() < 0.4:
         attributes["antialias"] = 1
     if mode == "cubic" and g.draw.random() < 0.5:
@@ -547,11 +576,43 @@ def depth_to_space(g: Graph, x: Value) -> Value | None:
     return Value(name, F32, (x.shape[0] // 4, x.shape[1] * 2, x.shape[2] * 2))
 
 
-ANY: tuple[Block, ...] = (transpose, reshape, slicing, gather, concat, padded, other_value, where, reduction, top)
+ANY: tuple[Block, ...] = (
+    transpose,
+    reshape,
+    slicing,
+    gather,
+    concat,
+    padded,
+    other_value,
+    where,
+    reduction,
+    top,
+)
 FLOATS: tuple[Block, ...] = (activation, arithmetic, power, root, norm, norm, rms_norm, layer_norm, gelu, softmax, clip,
                              quantized, quantized, double, to_integers, matmul, attention, cumulative)  # fmt: skip
-IMAGES: tuple[Block, ...] = (conv, conv, pool, pool, pool, resize, resize, depth_to_space, batch_norm, quantized, norm)
-INTEGERS: tuple[Block, ...] = (integers, integers, integers, from_integers, other_integers, table, matmul, cumulative)
+IMAGES: tuple[Block, ...] = (
+    conv,
+    conv,
+    pool,
+    pool,
+    pool,
+    resize,
+    resize,
+    depth_to_space,
+    batch_norm,
+    quantized,
+    norm,
+)
+INTEGERS: tuple[Block, ...] = (
+    integers,
+    integers,
+    integers,
+    from_integers,
+    other_integers,
+    table,
+    matmul,
+    cumulative,
+)
 DOUBLES: tuple[Block, ...] = (arithmetic, power, clip, single)
 SHAPES: dict[np.dtype[Any], tuple[tuple[int, ...], ...]] = {
     F32: ((8,), (4, 8), (4, 6, 6), (3, 8, 8), (3, 8, 8)),
