@@ -51,23 +51,25 @@ def capture_at_any_sizes(
     sizes: Sizes,
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
+    called: nn.Module | None = None,
 ) -> Capture:
     """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
 
-    The graph's `inputs` have a number in place of "batch" where the rows of a batch depend on each other. Raises as
-    `capture` does, with the sizes that must be given as numbers and the line of the model's code in the sentence.
+    `called`: what the user calls, where `module` was made of it. The graph's `inputs` have a number in place of "batch"
+    where the rows of a batch depend on each other. Raises as `capture` does, with the sizes that must be given as
+    numbers and the line of the model's code in the sentence.
     """
-    require_comparable(lambda given: _as_first_call(module, given), _few_rows(inputs, samples, sizes, task))
+    source = _Source(module, called or module, inputs, samples, outputs, task)
+    require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
-        graph = _agreeing(module, inputs, samples, sizes, outputs, task)
-        return Capture(_with_rows(module, graph))
+        return Capture(_with_rows(module, source.agreeing(sizes)))
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
         refusal, reason = error, error.__cause__
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
-            graph = _agreeing(module, inputs, samples, {**sizes, **fixed}, outputs, task)
+            graph = source.agreeing({**sizes, **fixed})
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
@@ -99,38 +101,47 @@ class _OtherNumbersError(Exception):
         self.found = found
 
 
-def _agreeing(
-    module: nn.Module,
-    inputs: tuple[TensorSpec, ...],
-    samples: Mapping[str, Tensor],
-    sizes: Sizes,
-    outputs: tuple[str, ...],
-    task: str,
-) -> Graph:
-    """Capture a graph that gives the numbers of its module.
+@dataclass(frozen=True)
+class _Source:
+    """What is captured, and what its user calls."""
 
-    Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are compared
-    with their module later, on whole windows.
-    """
-    graph = capture(module, inputs, samples, sizes=sizes, outputs=outputs, task=task)
-    found = None if task == "text-generation" else disagreement(module, graph)
-    if found is not None and not found.size:
-        with contextlib.suppress(NotUsableError), as_if_called(module):
-            graph = capture(module, inputs, samples, sizes=sizes, outputs=outputs, task=task)
-            found = disagreement(module, graph)
-    if found is None:
-        return graph
-    where = f" at {found.size} {found.value}" if found.size else ""
-    raise NotUsableError(
-        f"the captured model gives other numbers than its own code{where}: {found.text}",
-        hint="Its code takes another path while it is captured, or by the size of its inputs: write one path for "
-        f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
-    ) from _OtherNumbersError(found)
+    module: nn.Module
+    called: nn.Module
+    inputs: tuple[TensorSpec, ...]
+    samples: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    task: str
 
+    def first_call(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the outputs of a call that leaves no trace in the buffers."""
+        with buffers_kept(self.called):
+            return flatten(self.called(**inputs))
 
-def _as_first_call(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    with buffers_kept(module):
-        return flatten(module(**inputs))
+    def agreeing(self, sizes: Sizes) -> Graph:
+        """Capture a graph that gives the numbers that its user sees.
+
+        Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are
+        compared later, on whole windows.
+        """
+        graph = self._capture(sizes)
+        found = None if self.task == "text-generation" else disagreement(self.called, graph)
+        if found is not None and not found.size:
+            with contextlib.suppress(NotUsableError), as_if_called(self.module):
+                graph = self._capture(sizes)
+                found = disagreement(self.called, graph)
+        if found is None:
+            return graph
+        where = f" at {found.size} {found.value}" if found.size else ""
+        raise NotUsableError(
+            f"the captured model gives other numbers than its own code{where}: {found.text}",
+            hint="Its code takes another path while it is captured, or by the size of its inputs: write one path for "
+            f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
+        ) from _OtherNumbersError(found)
+
+    def _capture(self, sizes: Sizes) -> Graph:
+        return capture(
+            self.module, self.inputs, self.samples, sizes=sizes, outputs=self.outputs, task=self.task
+        )
 
 
 def _as_numbers(graph: Graph) -> str:

@@ -18,7 +18,6 @@ from ..load import module_copies
 from ..load.heads.text import Decoder, EncoderDecoder
 from ..plan import Plan
 from ..reporter import Reporter
-from ..silence_logs import quiet
 from ..spec import Finding
 from .llm_mode import LlmMode, find_mode
 
@@ -64,9 +63,9 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     original = Original(loaded, graph, mode, tuple(loaded.limitations))
     if graph.program is None:
         return original
-    original.users_module = original.module
+    original.users_module = loaded.called or original.module
     if plan.quant != "none":
-        with quiet():  # graph modules hold trees whose classes are deprecated
+        if loaded.called is None:
             original.users_module = module_copies.copy_structure(original.module)
         found = compress.fold_batch_norms(original.module, graph.program)
         found += compress.fold_weight_norms(original.module)
@@ -98,6 +97,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             sizes=loaded.sizes,
             outputs=loaded.outputs,
             task=loaded.task,
+            called=loaded.called,
         )
     if found.fixed:
         loaded.limitations.append(found.fixed)
