@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure fuzz wheel wheel-aarch64 clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -154,6 +154,10 @@ endure: $(STAMP)
 	$(RUN) -m bench.serve.soak
 	$(RUN) -m tests.support.killed_training "$$(mktemp -d)" 20 1 adamw,adamw8bit,muon
 
+# Faults planted in engines and graphs: 1 unless every one is refused and every clean twin passes.
+gate: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) -m tests.gate.suite
+
 # Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser and
 # over the files of artifacts.
 fuzz: $(STAMP)
@@ -163,6 +167,7 @@ fuzz: $(STAMP)
 	$(RUN) -m tests.fuzz.artifacts 100000 600
 	$(RUN) -m tests.fuzz.gguf_files 600
 	$(RUN) -m tests.fuzz.packed_tensors 300
+	$(RUN) -m tests.fuzz.onnx_graphs 600
 
 bench-stream: $(STAMP)
 	$(RUN) -m bench.serve.stream_cost
