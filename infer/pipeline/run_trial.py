@@ -167,13 +167,14 @@ def _compare(
 
 
 def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
-    """Compare at batches of one and three, without common padding; steps of a language model have schedules instead."""
+    """Compare at small batches and the largest, without common padding; steps of a language model have schedules."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
     found: list[Metric] = []
-    for size in batch_sizes.SIZES:
+    largest = () if rows == 1 else (min(high, MAX_ROWS),)
+    for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
             whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
