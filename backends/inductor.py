@@ -6,6 +6,7 @@ On the CPU quantized layers call the native kernels by C functions, on NVIDIA GP
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import threading
@@ -106,9 +107,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             program = program.run_decompositions(
                 kernels.gpu.in_graph() if on_gpu else kernels.decompositions(sparse=False)
             )
-            torch._inductor.aoti_compile_and_package(
-                program, package_path=str(package), inductor_configs=settings
-            )
+            written = io.BytesIO()  # torch ends the process where a disk is full
+            torch._inductor.aoti_compile_and_package(program, package_path=written, inductor_configs=settings)
+        package.write_bytes(written.getbuffer())
     except (RuntimeError, torch._inductor.exc.InductorError) as error:
         raise _refusal(error) from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import load as sources
+from .. import paths
 from ..artifact import store
 from ..compress import assign
 from ..graph import storage
@@ -67,6 +68,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     - `ResourceError`: out of memory or disk.
     """
     reporter = reporter or Reporter()
+    paths.require_writable()
     run = resolve(plan, reporter)
     refuse_backend(run.plan)
     prepare_kernels(run.plan, reporter)
