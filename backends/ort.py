@@ -43,7 +43,12 @@ OPTIONS = {
         ("on", "off"),
         ("latency", "throughput"),
     ),
+    "optimization": BackendOption(
+        "graph optimizations; where all of them change an answer the highest level that keeps it serves",
+        ort_session.LEVELS,
+    ),
 }
+CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
 
@@ -126,12 +131,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     else:
         onnx_source.copy(graph.onnx, path)
         done = RewriteResult()
-    if plan.backend_options:
-        spinning = plan.backend_options.get("spinning") != "off"
-        (folder / SETTINGS).write_bytes(msgspec.json.encode(ort_session.SessionSettings(spinning)))
+    settings = _settings(plan)
+    if settings != ort_session.USUAL:
+        (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
-    nodes = ort_session.count_executed_ops(path, plan.device, is_dynamic=is_dynamic)
+    nodes = ort_session.count_executed_ops(path, plan.device, is_dynamic=is_dynamic, settings=settings)
     seconds = time.perf_counter() - start
     findings = [
         _finding("opset", onnx_source.opset(path)),
@@ -143,6 +148,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *chosen,
     ]
     return Lowered(findings, quantized)
+
+
+def _settings(plan: Plan) -> ort_session.SessionSettings:
+    options = plan.backend_options
+    level = options.get("optimization", ort_session.USUAL.optimization)
+    return ort_session.SessionSettings(options.get("spinning") != "off", level)
 
 
 def open(

@@ -23,6 +23,7 @@ from ..errors import NotUsableError, UsageError
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import functionalize
+from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
 
@@ -54,7 +55,7 @@ def capture(
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
             # torch prints the graph of a failed export
-            with contextlib.redirect_stderr(io.StringIO()), _without_stack_traces():
+            with contextlib.redirect_stderr(io.StringIO()), _without_stack_traces(), padded_encoders():
                 program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:

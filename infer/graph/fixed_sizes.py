@@ -5,29 +5,33 @@ again within the bounds that it names. It also refuses one that the code turns i
 batch fixed at 1, with the lengths fixed as in the samples, with both; the first that works is taken. Where each
 row's output depends on that row alone, which is tried on the model itself, a batch of 1 still serves any number of
 rows: they run one after the other.
+
+A graph that gives other numbers than its module at a size is no capture of it: it is captured again without that size,
+or as if it were not being captured (`called_paths`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
-from .. import library_errors
 from ..errors import NotUsableError
 from ..silence_logs import quiet
 from ..spec import TensorSpec
+from .agreement import BATCH, Disagreement, buffers_kept, disagreement, require_comparable
+from .called_paths import as_if_called
 from .capture import capture, specialized
 from .program import Graph, flatten
 
-BATCH = "batch"
 ROWS = 3  # tried together and one by one
 TOLERANCE = 1e-4  # of the outputs' root mean square
+TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
 Sizes = Mapping[str, tuple[int, int]]
 
 
@@ -47,31 +51,36 @@ def capture_at_any_sizes(
     sizes: Sizes,
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
+    called: nn.Module | None = None,
 ) -> Capture:
     """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
 
-    The graph's `inputs` have a number in place of "batch" where the rows of a batch depend on each other. Raises as
-    `capture` does, with the sizes that must be given as numbers and the line of the model's code in the sentence.
+    `called`: what the user calls, where `module` was made of it. The graph's `inputs` have a number in place of "batch"
+    where the rows of a batch depend on each other. Raises as `capture` does, with the sizes that must be given as
+    numbers and the line of the model's code in the sentence.
     """
+    source = _Source(module, called or module, inputs, samples, outputs, task)
+    require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
-        graph = capture(module, inputs, samples, sizes=sizes, outputs=outputs, task=task)
-        reason = _condition_of_several_rows(graph)
-        if not reason:
-            return Capture(_with_rows(module, graph))
-        refusal = NotUsableError(f"the captured model takes no batch of one row: {reason}")
+        return Capture(_with_rows(module, source.agreeing(sizes)))
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
-        refusal, reason = error, str(error.__cause__)
-    _check_runs(module, inputs, samples)
+        refusal, reason = error, error.__cause__
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
-            graph = capture(module, inputs, samples, sizes={**sizes, **fixed}, outputs=outputs, task=task)
+            graph = source.agreeing({**sizes, **fixed})
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
             continue
         graph = _with_rows(module, graph)
+        if (
+            isinstance(reason, _OtherNumbersError)
+            and graph.sizes.get(BATCH, (0, 1)) == (0, 1)
+            and BATCH in fixed
+        ):
+            break  # one row a request is not what was asked for
         if any(low < high for low, high in fixed.values()):
             named = ", ".join(f"{name} {low} to {high}" for name, (low, high) in fixed.items())
             return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)")
@@ -84,38 +93,91 @@ def capture_at_any_sizes(
     raise refusal
 
 
-def _condition_of_several_rows(graph: Graph) -> str:
-    """Return the condition of a captured graph that a batch of one row breaks, "" where it takes one.
+class _OtherNumbersError(Exception):
+    """The captured graph gives other numbers than its module, where `found` says."""
 
-    The exporter takes two rows or more for granted where the model's code compares sizes.
-    """
-    low, high = graph.sizes.get(BATCH, (1, 1))
-    if graph.program is None or low > 1 or low == high or not all(spec.batched for spec in graph.inputs):
-        return ""
-    if not getattr(graph.program, "_guards_code", True):
-        return ""
-    check = getattr(graph.program.module(), "_guards_fn", None)
-    try:
-        if check is not None:
-            check(*(graph.samples[spec.name][:1] for spec in graph.inputs))
-    except AssertionError as error:
-        return str(error)
-    return ""
+    def __init__(self, found: Disagreement) -> None:
+        super().__init__(found.text)
+        self.found = found
 
 
-def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor]) -> None:
-    """Raise `SourceError` if the model fails on its own samples, before the exporter is tried."""
-    rows = {spec.name: samples[spec.name][:2] if spec.batched else samples[spec.name] for spec in inputs}
-    with _buffers_kept(module), quiet(), torch.no_grad(), library_errors.float_model_errors():
-        module(**{name: value.clone() for name, value in rows.items()})
+@dataclass(frozen=True)
+class _Source:
+    """What is captured, and what its user calls."""
+
+    module: nn.Module
+    called: nn.Module
+    inputs: tuple[TensorSpec, ...]
+    samples: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    task: str
+
+    def first_call(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the outputs of a call that leaves no trace in the buffers."""
+        with buffers_kept(self.called):
+            return flatten(self.called(**inputs))
+
+    def agreeing(self, sizes: Sizes) -> Graph:
+        """Capture a graph that gives the numbers that its user sees.
+
+        Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are
+        compared later, on whole windows.
+        """
+        graph = self._capture(sizes)
+        found = None if self.task == "text-generation" else disagreement(self.called, graph)
+        if found is not None and not found.size:
+            with contextlib.suppress(NotUsableError), as_if_called(self.module):
+                graph = self._capture(sizes)
+                found = disagreement(self.called, graph)
+        if found is None:
+            return graph
+        where = f" at {found.size} {found.value}" if found.size else ""
+        raise NotUsableError(
+            f"the captured model gives other numbers than its own code{where}: {found.text}",
+            hint="Its code takes another path while it is captured, or by the size of its inputs: write one path for "
+            f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
+        ) from _OtherNumbersError(found)
+
+    def _capture(self, sizes: Sizes) -> Graph:
+        return capture(
+            self.module, self.inputs, self.samples, sizes=sizes, outputs=self.outputs, task=self.task
+        )
+
+
+def _as_numbers(graph: Graph) -> str:
+    """Write `--input` options with a number for each size: one row, lengths as in the samples."""
+    each = []
+    for spec in graph.inputs:
+        have = graph.samples[spec.name].shape
+        sizes = [1 if size == BATCH else count for size, count in zip(spec.shape, have, strict=True)]
+        each.append(f"--input {spec.name}={spec.dtype}[{','.join(map(str, sizes))}]")
+    return " ".join(each)
+
+
+def _few_rows(
+    inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes, task: str
+) -> dict[str, Tensor]:
+    """Return two rows of the samples, the fewest that the model takes if more; few tokens of a language model."""
+    rows = max(2, sizes.get(BATCH, (1, 1))[0])
+    few = {spec.name: samples[spec.name][:rows] if spec.batched else samples[spec.name] for spec in inputs}
+    if task != "text-generation":
+        return few
+    tokens = {spec.name: spec.shape.index("seq") for spec in inputs if "seq" in spec.shape}
+    return {
+        name: value.narrow(tokens[name], 0, min(TOKENS, value.shape[tokens[name]]))
+        if name in tokens
+        else value
+        for name, value in few.items()
+    }
 
 
 def _sizes_to_fix(
-    reason: str, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes
+    cause: BaseException, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes
 ) -> Iterator[dict[str, tuple[int, int]]]:
     """Yield the sizes to limit: within the bounds that the exporter names; then, fixed, those it names, the batch, the
-    lengths, all.
+    lengths, all. Of a graph that gives other numbers at one size only that one.
     """
+    reason = str(cause)
     if narrow := _narrower(reason, sizes):
         yield narrow
     found: dict[str, int] = {}
@@ -125,7 +187,16 @@ def _sizes_to_fix(
                 found.setdefault(size, 1 if size == BATCH else have)
     named = specialized(reason)
     tried: list[set[str]] = []
-    for group in (named, [BATCH], [name for name in found if name != BATCH], list(found)):
+    groups = [named, [BATCH], [name for name in found if name != BATCH], list(found)]
+    if isinstance(cause, _OtherNumbersError):
+        size, value = cause.found.size, cause.found.value
+        if size not in found:
+            return
+        low, high = sizes.get(size, (1, 1))
+        if size != BATCH and value == low and low + 1 < high:
+            yield {size: (low + 1, high)}
+        groups = [[size]]
+    for group in groups:
         names = {name for name in group if name in found}
         if names and names not in tried:
             tried.append(names)
@@ -148,7 +219,13 @@ def _narrower(reason: str, sizes: Sizes) -> dict[str, tuple[int, int]]:
     return {name: bounds for name, bounds in found.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
 
 
-def _fixing_reason(reason: str, fixed: Sizes) -> str:
+def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
+    reason = str(cause)
+    if isinstance(cause, _OtherNumbersError):
+        found = cause.found
+        return (
+            f"the graph gives other numbers than the model's code at {found.size} {found.value}: {found.text}"
+        )
     named = [name for name in specialized(reason) if name in fixed]
     if named:
         return f"the model's code makes a constant of {' and '.join(named)}"
@@ -191,7 +268,7 @@ def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
     if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
         return False
     several = {spec.name: _distinct_rows(graph.samples[spec.name], spec) for spec in graph.inputs}
-    with _buffers_kept(module), quiet(), torch.no_grad():
+    with buffers_kept(module), quiet(), torch.no_grad():
         try:
             each = [_call(module, several, row, row + 1) for row in range(ROWS)]
             for count in range(2, ROWS + 1):
@@ -225,14 +302,3 @@ def _equal_rows(together: Tensor, each: tuple[Tensor, ...]) -> bool:
         return torch.equal(together, alone)
     limit = TOLERANCE * float(alone.double().square().mean().sqrt()) + 1e-12
     return bool(torch.allclose(together.double(), alone.double(), rtol=0, atol=10 * limit, equal_nan=True))
-
-
-@contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Restore the values of all buffers at the end, since calls may change them."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_meta]
-    try:
-        yield
-    finally:
-        for buffer, value in kept:
-            buffer.copy_(value)

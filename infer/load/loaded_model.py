@@ -49,6 +49,7 @@ class LoadedModel:
     findings: list[Finding] = field(default_factory=list)
     limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
     directory: TemporaryDirectory[str] | None = None  # holds `files` where the source is no folder
+    called: nn.Module | None = None  # what its user calls by keyword, where `module` was made of it
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source
     )

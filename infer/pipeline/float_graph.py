@@ -13,7 +13,8 @@ from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
 from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
-from ..llm.step.length_free_layers import is_rewritten, use_whole_sequences
+from ..llm.step.length_free_layers import use_whole_sequences
+from ..load import module_copies
 from ..load.heads.text import Decoder, EncoderDecoder
 from ..plan import Plan
 from ..reporter import Reporter
@@ -30,16 +31,14 @@ class Original:
     mode: LlmMode
     limitations: tuple[str, ...] = ()  # sentences on what its graph can't do
     folded: bool = False  # layers of the module are changed for formats: norms folded, recurrent layers split
+    users_module: nn.Module | None = (
+        None  # as the user calls it, no layer changed; None where there is none in memory
+    )
 
     @property
     def module(self) -> nn.Module:
         """The float module; raises `NotUsableError` for an ONNX source."""
         return module_of(self.loaded)
-
-    @property
-    def is_rewritten(self) -> bool:
-        """True for a language model of which some layers were captured in a form of ours."""
-        return isinstance(self.loaded.module, Decoder) and is_rewritten(self.loaded.module.model)
 
     @property
     def is_in_memory(self) -> bool:
@@ -62,8 +61,13 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     reporter.step("capture", "the float original")
     graph = float_graph(loaded, reporter)
     original = Original(loaded, graph, mode, tuple(loaded.limitations))
-    if original.graph.program is not None and plan.quant != "none":
-        found = compress.fold_batch_norms(original.module, original.graph.program)
+    if graph.program is None:
+        return original
+    original.users_module = loaded.called or original.module
+    if plan.quant != "none":
+        if loaded.called is None:
+            original.users_module = module_copies.copy_structure(original.module)
+        found = compress.fold_batch_norms(original.module, graph.program)
         found += compress.fold_weight_norms(original.module)
         original.folded = bool(found) | bool(compress.split_recurrent(original.module))
     return original
@@ -93,6 +97,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             sizes=loaded.sizes,
             outputs=loaded.outputs,
             task=loaded.task,
+            called=loaded.called,
         )
     if found.fixed:
         loaded.limitations.append(found.fixed)

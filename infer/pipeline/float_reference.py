@@ -1,8 +1,14 @@
-"""The float original in the forms that trials are compared with and timed against: plain torch, and lowered."""
+"""The float original in the forms that trials are compared with and timed against.
+
+What outputs are compared with shares no graph, optimizer or engine with what is judged: it is the user's own module,
+called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. What
+times are compared with is what the user has today, and the float graph on the backends tried.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,22 +19,23 @@ from torch import Tensor, nn
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, storage
-from ..graph.program import Graph, plain_call
+from ..graph.program import Graph, flatten, plain_call
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
-from ..spec import Finding
+from ..spec import Finding, TensorSpec
 from .trial import TimesToBeat, Trial
 
 EAGER = "torch eager"
+ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 
 
 class FloatReferences:
     """Float original in each form that trials are compared with or timed against, lowered once.
 
-    `step` captures the original as a step, for a language model; `module` is the user's own module, called as the user
-    calls it. `rewritten`: layers of the captured graph are ours, so that outputs are compared with those of the module.
+    `step` captures the original as a step, for a language model; `module` is the user's own module, of which no layer
+    was changed.
     """
 
     def __init__(
@@ -37,12 +44,12 @@ class FloatReferences:
         work: Path,
         step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
-        *,
-        rewritten: bool = False,
     ) -> None:
-        self._rewritten = rewritten
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
+        self._onnx_runtime: tuple[str, Any] | None = (
+            None  # the user's file as the user runs it, with its name
+        )
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
         self._steps: Graph | None = None
         self.rivals: frozenset[str] | None = (
@@ -54,10 +61,8 @@ class FloatReferences:
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
 
-    def reference(self, plan: Plan) -> Any:
+    def reference(self) -> RememberedOutputs:
         """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
-        if self._original.onnx is not None:
-            return self.runner(plan)
         self._known = self._known or RememberedOutputs(self._called())
         return self._known
 
@@ -77,8 +82,11 @@ class FloatReferences:
             known = self.seconds.setdefault(trial.shape, {})
             known.setdefault(f"{trial.backend} float32", trial.typical)
 
-    def _called(self) -> Eager | UserModuleRunner:
-        if self._rewritten and self._module is not None:
+    def _called(self) -> Any:
+        """Open the original as its user calls it."""
+        if self._original.onnx is not None:
+            return _onnx_runtime(self._original, "cpu", as_written=True)
+        if self._module is not None:
             return UserModuleRunner(self._module, self._original)
         return Eager(self._original)
 
@@ -91,19 +99,19 @@ class FloatReferences:
     ) -> tuple[dict[str, Any], list[Finding]]:
         """Return the runners of all float forms by name, and the reasons for those that failed.
 
-        The original in plain torch, always; for a plan that changes numbers also lowered by each of `backends`, and
-        those that were made for earlier trials.
+        The original as the user runs it today, always; for a plan that changes numbers also lowered by each of
+        `backends`, and those that were made for earlier trials.
         """
-        if self._original.onnx is not None:
-            return {"ONNX Runtime float32": self.runner(plan)}, []
         if self._original.module is not None:
             return {f"{EAGER}, weights streamed": self._called()}, []
-        forms, findings = {EAGER: self._plain(plan, shape)}, []
+        forms, findings = dict([self._today(plan, shape)]), []
         made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
         changed = plan.quant != "none" or plan.dtype != "float32"
         wanted = [name for name in backends if self.rivals is None or name in self.rivals]
         for name in dict.fromkeys([*made, *wanted]) if changed else ():
             form = f"{name} float32"
+            if name == "ort" and self._onnx_runtime is not None:
+                continue
             if self._key(name, shape) not in self._runners:
                 step("lower", f"{name}, a float form to time against")
             try:
@@ -141,6 +149,18 @@ class FloatReferences:
         """Use the open runner of a trial of the unchanged model as that backend's float form."""
         self._runners.setdefault(self._key(backend, shape), runner)
 
+    def _today(self, plan: Plan, shape: StepShape | None) -> tuple[str, Any]:
+        """Open the original as the user runs it today, with the name of that form."""
+        if self._original.onnx is None:
+            return EAGER, self._plain(plan, shape)
+        if self._onnx_runtime is None:
+            try:
+                self._onnx_runtime = ONNX_RUNTIME, _onnx_runtime(self._original, plan.device)
+            except NotUsableError:  # its optimizations refuse the graph
+                as_written = _onnx_runtime(self._original, plan.device, as_written=True)
+                self._onnx_runtime = f"{ONNX_RUNTIME} without optimizations", as_written
+        return self._onnx_runtime
+
     def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
         """Open the original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
         if plan.device != "cpu":
@@ -165,8 +185,20 @@ class FloatReferences:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
 
 
+def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:
+    """Open the user's ONNX file in ONNX Runtime as users do, or `as_written`: without graph optimizations."""
+    if original.onnx is None:
+        raise ValueError("expected the graph of an ONNX source")
+    if reason := plugins.why_not("backends", "ort"):
+        raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
+    from ..onnx.ort.ort_session import EXACT, USUAL, OrtRunner
+
+    settings = EXACT if as_written else USUAL
+    return OrtRunner(original.onnx, original.inputs, original.outputs, device, settings=settings)
+
+
 class Eager:
-    """A graph in plain torch, the reference of every comparison."""
+    """A graph in plain torch."""
 
     def __init__(self, graph: Graph) -> None:
         self.inputs, self.outputs = graph.inputs, graph.outputs
@@ -190,19 +222,35 @@ class UserModuleRunner:
     """The user's own module, called as its users call it: nothing is checked or renamed."""
 
     def __init__(self, module: nn.Module, graph: Graph) -> None:
-        self._module, self._names = module.eval(), [o.name for o in graph.outputs]
+        self._module, self._inputs, self._outputs = module.eval(), graph.inputs, graph.outputs
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            outputs = self._module(**inputs)
-        return {self._names[0]: outputs} if isinstance(outputs, Tensor) else {}
+            outputs = flatten(self._module(**inputs))
+        named = zip(self._outputs, outputs, strict=True)
+        return {spec.name: self._unsqueezed(value, spec, inputs) for spec, value in named}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _unsqueezed(self, value: Tensor, spec: TensorSpec, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return an output with the axes that `squeeze()` takes from it where a batch has one row."""
+        if value.dim() >= len(spec.shape):
+            return value
+        sizes = {
+            size: count
+            for taken in self._inputs
+            for size, count in zip(taken.shape, inputs[taken.name].shape, strict=True)
+        }
+        shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
+        return value.reshape(shape) if math.prod(shape) == value.numel() else value
 
 
 class RememberedOutputs:
     """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them."""
 
-    def __init__(self, form: Eager | UserModuleRunner, room: int = 256 << 20) -> None:
-        self._form, self._room = form, room
+    def __init__(self, form: Any, room: int = 256 << 20) -> None:
+        self.form, self._room = form, room
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -210,7 +258,7 @@ class RememberedOutputs:
         key = _content(inputs)
         if key in self._known:
             return dict(self._known[key])
-        outputs = self._form.run(inputs)
+        outputs = self.form.run(inputs)
         size = sum(value.nbytes for value in outputs.values())
         if size <= self._room:
             self._room -= size

@@ -129,7 +129,7 @@ def _manifest(
     """Make the manifest; its plan pins the format of every layer, so that it makes the same artifact again."""
     best, graph, loaded = selected.trial, original.graph, original.loaded
     pins = {layer.name: layer.format for layer in small.layers}
-    plan = run.plan.with_(backend=best.backend, layers=pins)
+    plan = run.plan.with_(backend=best.backend, backend_options=dict(best.backend_options), layers=pins)
     backend = plugins.get("backends", best.backend)
     share = best.quantized or small.quantized
     meta = dict(loaded.meta)

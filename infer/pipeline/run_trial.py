@@ -54,7 +54,7 @@ def run_trial(
     lowered = encoder_decoder_graphs.lower(backend, small, plan, ours)
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
-    reference = floats.reference(plan)
+    reference = floats.reference()
     compared, kept = _compare(plan, reference, runner, original)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(reference, runner, original, spared_tokens(small))
@@ -72,6 +72,7 @@ def run_trial(
         runner=runner,
         task=original.task,
         shape=shape,
+        backend_options=plan.backend_options,
         ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()

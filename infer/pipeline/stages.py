@@ -20,6 +20,7 @@ from .. import paths
 from ..artifact import store
 from ..compress import assign
 from ..graph import storage
+from ..graph.agreement import require_comparable
 from ..graph.program import Graph
 from ..kernels import cpu
 from ..llm.step.full_sequence_runner import full_sequence_outputs
@@ -37,6 +38,7 @@ from .float_reference import FloatReferences
 from .llm_mode import refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
+from .run_trial import batches_of
 from .select import Selected, choose, enforce
 from .try_backends import try_backends
 
@@ -126,14 +128,20 @@ def within_sizes(run: Resolved, graph: Graph) -> Resolved:
 
 
 def float_forms(original: Original, work: Path) -> FloatReferences:
-    """Return the float forms of the original, lowered below `work` when they are needed."""
-    return FloatReferences(
+    """Return the float forms of the original, lowered below `work` when they are needed.
+
+    Raises `SourceError` for an ONNX file that nothing can be compared with, as the capture does for a torch model.
+    """
+    floats = FloatReferences(
         original.graph,
         work,
         lambda: original.step,
-        original.loaded.module if original.graph.program is not None else None,
-        rewritten=original.is_rewritten,
+        original.users_module,
     )
+    if original.graph.onnx is not None:
+        rows = max(2, original.graph.sizes.get("batch", (1, 1))[0])
+        require_comparable(floats.reference().form.run, next(batches_of(original.graph, rows)))
+    return floats
 
 
 def search(

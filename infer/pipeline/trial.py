@@ -69,6 +69,8 @@ class Trial:
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
     scores_only: ScoresOnly | None = None  # of one that can't
     dtype: str = ""  # compute dtype where it is not the plan's
+    backend_options: Mapping[str, str] = field(default_factory=dict)  # that it was lowered with
+    cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
@@ -167,7 +169,7 @@ class Trial:
 
     def limitations(self) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""
-        lines = [self.ahead_of_time] if self.ahead_of_time else []
+        lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         kept = f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float"
         return [*lines, kept] if self.slower else lines

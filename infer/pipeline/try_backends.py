@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from .. import library_errors, plugins
-from ..errors import NotUsableError, ResourceError
+from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
 from ..llm.step.step_shape import StepShape
@@ -107,14 +107,42 @@ class Trials:
             self.refuse(name, reason)
             return
         at = _Steps(self.reporter)
-        at.step("lower", f"{name} {self.dtype}".rstrip())
-        work = self.folder / "trials" / name
-        try:
-            trial = run_trial(plan, self.original, small, place, work, at.step, self.floats, shape)
+
+        def attempt(options: Mapping[str, str]) -> Trial:
+            chosen = plan.with_(backend_options=plan.backend_options | dict(options))
+            label = " ".join((name, *options.values()))
+            at.step("lower", f"{label} {self.dtype}".rstrip())
+            work = self.folder / "trials" / label.replace(" ", "-")
+            trial = run_trial(chosen, self.original, small, place, work, at.step, self.floats, shape)
             trial.scores_only, trial.dtype = scores_only, self.dtype
-            self.trials.append(trial)
+            return trial
+
+        try:
+            self.trials.append(self._exact_enough(plan, attempt))
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             self._failed(name, at.name, error, _other_backends(name, small, plan))
+
+    def _exact_enough(self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]) -> Trial:
+        """Return the trial of a backend, made with the first of its cautious options that is enough where the
+        optimizations of its library change the answer or refuse the graph.
+
+        Formats change answers too: of a torch model only the unquantized one is tried with them.
+        """
+        option, values = getattr(plugins.get("backends", plan.backend), "CAUTIOUS", ("", ()))
+        outcome, reason = _judged(plan, attempt, {})
+        is_retried = reason and values and option not in plan.backend_options
+        if is_retried and (plan.quant == "none" or self.original.onnx is not None):
+            for value in values:  # the most exact first: where it does not help, none does
+                other, why = _judged(plan, attempt, {option: value})
+                if why or isinstance(other, Exception):
+                    _discard(other)
+                    break
+                other.cautious = f"{plan.backend} runs with {option} {value}: with more, {reason}"
+                _discard(outcome)
+                outcome = other
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
         """Choose the graph for a backend, its shape as a step, its folder, and why it only scores text."""
@@ -168,8 +196,26 @@ class Trials:
     def close(self) -> None:
         """Close the trials and delete their files, before another attempt with raised layers."""
         for trial in self.trials:
-            trial.close()
-            shutil.rmtree(trial.folder.parent)
+            _discard(trial)
+
+
+def _judged(
+    plan: Plan, attempt: Callable[[Mapping[str, str]], Trial], options: Mapping[str, str]
+) -> tuple[Trial | Exception, str | None]:
+    """Return a trial, or the refusal of its backend, and why it can't be published; None where it can."""
+    try:
+        trial = attempt(options)
+    except Exception as error:  # raised by the caller where no option helps
+        if isinstance(error, InferError) and not isinstance(error, NotUsableError):
+            raise
+        return error, f"it refuses the graph: {library_errors.describe(error)}"
+    return trial, trial.unfaithful(plan)
+
+
+def _discard(outcome: Trial | Exception) -> None:
+    if isinstance(outcome, Trial):
+        outcome.close()
+        shutil.rmtree(outcome.folder.parent)
 
 
 @dataclass

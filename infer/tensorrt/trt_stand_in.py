@@ -56,10 +56,10 @@ class OrtStandIn:
     """ONNX Runtime on the CPU in place of an engine whose GPU is absent: float32, unfused, outputs in their dtypes."""
 
     def __init__(self, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        from ..onnx.ort.ort_session import OrtRunner
+        from ..onnx.ort.ort_session import EXACT, OrtRunner
 
         self.inputs, self.outputs = inputs, outputs
-        self._runner = OrtRunner(folder / MODEL, inputs, outputs, "cpu", is_fused=False)
+        self._runner = OrtRunner(folder / MODEL, inputs, outputs, "cpu", settings=EXACT)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one batch in float32."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.errors import NotUsableError, SourceError
-from infer.graph import capture, fixed_sizes
+from infer.graph import capture
 from infer.graph.fixed_sizes import Capture, capture_at_any_sizes, with_named_rows
 from infer.spec import TensorSpec
 from tests.support import generated_modules
@@ -140,20 +139,6 @@ def test_a_model_with_symbolic_sizes_gets_no_fixed_size() -> None:
         nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 64)}
     )
     assert (found.fixed, found.graph.sizes) == ("", {"batch": (1, 64)})
-
-
-def test_a_batch_dependent_condition_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def several(x: Tensor) -> None:
-        if len(x) < 2:
-            raise AssertionError("Guard failed: batch > 1")
-
-    graph = captured(Double(), "x=float32[batch,8]", torch.randn(4, 8)).graph
-    assert graph.program is not None
-    assert fixed_sizes._condition_of_several_rows(graph) == ""
-    monkeypatch.setattr(graph.program, "_guards_code", ["len(x) > 1"], raising=False)
-    made = SimpleNamespace(_guards_fn=several)
-    monkeypatch.setattr(graph.program, "module", lambda: made)
-    assert fixed_sizes._condition_of_several_rows(graph) == "Guard failed: batch > 1"
 
 
 def test_a_branch_on_a_value_is_refused_with_its_line() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,9 +18,7 @@ from infer.onnx.layers.int8_linear import Form  # noqa: E402
 from infer.onnx.layers.int8_operands import Target  # noqa: E402
 from infer.onnx.layers.quantized_layers import RewriteResult  # noqa: E402
 from infer.onnx.ort import ort_session  # noqa: E402
-from tests.support.onnx_models import Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
-
-TARGETS = [target for target in get_args(Target) if target.startswith("ort")]
+from tests.support.onnx_models import ORT_TARGETS, Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
 
 
 def run(
@@ -43,7 +40,7 @@ def two_layers(kind: str) -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ORT_TARGETS)
 def test_dynamic_linear_equals_the_reference_whatever_one_token_holds(tmp_path: Path, target: Target) -> None:
     x = torch.randn(3, 5, 64)
     x[0, 0] *= 100
@@ -63,7 +60,7 @@ def test_one_scale_for_the_tensor_becomes_a_single_node(tmp_path: Path) -> None:
     assert relative_error(got, want) < 0.03
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ORT_TARGETS)
 def test_static_linear_equals_the_reference(tmp_path: Path, target: Target) -> None:
     got, want, nodes, _ = run(two_layers("_static"), torch.randn(3, 5, 64), tmp_path, target)
     assert relative_error(got, want) < 0.01  # the runtime may clip at -128 where the reference clips at -127
@@ -110,7 +107,7 @@ def convolutions(kind: str) -> nn.Sequential:
     return nn.Sequential(*blocks, Int8Conv(32, 32, kind, groups=32), nn.ReLU(), nn.Flatten(), last)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ORT_TARGETS)
 def test_static_convolutions_become_qlinearconv(tmp_path: Path, target: Target) -> None:
     x = torch.randn(3, 3, 16, 16)
     torch.manual_seed(1)

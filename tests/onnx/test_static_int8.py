@@ -17,6 +17,7 @@ from infer import Plan, Predictor  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.onnx.source import onnx_source, static_int8  # noqa: E402
 from infer.pipeline import stages  # noqa: E402
+from tests.support.onnx_models import ORT_TARGETS  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 agraph (float[batch, 3, 12, 12] x) => (float[batch, 10] y)
@@ -76,7 +77,7 @@ def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None
     )
 
 
-@pytest.mark.parametrize("target", ["ort-u8u8", "ort-u8s8"])
+@pytest.mark.parametrize("target", ORT_TARGETS)
 def test_products_and_convolutions_become_integers_of_small_error(
     source: Path, tmp_path: Path, target: str
 ) -> None:

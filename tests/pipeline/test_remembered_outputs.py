@@ -80,4 +80,4 @@ def test_forms_that_are_timed_are_never_remembered(monkeypatch: pytest.MonkeyPat
     floats = float_reference.FloatReferences(graph, None)  # type: ignore[arg-type]
     forms, _ = floats.forms(Plan(source="m.pt"), [], None, lambda *_: None)
     assert [type(form) for form in forms.values()] == [Counted]
-    assert isinstance(floats.reference(Plan(source="m.pt")), RememberedOutputs)
+    assert isinstance(floats.reference(), RememberedOutputs)

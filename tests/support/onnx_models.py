@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from infer import kernels
+from infer import device, kernels
 from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.kernels.ops.bitpack import pack
 from infer.spec import TensorSpec
 
 NAMES = kernels.names()
+SATURATES = "ONNX Runtime's products of signed weights saturate on a CPU without VNNI"
+# Signedness of the int8 weights that ONNX Runtime multiplies on this CPU without saturating.
+ORT_TARGETS = [
+    "ort-u8u8",
+    pytest.param("ort-u8s8", marks=pytest.mark.skipif(not device.has_vnni(), reason=SATURATES)),
+]
 OPS = torch.ops.infer
 
 

@@ -60,11 +60,17 @@ def load_exported(plan: Plan) -> LoadedModel:
         "exported", as_module(program, inputs), lambda: as_module(program, inputs), None
     )
     loaded.inputs, loaded.sizes = inputs, sizes
+    loaded.called = as_module(program, inputs, as_written=True)
     return loaded
 
 
-def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> nn.Module:
-    """Wrap a program as a module that is called by keyword; raise `NotUsableError` for nested inputs."""
+def as_module(
+    program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...], *, as_written: bool = False
+) -> nn.Module:
+    """Wrap a program as a module that is called by keyword, with layers that can be quantized unless `as_written`.
+
+    Raises `NotUsableError` for nested inputs.
+    """
     args, kwargs = program.call_spec.in_spec.children() if program.call_spec.in_spec else ([], [])
     flat = args.num_leaves == args.num_children and kwargs.num_leaves == kwargs.num_children
     if not flat:
@@ -73,14 +79,19 @@ def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, .
             hint="Export it with one tensor an argument",
         )
     names = tuple(spec.name for spec in inputs)
-    return KeywordModule(without_guards(program), names[: args.num_leaves], tuple(kwargs.context))
+    module = _without_guards(program) if as_written else with_layers(program)
+    return KeywordModule(module, names[: args.num_leaves], tuple(kwargs.context))
 
 
-def without_guards(program: torch.export.ExportedProgram) -> nn.Module:
-    """Return the program as a module whose layers can be quantized."""
+def _without_guards(program: torch.export.ExportedProgram) -> Any:
     # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
     known = "check_guards" in inspect.signature(program.module).parameters
-    module = program.module(check_guards=False) if known else program.module()
+    return program.module(check_guards=False) if known else program.module()
+
+
+def with_layers(program: torch.export.ExportedProgram) -> nn.Module:
+    """Return the program as a module whose layers can be quantized."""
+    module = _without_guards(program)
     own_parameters(module)
     restore_layers(module)
     return module

@@ -17,7 +17,7 @@ from ...spec import Finding, TensorSpec
 from ..input_specs import resolve_inputs
 from ..loaded_model import LoadedModel
 from ..samples.sample_files import specs_of
-from .exported_program import KeywordModule, without_guards
+from .exported_program import KeywordModule, with_layers
 from .python_sources import module_in_memory
 from .user_module import UserModule
 
@@ -52,11 +52,11 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     takes = tuple(spec.name for spec in order)
     loaded = module_in_memory(
         "torchscript",
-        KeywordModule(without_guards(program), takes),
-        lambda: KeywordModule(without_guards(program), takes),
+        KeywordModule(with_layers(program), takes),
+        lambda: KeywordModule(with_layers(program), takes),
         user_module,
     )
-    loaded.inputs = order
+    loaded.inputs, loaded.called = order, KeywordModule(script, takes)
     for spec in from_data:
         why = f"from the array in {plan.data}; --input overrides it"
         loaded.findings.append(Finding("load", "input proposed", spec.format(), why=why))

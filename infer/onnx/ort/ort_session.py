@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _LARGE_CALL = 4.0  # times the usual size: such a call gives its memory back
+LEVELS = ("all", "extended", "basic", "off")  # graph optimizations, each level with those after it
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
     """Settings of a session that an artifact keeps."""
 
     spinning: bool = True  # threads wait for work in a loop
+    optimization: str = LEVELS[0]
 
 
 USUAL = SessionSettings()
+EXACT = SessionSettings(optimization=LEVELS[-1])  # each operator of the file is run as it stands there
 
 
 def providers(device: str) -> list[Any]:
@@ -54,11 +57,10 @@ def open_session(
     *,
     threads: int | None = None,
     is_dynamic: bool = True,
-    is_fused: bool = True,
     optimized: Path | None = None,
     settings: SessionSettings = USUAL,
 ) -> onnxruntime.InferenceSession:
-    """Open a session with all graph optimizations, or none; `optimized` receives the graph that runs.
+    """Open a session; `optimized` receives the graph that runs.
 
     Memory plans are kept for each input shape, so with symbolic sizes they are switched off.
     """
@@ -67,7 +69,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions, and need not be on the terminal too
     level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if is_fused else level.ORT_DISABLE_ALL
+    levels = (level.ORT_ENABLE_ALL, level.ORT_ENABLE_EXTENDED, level.ORT_ENABLE_BASIC, level.ORT_DISABLE_ALL)
+    options.graph_optimization_level = dict(zip(LEVELS, levels, strict=True))[settings.optimization]
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = not is_dynamic
@@ -103,13 +106,15 @@ def is_damaged(error: NotUsableError) -> bool:
     return cause is not None and type(cause).__name__ not in ("NotImplemented", "EPFail")
 
 
-def count_executed_ops(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
+def count_executed_ops(
+    path: Path, device: str, *, is_dynamic: bool = True, settings: SessionSettings = USUAL
+) -> Counter[str]:
     """Count the operators of the graph that ONNX Runtime runs after its fusions."""
     import onnx
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         optimized = Path(folder) / "model.onnx"
-        open_session(path, device, is_dynamic=is_dynamic, optimized=optimized)
+        open_session(path, device, is_dynamic=is_dynamic, optimized=optimized, settings=settings)
         model = onnx.load(str(optimized), load_external_data=False)
     return Counter(node.op_type for node in model.graph.node)
 
@@ -124,14 +129,11 @@ class OrtRunner:
         outputs: tuple[TensorSpec, ...],
         device: str,
         *,
-        is_fused: bool = True,
         settings: SessionSettings = USUAL,
     ) -> None:
         self.inputs, self.outputs, self.device = inputs, outputs, device
         is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-        self._session: Any = open_session(
-            path, device, is_dynamic=is_dynamic, is_fused=is_fused, settings=settings
-        )
+        self._session: Any = open_session(path, device, is_dynamic=is_dynamic, settings=settings)
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in self._session.get_outputs()]
