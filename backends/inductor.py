@@ -30,6 +30,7 @@ from infer.kernels.gpu import fragment_packing
 from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
 from infer.kernels.passes.rotary.fusion import fuse_rotary
+from infer.library_errors import first_sentence
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.silence_logs import quiet
@@ -125,7 +126,7 @@ def _refusal(error: Exception) -> NotUsableError:
             hint="Install the CUDA toolkit of this torch, or the wheels nvidia-cuda-crt and nvidia-cuda-cccl of its "
             "version, and set CUDA_HOME to the folder whose include/ holds cuda.h",
         )
-    return NotUsableError(f"inductor can't compile this graph: {text.splitlines()[0]}")
+    return NotUsableError(f"inductor can't compile this graph: {first_sentence(error)}")
 
 
 def _device_index(device: str) -> int:

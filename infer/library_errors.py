@@ -15,10 +15,12 @@ import torch
 
 from . import paths
 from .errors import InferError, NotUsableError, ResourceError, SourceError
+from .sanitize import shortened
 
 KEPT = 20  # logs of failures
 _DOING = {"lower": "lower", "compare": "run", "time": "run"}
 MOST_CAUSES = 16
+MOST_SAID = 300  # characters of a library's message
 # What libraries in C++ and Rust say of a write that ended early; they have no class of their own for it.
 _FULL = re.compile(
     r"no space left|os error (?:28|27|122)\b|disk quota|disk full|file too large"
@@ -42,7 +44,7 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
     ):
         return ResourceError("out of memory", hint="Try --load offload, or a machine with more")
     if any(map(_means_full, islice(_causes(error), MOST_CAUSES))):
-        said = " ".join(str(error).split())[:300]
+        said = shortened(" ".join(str(error).split()), MOST_SAID)
         return ResourceError(
             f"no space left on the disk: {said}",
             hint="Free some, or set INFER_CACHE and TMPDIR to a disk with more. Nothing was kept",
@@ -99,8 +101,17 @@ def as_backend_error(name: str, stage: str, error: Exception, others: list[str])
 
 def describe(error: BaseException) -> str:
     """Format an exception as its type and the first line of its message."""
+    said = first_sentence(error)
+    return f"{type(error).__name__}: {said}" if said != type(error).__name__ else said
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first line of an exception's message, with the next where it ends at a colon; its type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    said = ""
+    while lines and (not said or said.endswith(":")):
+        said = f"{said} {lines.pop(0)}".strip()
+    return shortened(said.rstrip(": "), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:

@@ -39,10 +39,12 @@ def stage(output: Path, *, replace: bool) -> Iterator[Path]:
     for a path that can't be written.
     """
     with writing(output):
+        os.fsencode(output)  # raises for a lone surrogate, which `exists` calls absent
         output.parent.mkdir(parents=True, exist_ok=True)
-    if output.exists() and not replace:
+        exists = output.exists()
+    if exists and not replace:
         raise BusyError(f"{output} exists", hint="Choose another --output, or replace it with --force")
-    if output.exists() and not (output / MANIFEST).exists():
+    if exists and not (output / MANIFEST).exists():
         raise BusyError(f"{output} exists and is not an artifact", hint="Choose another --output")
     _remove_stale(output)
     folder = output.with_name(f".{output.name}.tmp-{os.getpid()}-{time.monotonic_ns() & 0xFFFFFF:x}")

@@ -15,7 +15,7 @@ from ..errors import SourceError, UsageError
 from ..options import from_values, to_toml
 from ..paths import temporary_files, writing
 from ..plan import GROUPS, Plan
-from ..regular_files import read_regular
+from ..regular_files import is_there, read_regular
 from ..reporter import Reporter
 from .options import with_options
 
@@ -113,7 +113,7 @@ def default_output(source: str) -> Path:
     if is_library_name(source):
         return Path(f"{source.partition(':')[2]}.infer")
     path = Path(source.partition(":")[0].rstrip("/"))
-    stem = path.name if path.is_dir() else path.stem
+    stem = path.name if is_there(path) and path.is_dir() else path.stem
     return Path(f"{stem or 'model'}.infer")
 
 

@@ -58,7 +58,7 @@ class LineReporter(Reporter):
             self._print(f"           {sentence(finding)}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(sanitize_text(line), markup=False, highlight=False, soft_wrap=True)
 
 
 class BarReporter(Reporter):
@@ -74,7 +74,7 @@ class BarReporter(Reporter):
         self._stage = name
         self._progress.update(self._task, completed=1, total=1)
         self._progress.stop_task(self._task)
-        self._task = self._progress.add_task(f"{name:<8} [dim]{escape(detail)}", total=None)
+        self._task = self._progress.add_task(f"{name:<8} [dim]{escape(sanitize_text(detail))}", total=None)
 
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
