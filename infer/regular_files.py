@@ -32,7 +32,7 @@ def kind_of(mode: int) -> str:
 
 
 def is_there(path: Path, *, error: type[InferError] = SourceError) -> bool:
-    """Return whether anything lies at a path; raise `error` for one that no file can have, or that can't be looked at."""
+    """Return whether anything lies at a path; raise `error` for one that no file can have or that can't be read."""
     try:
         os.fsencode(path)
         return path.exists()

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import tokenizers
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import models, normalizers, pre_tokenizers
 
@@ -22,7 +23,7 @@ from infer.cli import main
 from infer.errors import NotUsableError, ResourceError, SourceError
 from infer.library_errors import as_backend_error, as_resource_error, describe
 from infer.load.identification.source_names import model_folder
-from infer.load.samples import text_samples
+from infer.load.samples.confined_tokenizer import tokens_of
 from infer.onnx.ort import ort_session
 
 LONG = "n" * 5000
@@ -180,7 +181,7 @@ def growing(path: Path, times: int) -> Path:
 def test_a_tokenizer_that_grows_the_text_is_ended(tmp_path: Path) -> None:
     path = growing(tmp_path / "tokenizer.json", 4)
     with pytest.raises(SourceError, match=r"can't be used, with 2 texts it took more than \d+ MB"):
-        text_samples.tokens_of(path, ["aaa", "b"], 8)
+        tokens_of(path, ["aaa", "b"], 8)
 
 
 def test_texts_and_pairs_are_tokenized_as_in_this_process(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_texts_and_pairs_are_tokenized_as_in_this_process(tmp_path: Path) -> Non
     here.enable_truncation(2)
     texts = ["a", "a b a", ("a", "b a")]
     wanted = [(one.ids, one.type_ids) for one in here.encode_batch(texts)]
-    assert text_samples.tokens_of(path, texts, 2) == wanted
+    assert tokens_of(path, texts, 2) == wanted
 
 
 @pytest.mark.parametrize(
@@ -347,8 +348,6 @@ INPUTS = {"input": "float32[batch,8]"}
 def test_a_batch_norm_without_statistics_is_refused_and_its_hint_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "net.py").write_text(BATCH_NORM)
-    torch.manual_seed(0)
     torch.save(torch.nn.Sequential(torch.nn.Linear(8, 8)).state_dict(), tmp_path / "net.pt")
     (tmp_path / "net.py").write_text(
         BATCH_NORM.replace("track_running_stats", "affine=False, track_running_stats")

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +16,7 @@ from torch import Tensor
 from ...errors import InputError, NotUsableError, SourceError, UsageError
 from ...regular_files import MAX_JSON, read_regular
 from ...spec import CHOICES, DECODER_IDS
-from . import tokenizer_process
+from .confined_tokenizer import tokens_of
 
 if TYPE_CHECKING:
     from ..loaded_model import LoadedModel
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", DECODER_IDS)
 WINDOW = 128
 MAX_ROWS = 128
-MEMORY, MEMORY_PER_BYTE = 1 << 30, 512  # bytes that tokenizing may take, and for each byte of text
-SECONDS, BYTES_PER_SECOND = 30, 20_000  # of the CPU, of all threads together
 T = TypeVar("T")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 
@@ -105,41 +99,6 @@ def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[in
     except Exception as error:  # of no class of its own
         raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
     return lambda texts, limit: tokens_of(path, texts, limit)
-
-
-def tokens_of(path: Path, texts: list[Any], limit: int | None) -> list[tuple[list[int], list[int]]]:
-    """Tokenize in a process within limits: a normalizer can make 10^9 characters of one, a pattern never end.
-
-    Raises `SourceError` where it takes more memory or time than so much text ever needs.
-    """
-    asked = json.dumps({"tokenizer": str(path.absolute()), "texts": texts, "limit": limit}).encode()
-    memory = MEMORY + MEMORY_PER_BYTE * len(asked)
-    seconds = int(SECONDS + len(asked) / BYTES_PER_SECOND)
-    command = [sys.executable, "-P", tokenizer_process.__file__, str(memory), str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    try:
-        done = subprocess.run(
-            command, input=asked, capture_output=True, timeout=2 * seconds, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _refused(path, texts, f"took longer than {2 * seconds} s") from error
-    if done.returncode == 0:
-        return [(ids, types) for ids, types in json.loads(done.stdout)]
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise _refused(path, texts, f"took longer than {seconds} s of the CPU, or was killed")
-    said = done.stderr.decode(errors="replace")
-    if "memory" in said.lower():
-        raise _refused(path, texts, f"took more than {memory / 1e6:.0f} MB")
-    last = (said.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    raise _refused(path, texts, f"failed: {last[:200]}")
-
-
-def _refused(path: Path, texts: list[Any], why: str) -> SourceError:
-    return SourceError(
-        f"the tokenizer can't be used, with {len(texts)} texts it {why}",
-        where=str(path),
-        hint="Is it damaged? Copy tokenizer.json of the original model again",
-    )
 
 
 def _mask_id(loaded: LoadedModel) -> int | None:
