@@ -54,7 +54,11 @@ def capture(
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
             # torch prints the graph of a failed export
-            with contextlib.redirect_stderr(io.StringIO()), _without_stack_traces(), packed_sequences.padded():
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                _without_stack_traces(),
+                packed_sequences.padded(),
+            ):
                 program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
             if packed_sequences.uses_packing():
                 packed_sequences.drop_unread(program.graph)

@@ -88,13 +88,25 @@ def drop_unread(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _pack_code(input, lengths, batch_first=False, enforce_sorted=True):  # type: ignore[no-untyped-def]  # noqa: A002
+def _pack_code(
+    input: Tensor,  # noqa: A002 - torch's name
+    lengths: Any,
+    batch_first: bool = False,
+    enforce_sorted: bool = True,
+) -> PackedSequence:
+    """Stand in the place of torch's own code, whose globals it runs with."""
     from infer.graph import packed_sequences
 
     return packed_sequences.pack(input, lengths, batch_first)
 
 
-def _unpack_code(sequence, batch_first=False, padding_value=0.0, total_length=None):  # type: ignore[no-untyped-def]
+def _unpack_code(
+    sequence: PackedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Stand in the place of torch's own code, whose globals it runs with."""
     from infer.graph import packed_sequences
 
     return packed_sequences.unpack(sequence, batch_first, padding_value, total_length)

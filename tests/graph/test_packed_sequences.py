@@ -32,7 +32,9 @@ KINDS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
 class Recurrent(nn.Module):
     """Packs, runs, unpacks; `gives` the padded outputs and lengths, the last states, or all."""
 
-    def __init__(self, kind: str, gives: str = "both", *, given: bool = False, ordered: bool = False, **own: Any) -> None:
+    def __init__(
+        self, kind: str, gives: str = "both", *, given: bool = False, ordered: bool = False, **own: Any
+    ) -> None:
         super().__init__()
         torch.manual_seed(3)
         layer, options = KINDS[kind]

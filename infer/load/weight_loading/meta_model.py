@@ -195,7 +195,13 @@ class CheckpointMatch:
         shapes: list[str],
         own: set[str],
     ) -> None:
-        self.found, self.missing, self.unexpected, self.shapes, self.own = found, missing, unexpected, shapes, own
+        self.found, self.missing, self.unexpected, self.shapes, self.own = (
+            found,
+            missing,
+            unexpected,
+            shapes,
+            own,
+        )
 
     @property
     def renames(self) -> dict[str, str]:

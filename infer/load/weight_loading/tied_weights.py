@@ -44,7 +44,7 @@ class KeptApart:
 
 
 def take_last(module: nn.Module, fit: CheckpointMatch, reader: WeightReader) -> list[str]:
-    """Let the last stored name of each tied tensor give its value, as `load_state_dict` does; tell where they differ."""
+    """Let the last stored name of a tied tensor give its value, as `load_state_dict` does; tell where names differ."""
     notes: list[str] = []
     for names in _tied(module):
         stored = list(dict.fromkeys(fit.found[name] for name in names if name in fit.own))
@@ -60,9 +60,7 @@ def take_last(module: nn.Module, fit: CheckpointMatch, reader: WeightReader) -> 
     return notes
 
 
-def keep_apart(
-    module: nn.Module, model: Any, fit: CheckpointMatch, reader: WeightReader
-) -> KeptApart:
+def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, reader: WeightReader) -> KeptApart:
     """Untie, in place, what the checkpoint holds with different values, as transformers does for `model`.
 
     `module` wraps `model`, whose `_tied_weights_keys` tell which of several tied tensors the others are compared with.
@@ -138,7 +136,7 @@ def _place(module: nn.Module, name: str) -> _Place:
 
 
 def _ranks(model: Any) -> dict[tuple[int, str], int]:
-    """Number the places that transformers ties: all sources first, then the others in its order."""
+    """Give the places that transformers ties their order: all sources first, then the others as it lists them."""
     expand = getattr(model, "get_expanded_tied_weights_keys", None)
     pairs: dict[str, str] = {} if expand is None else expand(all_submodels=True)
     ranks: dict[tuple[int, str], int] = {}
