@@ -16,6 +16,12 @@ def faulty(asked: Any) -> Any:
         os.kill(os.getpid(), signal.SIGSEGV)
     if asked.data.startswith(b"HANG"):
         time.sleep(60)
+    if asked.data.startswith(b"RAISE"):
+        raise RuntimeError("of a library")
+    if asked.data.startswith(b"GROW"):
+        bytearray(1 << 30)
+    while asked.data.startswith(b"SPIN"):
+        pass
     return decoded(asked)
 
 
