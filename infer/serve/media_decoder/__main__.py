@@ -1,16 +1,18 @@
-"""Decoder process entry point: `python -m infer.serve.media_decoder PARENT CHANNEL`.
+"""Entry point of the process that forks decoders: `python -m infer.serve.media_decoder FD`.
 
-It decodes one file after another and ends with its channel. It imports neither torch nor transformers.
+A child decodes one file after another and ends with its channel. It imports neither torch nor transformers.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +21,49 @@ import numpy as np
 from ...errors import InferError, SourceError, TooLargeError
 from ...preprocess.audio import open_sound
 from ...preprocess.image import MODES, open_image
+from ..fork_server.children import MESSAGE, Children, fork_on_request
+from ..fork_server.messages import ForkServerReady
 from ..workers.messages import encode_error
 from ..workers.process import Channel, ClosedError
-from .messages import (
-    DecodedImage,
-    DecodedSound,
-    DecodeImage,
-    DecodeLimits,
-    DecoderReady,
-    DecodeSound,
-    ToDecoder,
-)
+from .messages import DecodedImage, DecodedSound, DecodeImage, DecodeLimits, DecodeSound, ToDecoder
+
+LIBRARIES = ("PIL.Image", "soundfile", "soxr")
 
 
-def main(arguments: list[str], decode: Callable[[Any], Any] | None = None) -> int:
-    """Answer requests until the channel closes; `decode` stands for `decoded`. Return the exit code, 0."""
+def main(descriptor: int, decode: Callable[[Any], Any] | None = None) -> int:
+    """Fork decoders until the server closes the socket; `decode` stands for `decoded`."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the server handles them
         signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    control.recv(MESSAGE)  # there is nothing to configure
+    for name in LIBRARIES:
+        if find_spec(name.partition(".")[0]) is not None:
+            import_module(name)
+    children = Children(control, {"decode": partial(_answer_files, decode or decoded)})
+    fork_on_request(children, control, ForkServerReady())
+    return 0
+
+
+def _answer_files(decode: Callable[[Any], Any], sock: socket.socket) -> None:
+    channel: Channel[Any] = Channel(sock, ToDecoder)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write about damaged files
-    channel: Channel[Any] = Channel(socket.socket(fileno=int(arguments[1])), ToDecoder)
-    try:
-        channel.send(DecoderReady())
-        while True:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    while True:
+        try:
             asked: Any = channel.receive()
-            _confine(asked.limits)
-            try:
-                answer = (decode or decoded)(asked)
-            except InferError as error:
-                answer = encode_error(error)
-            except MemoryError:
-                answer = encode_error(_too_large(asked))
-            except Exception as error:  # noqa: BLE001 - whatever a library raises, this file alone is refused
-                answer = encode_error(_refusal(asked, error))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            channel.send(answer)
-    except ClosedError:
-        return 0
+        except ClosedError:
+            return
+        _confine(asked.limits)
+        try:
+            answer = decode(asked)
+        except InferError as error:
+            answer = encode_error(error)
+        except MemoryError:
+            answer = encode_error(_too_large(asked))
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, this file alone is refused
+            answer = encode_error(_refusal(asked, error))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.send(answer)
 
 
 def decoded(asked: DecodeImage | DecodeSound) -> DecodedImage | DecodedSound:
@@ -101,4 +109,7 @@ def _refusal(asked: DecodeImage | DecodeSound, error: Exception) -> InferError:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(int(sys.argv[1])))
+    except (ClosedError, OSError):
+        sys.exit(0)

@@ -58,9 +58,5 @@ class DecodedSound(msgspec.Struct, tag="samples", frozen=True, array_like=True):
     samples: bytes
 
 
-class DecoderReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
-    """Decoder to server, first message: it waits for files."""
-
-
 ToDecoder = DecodeImage | DecodeSound
-FromDecoder = DecoderReady | DecodedImage | DecodedSound | ErrorMessage
+FromDecoder = DecodedImage | DecodedSound | ErrorMessage

@@ -149,10 +149,6 @@ class ChildProcess:
             return "it hung up and runs on"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def end(self) -> None:
-        """Kill the process, while another thread may wait for its messages: that one gets `ClosedError`."""
-        self._process.kill()
-
     def kill(self) -> None:
         """Kill the process; its memory is free on return."""
         self._process.kill()
