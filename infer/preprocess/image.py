@@ -26,6 +26,8 @@ MAX_PIXELS = (
 )  # decoded, and resized: a strip of 1 x 60,000 pixels would grow by the square of its ratio
 MAX_BYTES = 1 << 30
 MAX_SCANS = 100  # of a JPEG file: each goes over all pixels again; encoders write about ten
+SCANS_OF_LARGE, PIXELS_READ = 16, 1 << 30  # of all scans together, where there are more than 16
+DECODING_BYTES = {"WEBP": 16, "JPEG": 10}  # of one pixel, in the library; 8 of other formats
 SCAN = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # a marker of JPEG; 0xD0 to 0xD7 stand within a scan
 
 
@@ -120,11 +122,12 @@ def open_image(
     where: str = "",
     max_pixels: int = MAX_PIXELS,
     max_scans: int = MAX_SCANS,
+    max_memory: int | None = None,
 ) -> Image:
     """Decode an image, upright by its EXIF orientation, the first one of a file of several.
 
-    Raises `SourceError` for anything else, and `InputError` before decoding more than `max_pixels`, or a JPEG of more
-    than `max_scans`.
+    Raises `SourceError` for anything else, and `InputError` before decoding more than `max_pixels`, a JPEG of more than
+    `max_scans`, or what takes the library more than `max_memory` bytes.
     """
     if find_spec("PIL") is None:
         raise NotUsableError("image files need the package pillow", hint="pip install 'infer[images]'")
@@ -144,11 +147,20 @@ def open_image(
                     f"expected an image of at most {max_pixels} pixels, got {image.width} x {image.height}",
                     where=where,
                 )
-            if data[:2] == b"\xff\xd8" and _has_more_scans(data, max_scans):
+            most = min(max_scans, max(SCANS_OF_LARGE, PIXELS_READ // (image.width * image.height)))
+            if data[:2] == b"\xff\xd8" and _has_more_scans(data, most):
                 raise InputError(
-                    f"expected a JPEG of at most {max_scans} scans, got more",
+                    f"expected at most {most} scans in a JPEG of {image.width} x {image.height} pixels, got more",
                     where=where,
                     hint="Write it again with another program",
+                )
+            memory = image.width * image.height * DECODING_BYTES.get(image.format or "", 8)
+            if max_memory is not None and memory > max_memory:
+                raise InputError(
+                    f"decoding {image.width} x {image.height} pixels of {image.format} takes {memory >> 20} MiB of "
+                    f"memory, {max_memory >> 20} are allowed",
+                    where=where,
+                    hint="Send it smaller",
                 )
             image.load()
             ImageOps.exif_transpose(image, in_place=True)

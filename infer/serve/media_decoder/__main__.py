@@ -5,6 +5,8 @@ A child decodes one file after another and ends with its channel. It imports nei
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 import signal
 import socket
@@ -27,6 +29,8 @@ from ..workers.messages import encode_error
 from ..workers.process import Channel, ClosedError
 from .messages import DecodedImage, DecodedSound, DecodeImage, DecodeLimits, DecodeSound, ToDecoder
 
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+MAPPED = 1 << 20  # bytes from which memory is returned to the system as soon as it is freed
 LIBRARIES = ("PIL.Image", "soundfile", "soxr")
 
 
@@ -36,6 +40,8 @@ def main(descriptor: int, decode: Callable[[Any], Any] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     control.recv(MESSAGE)  # there is nothing to configure
+    with contextlib.suppress(AttributeError, OSError):  # else freed images stay with the process
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
     for name in LIBRARIES:
         if find_spec(name.partition(".")[0]) is not None:
             import_module(name)
@@ -72,7 +78,7 @@ def decoded(asked: DecodeImage | DecodeSound) -> DecodedImage | DecodedSound:
     if isinstance(asked, DecodeSound):
         samples = open_sound(asked.data, asked.sampling_rate, asked.where, limits.audio_seconds)
         return DecodedSound(_view(samples.astype(np.float32, copy=False)))
-    image = open_image(asked.data, asked.where, limits.pixels, limits.scans)
+    image = open_image(asked.data, asked.where, limits.pixels, limits.scans, limits.memory)
     size = (image.height, image.width)
     if asked.steps is None:
         return DecodedImage(size, image.convert(MODES[asked.channels]).tobytes(), [])
