@@ -136,7 +136,7 @@ def open_image(
     if isinstance(source, Image.Image):
         return source
     where = where or (str(source) if not isinstance(source, bytes) else "")
-    Image.init()
+    load_plugins()
     formats = [name for name in FORMATS if name in Image.OPEN]
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
@@ -176,6 +176,14 @@ def open_image(
         raise
     except Exception as error:  # whatever a damaged file raises in the library: it has no class for that
         raise SourceError(f"expected an image: {error}", where=where) from error
+
+
+def load_plugins() -> None:
+    """Import the library's plug-ins for formats, once; nothing without the library."""
+    if find_spec("PIL") is not None:
+        from PIL import Image
+
+        Image.init()
 
 
 def _has_more_scans(data: bytes, limit: int) -> bool:

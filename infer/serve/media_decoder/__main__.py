@@ -22,7 +22,7 @@ import numpy as np
 
 from ...errors import InferError, SourceError, TooLargeError
 from ...preprocess.audio import open_sound
-from ...preprocess.image import MODES, open_image
+from ...preprocess.image import MODES, load_plugins, open_image
 from ..fork_server.children import MESSAGE, Children, fork_on_request
 from ..fork_server.messages import ForkServerReady
 from ..workers.messages import encode_error
@@ -31,7 +31,7 @@ from .messages import DecodedImage, DecodedSound, DecodeImage, DecodeLimits, Dec
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 MAPPED = 1 << 20  # bytes from which memory is returned to the system as soon as it is freed
-LIBRARIES = ("PIL.Image", "soundfile", "soxr")
+LIBRARIES = ("soundfile", "soxr")
 
 
 def main(descriptor: int, decode: Callable[[Any], Any] | None = None) -> int:
@@ -45,6 +45,7 @@ def main(descriptor: int, decode: Callable[[Any], Any] | None = None) -> int:
     for name in LIBRARIES:
         if find_spec(name.partition(".")[0]) is not None:
             import_module(name)
+    load_plugins()
     children = Children(control, {"decode": partial(_answer_files, decode or decoded)})
     fork_on_request(children, control, ForkServerReady())
     return 0

@@ -26,7 +26,8 @@ PLACES = (
     CORES + 1
 )  # of files that are decoded at once, and of slow ones; one client has at most `CORES` of each
 QUICK_SECONDS = 0.5  # on the clock; a file that takes longer needs a place among the slow ones
-WALL = 6  # seconds on the clock, for each of CPU time, until a process is killed
+TRIES = 2  # to find it one, each after so long, until it has to wait and is begun again
+WALL_SECONDS = 50.0  # on the clock, besides its CPU time, until a process is killed
 WAITING = 128  # files of one client
 T = TypeVar("T")
 
@@ -119,9 +120,10 @@ class MediaDecoders:
             child = await self._take()
             work = asyncio.create_task(self._exchange(asked, child))
             try:
-                done, _ = await asyncio.wait([work], timeout=QUICK_SECONDS)
-                if done or place.move():
-                    return await work
+                for _ in range(TRIES):
+                    done, _ = await asyncio.wait([work], timeout=QUICK_SECONDS)
+                    if done or place.move():
+                        return await work
             finally:
                 work.cancel()
                 await asyncio.wait([work])
@@ -132,7 +134,7 @@ class MediaDecoders:
 
     async def _exchange(self, asked: DecodeImage | DecodeSound, child: Child) -> Any:
         """Send a file to a process and return its answer; the process is killed unless it gave one."""
-        most, answer = WALL * asked.limits.seconds, None
+        most, answer = WALL_SECONDS + asked.limits.seconds, None
         try:
             async with asyncio.timeout(most):
                 await child.send(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from infer.preprocess.audio import open_sound
 from infer.preprocess.image import ImagePreprocessor, open_image
 from infer.serve.media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
 from infer.serve.media_decoder.processes import CORES, PLACES, MediaDecoders
+from tests.fuzz import media_files
 from tests.support import fake_media
 from tests.support.fake_media import png, speech, wav
 from tests.support.fake_predictors import live
@@ -104,6 +106,28 @@ def test_a_decoder_crash_fails_one_file_only(decoding: Decoding) -> None:
 def test_an_error_of_any_kind_refuses_the_file_and_keeps_its_process(decoding: Decoding) -> None:
     with pytest.raises(SourceError, match="can't be decoded: RuntimeError: of a library"):
         decoding.ask(image(b"RAISE")).result()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files_are_decoded_or_refused_and_end_no_process(decoding: Decoding, seed: int) -> None:
+    chance, wrong = random.Random(seed), list[str]()
+    limits = DecodeLimits(pixels=1 << 22, audio_seconds=60)
+    pictures, sounds = media_files.images(), media_files.sounds()
+    for name in [*pictures, *sounds] * 3:
+        data = media_files.damaged((pictures | sounds)[name], chance)
+        small = ImagePreprocessor(shortest_edge=20, longest_edge=60, scale=1 / 255)
+        asked: Any = image(data, chance.choice([small, STEPS, None]), limits)
+        if name in sounds:
+            asked = DecodeSound(data, "file", chance.choice([16000, 8000]), limits)
+        try:
+            found = decoding.ask(asked, f"{seed}").result()
+            values = [found] if name in sounds else [*found.arrays().values()]
+            wrong += [name for one in values if not np.isfinite(one).all()]
+        except (InputError, SourceError) as error:
+            wrong += [
+                f"{name}: {error}" for sign in ("can't be decoded", "process that") if sign in str(error)
+            ]
+    assert wrong == []
 
 
 def test_memory_of_a_file_is_limited_in_its_process(decoding: Decoding) -> None:
