@@ -13,7 +13,8 @@ import hashlib
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -32,6 +33,7 @@ QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
 SLOW = 2  # for long ones, of one client one
 QUICK_SECONDS = 0.25  # of CPU time
 WALL = 2  # seconds on the clock, for each of CPU time, until a process is killed
+COMPILING = 2  # in the model's process
 WAIT_SECONDS = 30.0  # for a turn
 WAITING = 128  # grammars of one client
 KNOWN = 4096  # results that are kept
@@ -50,6 +52,11 @@ class GrammarTrials:
         )
         self._quick = slots(QUICK, each=EACH, latest_first=True)
         self._slow = slots(SLOW, each=1)
+        # in the model's process, which has as many threads for each kind
+        self._compiling, self._compiling_long = (
+            slots(COMPILING, each=COMPILING, latest_first=True),
+            slots(1, each=1),
+        )
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
     async def check(self, client: str, constraint: Mapping[str, Any]) -> GrammarCost:
@@ -76,6 +83,22 @@ class GrammarTrials:
         if isinstance(result, InferError):
             raise type(result)(result.message, where=result.where, hint=result.hint) from result
         return result
+
+    async def compile(
+        self, client: str, tried: GrammarCost, pool: Executor, check: Callable[[], None]
+    ) -> None:
+        """Have the model's process compile a grammar: `check` waits for it, in a thread.
+
+        It keeps its client's place to its end, also when nobody waits for it. Long ones have a place of their own.
+        """
+        long = tried.seconds > self._limits.long_seconds
+        slots = self._compiling_long if long else self._compiling
+        await slots.take(client, WAIT_SECONDS)
+        compiling = asyncio.get_running_loop().run_in_executor(pool, check)
+        compiling.add_done_callback(
+            lambda done: (slots.release(client), done.cancelled() or done.exception())
+        )
+        await asyncio.shield(compiling)
 
     def close(self) -> None:
         for task in self._under_way.values():
