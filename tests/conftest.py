@@ -30,12 +30,12 @@ pipeline/test_backends_and_formats test_readme_commands test_tutorials kernels/t
 kernels/test_native_arm kernels/test_triton_interpreter cli/test_generate serve/llm/test_trained_llm
 predict/test_text_generation backends/test_inductor_steps backends/test_ort_steps llm/test_encoder_decoder
 artifact/test_mutated_artifacts llm/test_paged_step predict/test_task_answers budget_search/test_isolation
-onnx/test_table_layers gate/test_planted_faults llm/test_lora_variants artifact/test_stored_data pipeline/test_every_source
+onnx/test_table_layers llm/test_lora_variants artifact/test_stored_data pipeline/test_every_source
 llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact backends/test_ort_encoder_decoders
 pipeline/test_mixed_precision pipeline/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
 llm/test_latent_attention backends/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
 serve/http/test_openapi cli/test_cli serve/test_page serve/workers/test_workers serve/test_chaos
-serve/http/test_bad_requests serve/test_end_to_end
+serve/http/test_bad_requests serve/test_end_to_end gate/test_planted_faults
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
 

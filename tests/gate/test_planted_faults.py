@@ -23,7 +23,7 @@ SLOW = (
 )  # to capture; taken for kinds that no other model has
 PLANTED = sorted((job for job in JOBS if job.fault), key=lambda job: job.model.startswith(SLOW))
 KINDS = {job.kind: job for job in reversed(PLANTED)}
-# Escapes that are known: what engines answer at other lengths than those of the data, and in which dtype, is not judged.
+# Known escapes: what engines answer at other lengths than those of the data, and in which dtype, is not judged.
 OPEN = {"form", "late positions", "length"}
 
 
