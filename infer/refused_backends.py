@@ -8,6 +8,11 @@ _ONNXRUNTIME = "torch no longer has an ONNX Runtime backend; ONNX Runtime itself
 _TENSORRT = "TensorRT is here without the package torch-tensorrt", "trt"
 _EAGER = "a tool to debug torch.compile, which runs operators one by one", "eager"
 _NVFUSER = "torch.compile dropped nvFuser in 2023 for inductor's Triton kernels", "inductor"
+_CUDAGRAPHS = (
+    "replays kernels without fusing them; infer records CUDA graphs of decode steps itself",
+    "inductor",
+)
+_TVM = "Apache TVM is not called by infer", "inductor"
 _XLA = "XLA compiles for TPUs, on which infer does not run", "inductor"
 _TORCHSCRIPT = "TorchScript is deprecated in torch", "inductor"
 
@@ -17,17 +22,20 @@ REPLACEMENTS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("ONNX Runtime goes by a shorter name", "ort"),
     "tensorrt": _TENSORRT,
     "torch_tensorrt": _TENSORRT,
+    "torch2trt": ("torch2trt is not called by infer; TensorRT itself is here", "trt"),
     "fx2trt": ("the FX frontend of torch-tensorrt is legacy; TensorRT itself is here", "trt"),
     "ipex": ("Intel Extension for PyTorch has ended; its kernels are in torch and OpenVINO", "openvino"),
-    "cudagraphs": (
-        "replays kernels without fusing them; infer records CUDA graphs of decode steps itself",
-        "inductor",
-    ),
-    "tvm": ("Apache TVM is not called by infer", "inductor"),
+    "cudagraphs": _CUDAGRAPHS,
+    "aot_cudagraphs": _CUDAGRAPHS,
+    "tvm": _TVM,
+    "tvm_meta_schedule": _TVM,
+    "ansor": _TVM,
     "hidet": ("hidet was archived in 2026", "inductor"),
     "nvfuser": _NVFUSER,
     "nvprims_nvfuser": _NVFUSER,
     "aot_nvfuser": _NVFUSER,
+    "aot_ts_nvfuser": _NVFUSER,
+    "ofi": ("optimize_for_inference was a pass over TorchScript, which is deprecated in torch", "inductor"),
     "openxla": _XLA,
     "openxla_eval": _XLA,
     "torchxla": _XLA,
@@ -35,6 +43,7 @@ REPLACEMENTS: dict[str, tuple[str, str]] = {
     "ts": _TORCHSCRIPT,
     "aot_ts": _TORCHSCRIPT,
     "torchscript": _TORCHSCRIPT,
+    "static_runtime": _TORCHSCRIPT,
     "aot_eager": _EAGER,
     "aot_eager_decomp_partition": _EAGER,
     "aot_eager_decomp_partition_crossref": _EAGER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -25,6 +25,9 @@ KV_DTYPES = (
     "int8",
     "float8_e4m3fn",
 )  # of a KV cache; kernels take the index
+BATCH = "batch"  # symbolic size of the rows
+# Requests that may share a batch: all, padded to one length; those of equal lengths; none.
+Joins = Literal["padded", "equal", "none"]
 DECODER_IDS = "decoder_input_ids"  # tokens of the decoder of an encoder-decoder
 CHOICES = 4  # of a question, in the samples of a multiple choice model: so many rows one after another
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
@@ -41,7 +44,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     """Name, dtype and shape of one input or output of a model.
 
     `dtype` is a name such as "float32" or "int64". A size in `shape` is a number, or the name of a symbolic size, which
-    has one value in all inputs and outputs of a call. The symbolic size of rows is called "batch".
+    has one value in all inputs and outputs of a call. The symbolic size of rows is called "batch"; whether requests may
+    share a batch is not said by the name: see `Joins`.
     """
 
     name: str
@@ -76,7 +80,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def batched(self) -> bool:
-        return bool(self.shape) and self.shape[0] == "batch"
+        return bool(self.shape) and self.shape[0] == BATCH
 
     def with_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
         """Repeat or cut the rows of a batched tensor to exactly `rows`; return an unbatched one unchanged."""
@@ -98,6 +102,27 @@ class TensorSpec(msgspec.Struct, frozen=True):
             if expected != have:
                 named = f" with {want}={expected}" if isinstance(want, str) else ""
                 raise InputError(f"expected input {self}{named}, got {got}", where=where)
+
+
+def check_sizes(
+    actual: Mapping[str, int], limits: Mapping[str, tuple[int, int]], *, splits: bool, joins: Joins = "padded"
+) -> None:
+    """Raise `InputError` for a symbolic size beyond its limits; `splits`: more rows run in several batches."""
+    for size, have in actual.items():
+        low, high = limits.get(size, (0, have))
+        if low <= have <= high or (splits and size == BATCH and have > high):
+            continue
+        whole = joins == "none" and size == BATCH and have > high
+        raise InputError(
+            f"expected {size} between {low} and {high}, got {have}",
+            where="request.inputs",
+            hint="Rows of a batch depend on each other, so that a request is never split" if whole else "",
+        )
+
+
+def text_padding(pad_id: int) -> dict[str, int]:
+    """Return the inputs of which rows of token ids may be padded to one length, and the value that fills each."""
+    return {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0}
 
 
 def __getattr__(name: str) -> Any:

@@ -90,7 +90,7 @@ def test_manifest_keys_are_stable() -> None:
     assert [f.name for f in msgspec.structs.fields(store.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
         "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
-        "samples_from", "scores_only", "files", "lengths",
+        "samples_from", "scores_only", "joins", "files", "lengths",
     ]  # fmt: skip
 
 

@@ -15,11 +15,12 @@ from ..plan import Plan
 from ..regular_files import read_regular
 from ..results import ScoresOnly
 from ..sanitize import sanitize_values
-from ..spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
+from ..spec import NAMES, Choice, Finding, Joins, LayerChoice, TensorSpec
 from .old_formats import upgrade_manifest, upgrade_report
 
-FORMAT = 2  # since then codes may have 5 and 6 bits, minima be steps of a scale, scales be float8
-READ = (1, FORMAT)
+# Since 2 codes may have 5 and 6 bits, minima be steps of a scale, scales be float8; since 3 `joins` may forbid batches.
+FORMAT = 3
+READ = (1, 2, FORMAT)
 MANIFEST = "manifest.json"
 REPORT = "report.json"
 MAX_BYTES, MAX_NAME = 1 << 27, 255
@@ -29,7 +30,8 @@ MAX_SIZE = 1 << 48  # of a dimension, and of the elements of one tensor
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of an artifact: all but tensors.
 
-    `plan` makes it again; `files` is path → sha256, `lengths` path → bytes.
+    `plan` makes it again; `files` is path → sha256, `lengths` path → bytes. `joins`: which requests may share a batch,
+    as tried on the original and on the optimized form; None before format 3: `Predictor.load` tries it.
     """
 
     format: int = FORMAT
@@ -52,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerChoice, ...] = ()
     samples_from: str = ""  # whose rows judged it, and are its golden inputs
     scores_only: ScoresOnly | None = None  # of a language model that does not generate
+    joins: Joins | None = None
     files: dict[str, str] = {}
     lengths: dict[str, int] = {}
 

@@ -7,9 +7,12 @@ Exit codes: 0 done · 1 internal · 2 usage · 3 bad file or artifact · 4 a gat
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from typing import Any
 
@@ -47,11 +50,12 @@ COMMANDS = (  # in the order of `infer --help`
     distil.distil,
 )
 for command in COMMANDS:
-    app.command()(command)
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Errors are one line on stderr."""
+    """Run the command line; returns the exit code. An error is one line on stderr, of a terminal broken at words."""
     signal.signal(signal.SIGTERM, _terminate)
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
@@ -96,7 +100,11 @@ def _fail(message: str, code: int, kind: str = "") -> int:
     message = sanitize_text(message, MAX_MESSAGE)  # it may hold names and values of untrusted files
     if kind:
         print(json.dumps({"error": {"code": kind, "message": message, "exit_code": code}}))
-    print(f"infer: {message}", file=sys.stderr)
+    lines = [f"infer: {message}"]
+    if sys.stderr.isatty():  # paths and commands stay whole, to be copied
+        width = shutil.get_terminal_size().columns
+        lines = textwrap.wrap(lines[0], width, break_long_words=False, break_on_hyphens=False)
+    print("\n".join(lines), file=sys.stderr)
     return code
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from .. import bench
 from ..artifact import store
@@ -16,9 +16,9 @@ from ..latency import Paired
 from ..options.values import parse_batches
 from ..predict import generation_shape
 from ..report.rendering import formatting
+from ..report.rendering.text_layout import Column, Table, show, show_lines, width_of, wrap
 from ..spec import Finding
 
-WIDTH = 160  # columns where stdout is no terminal, so that nothing is folded
 Measured = bench.Bench | llm.LanguageBench
 
 
@@ -39,18 +39,15 @@ def print_result(result: Measured, *, as_json: bool) -> None:
         print(bench.encode(result).decode())
         return
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
     for line in _card(result):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        show_lines(console, wrap(line, width_of(console)))
     if isinstance(result, llm.LanguageBench):
-        console.print(_tokens(result))
-        console.print("\nwhere a decode step goes, ms", highlight=False)
-        console.print(_budgets(result))
+        show(console, _tokens(result))
+        show_lines(console, ["", "where a decode step goes, ms"])
+        show(console, _budgets(result))
     else:
-        console.print(_calls(result))
-    for finding in result.memory:
-        _memory(console, finding)
+        show(console, _calls(result))
+    show(console, Table((Column(""), Column("", right=True), Column("")), list(map(_memory, result.memory))))
 
 
 def _card(result: Measured) -> list[str]:
@@ -69,12 +66,12 @@ def _card(result: Measured) -> list[str]:
 
 def _calls(result: bench.Bench) -> Table:
     against = [f"time ÷ {result.against}", "verdict"] if result.against else []
-    table = _table("batch", "p50 ms", "p90 ms", "p99 ms", "rows/s", "floor ms", *against)
+    heads, rows = ("batch", "p50 ms", "p90 ms", "p99 ms", "rows/s", "floor ms", *against), []
     for row in result.rows:
         times = (f"{1e3 * t:.2f}" for t in (row.latency.p50, row.latency.p90, row.latency.p99))
         cells = [str(row.batch), *times, f"{row.rows_per_second:.1f}", f"{1e3 * row.floor:.2f}"]
-        table.add_row(*cells, *_pair(row.pair))
-    return table
+        rows.append([*cells, *_pair(row.pair)])
+    return _table(heads, rows)
 
 
 def _tokens(result: llm.LanguageBench) -> Table:
@@ -93,7 +90,7 @@ def _tokens(result: llm.LanguageBench) -> Table:
         "decode tok/s",
     ]
     against = [f"step ÷ {result.against}", "verdict", "first token ÷"] if result.against else []
-    table = _table(*heads, "of floor", *against)
+    rows = []
     for row in result.rows:
         times = [
             f"{1e3 * t:.2f}" for t in (row.between_tokens.p50, row.between_tokens.p90, row.between_tokens.p99)
@@ -101,8 +98,8 @@ def _tokens(result: llm.LanguageBench) -> Table:
         cells = [str(row.batch), str(row.context), f"{1e3 * row.first_token.p50:.1f}"]
         cells += [f"{row.prefill_per_second:,.0f}", *times, f"{row.decode_per_second:,.1f}"]
         first = [f"{row.first_pair.ratio:.2f}"] if row.first_pair else []
-        table.add_row(*cells, formatting.of_ceiling(row.of_floor), *_pair(row.pair), *first)
-    return table
+        rows.append([*cells, formatting.of_ceiling(row.of_floor), *_pair(row.pair), *first])
+    return _table([*heads, "of floor", *against], rows)
 
 
 def _budgets(result: llm.LanguageBench) -> Table:
@@ -111,25 +108,22 @@ def _budgets(result: llm.LanguageBench) -> Table:
     Its column `outside` is the share outside of weights, the activations quantized for them, and attention.
     """
     parts = ("weights", "quantizing", "attention", "rows", "waiting", "other", "sampling", "engine")
-    table = _table("batch", "context", *parts, "outside")
+    rows = []
     for row in result.rows:
         if row.budget is not None:
             times = [f"{1e3 * getattr(row.budget, part):.3f}" for part in parts]
-            table.add_row(str(row.batch), str(row.context), *times, formatting.share(row.budget.outside))
-    return table
+            rows.append([str(row.batch), str(row.context), *times, formatting.share(row.budget.outside)])
+    return _table(["batch", "context", *parts, "outside"], rows)
 
 
 def _pair(pair: Paired | None) -> list[str]:
     return [] if pair is None else [f"{pair.ratio:.2f} [{pair.low:.2f}, {pair.high:.2f}]", pair.verdict]
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right")
-    return table
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table([Column(head, right=True) for head in heads], rows)
 
 
-def _memory(console: Console, finding: Finding) -> None:
+def _memory(finding: Finding) -> tuple[str, str, str]:
     value = "unknown" if finding.value is None else formatting.number(finding.value, finding.unit)
-    console.print(f"{finding.what:<10} {value:>12}  {finding.why}", markup=False, highlight=False)
+    return finding.what, value, finding.why

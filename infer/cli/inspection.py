@@ -47,7 +47,10 @@ def report(
     html: Annotated[Path | None, typer.Option(help="also write the report as an HTML page here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the full report of an artifact."""
+    """Show the full report of an artifact.
+
+    It is as wide as the terminal; into a pipe or a file it has 100 columns, or as many as COLUMNS says.
+    """
     from ..report import inspection
     from ..report.rendering.html import render_html
     from . import output

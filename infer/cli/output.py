@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ..report import document
 from ..report.rendering import formatting, optimize_summary, terminal
+from ..report.rendering.text_layout import Column, Table, show
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
+BAR = 20  # columns
+BESIDE = 2 + 1 + 1 + BAR + 1 + 7  # columns of a line of progress: spinner, bar and time with their gaps
 EVERY = 10.0  # seconds between two lines of such a step in a log
 
 
@@ -74,16 +76,23 @@ class BarReporter(Reporter):
         self._stage = name
         self._progress.update(self._task, completed=1, total=1)
         self._progress.stop_task(self._task)
-        self._task = self._progress.add_task(f"{name:<8} [dim]{escape(detail)}", total=None)
+        self._task = self._progress.add_task(self._line(name, detail), total=None)
 
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
         if self._stage in TOLD:
-            self._progress.update(self._task, description=f"{self._stage:<8} [dim]{escape(what)}")
+            self._progress.update(self._task, description=self._line(self._stage, what))
 
     def show(self, finding: Finding) -> None:
         if self._verbose:
             self._progress.console.print(sentence(finding), markup=False, highlight=False)
+
+    def _line(self, name: str, detail: str) -> str:
+        """Write a step in one line that leaves room for its bar and its time: of a long path both ends are shown."""
+        room = max(8, self._progress.console.width - BESIDE - max(8, len(name)))
+        half = (room - 1) // 2
+        shown = detail if len(detail) <= room else f"{detail[:half]}…{detail[-half:]}"
+        return f"{name:<8} [dim]{escape(shown)}"
 
 
 def sentence(finding: Finding) -> str:
@@ -104,7 +113,7 @@ def progress_reporter(*, quiet: bool, verbose: bool = False, search: bool = Fals
     elif not console.is_terminal:
         yield LineReporter(console, verbose=verbose)
     else:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(BAR), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=not verbose) as progress:
             yield BarReporter(progress, verbose=verbose)
 
@@ -128,7 +137,8 @@ def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:
         return
     console = Console()
     terminal.render_terminal(report, console)
-    console.print(f"artifact: {path}", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    show(console, Table((Column(""), Column("")), [("artifact", str(path))]))
 
 
 def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
@@ -136,28 +146,34 @@ def print_memory_table(rows: Sequence[TechniqueRow], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(rows).decode())
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("technique", no_wrap=True)
-    for head in ("planned", "measured", "time"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("")
-    for row in rows:
-        sizes = formatting.size(row.planned), formatting.size(row.measured)
-        table.add_row(escape(row.technique), *sizes, formatting.seconds(row.seconds), escape(row.why))
-    Console().print(table)
+    sizes = ("planned", "measured", "time")
+    columns = Column("technique"), *(Column(head, right=True) for head in sizes), Column("")
+    cells = [
+        (
+            row.technique,
+            *map(formatting.size, (row.planned, row.measured)),
+            formatting.seconds(row.seconds),
+            row.why,
+        )
+        for row in rows
+    ]
+    show(Console(), Table(columns, cells))
 
 
 def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print names and values, one a line."""
+    """Print names and values; those wider than the terminal wrap."""
     if as_json:
         print(msgspec.json.encode(values).decode())
         return
-    width = max(len(name) for name in values)
+    rows = []
     for name, value in values.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        if isinstance(value, Mapping):
+        text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:<{width}}  {sanitize_text(text, MAX_FACT) or '-'}")
+        rows.append((name, sanitize_text(text, MAX_FACT) or "-"))
+    show(Console(), Table((Column(""), Column("")), rows))
 
 
 def print_doctor(rows: list[Finding], *, as_json: bool) -> None:
@@ -165,10 +181,8 @@ def print_doctor(rows: list[Finding], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([msgspec.to_builtins(row) for row in rows]))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("what", "name", "value", "why"):
-        table.add_column(column, overflow="fold")
+    cells = []
     for row in rows:
         value = f"{row.value:.1f}" if isinstance(row.value, float) else str(row.value)
-        table.add_row(row.stage, escape(row.what), escape(f"{value} {row.unit}".strip()), escape(row.why))
-    Console().print(table)
+        cells.append((row.stage, row.what, f"{value} {row.unit}".strip(), row.why))
+    show(Console(), Table(tuple(map(Column, ("what", "name", "value", "why"))), cells))

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from ..budget_search.progress import SearchReporter, State
 from ..report.rendering.formatting import seconds, size
+from ..report.rendering.text_layout import Column, Table
 from ..report.search_record import Measured
 from ..report.search_tables import loss_value_text
 from ..spec import Finding
 
 MOST = 6  # rows of the front
-HEADS = ("front so far", "latency", "per second", "memory", "size", "loss")
+FIGURES = "latency", "per second", "memory", "size", "loss"
+COLUMNS = Column("front so far"), *(Column(name, right=True) for name in FIGURES)
 
 
 class LiveReporter(SearchReporter):
@@ -47,9 +48,7 @@ def view(now: State, spinner: Spinner | None = None) -> Group:
     if spinner is not None:
         spinner.update(text=head)
     best = "nothing within the budgets yet" if now.best is None else now.best.candidate.label
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(HEADS):
-        table.add_column(name, justify="right" if index else "left", header_style="dim", no_wrap=True)
+    rows = []
     for record in now.front[:MOST]:
         found = record.measured or Measured()
         rate = found.throughput
@@ -63,8 +62,8 @@ def view(now: State, spinner: Spinner | None = None) -> Group:
                 found.error if found.score is None else found.score, is_score=found.score is not None
             ),
         )
-        table.add_row(*(Text(cell) for cell in cells))
-    parts = [spinner or head, Text(f"best so far: {best}"), *([table] if now.front else [])]
+        rows.append(cells)
+    parts = [spinner or head, Text(f"best so far: {best}"), *([Table(COLUMNS, rows)] if rows else [])]
     return Group(*parts)
 
 

@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from ..errors import NotUsableError, UsageError
 from ..report.rendering.formatting import seconds, size
+from ..report.rendering.text_layout import Column, Table
 from ..serve.observability.prometheus_text import percentile
 
 WINDOW = 10.0  # seconds that percentiles cover
 RATE = 3.0  # seconds that rates cover
 HEADS = ("model", "per second", "p50", "p95", "p99", "waiting", "running", "batch", "KV", "refused", "failed")
+SPARE = {"batch": 1, "p95": 2}  # columns that a narrow terminal does not show
 Reading = Mapping[str, Any]
 
 
@@ -100,16 +102,12 @@ class Readings:
             str(failed + now["late"]),
         ]
 
-    def table(self, url: str) -> Table:
+    def table(self, url: str) -> Group:
         """Make the table of all models, from the newest reading and those before it."""
         now = self.all[-1]
         title = f"{url} · {now['state']} · {now['active']} requests · {size(now['memory'])}"
-        table = Table(title=title, title_justify="left")
-        for head in HEADS:
-            table.add_column(head, justify="left" if head == "model" else "right")
-        for name in now["models"]:
-            table.add_row(*self.row(name))
-        return table
+        columns = [Column(head, right=head != "model", drop=SPARE.get(head, 0)) for head in HEADS]
+        return Group(Text(title, style="bold"), Table(columns, list(map(self.row, now["models"]))))
 
 
 def _batch(now: Reading, then: Reading) -> str:

@@ -11,7 +11,6 @@ import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import UsageError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ..report.search_record import TrialRecord
 
 INTERVAL = 1.0  # seconds between two looks at the running searches
-HEADS = ("when", "source", "trial", "latency", "size", "outcome")
 
 
 def trials(
@@ -62,27 +60,32 @@ def trials(
         print("no trials are kept")
         return
     console = Console()
-    console.print(_table(found))
+    _print(console, found)
     console.print(f"{len(found)} trials{', forgotten' if fresh else ''}", highlight=False)
 
 
-def _table(found: Sequence[tuple[str, float, TrialRecord]]) -> Table:
-    """Make a table of trials: source, time of the record in seconds since 1970, record."""
+def _print(console: Console, found: Sequence[tuple[str, float, TrialRecord]]) -> None:
+    """Print a table of the trials of each source; trials are (source, seconds since 1970, record)."""
     from ..report.rendering.formatting import seconds, size
+    from ..report.rendering.text_layout import Column, Table, show, show_lines, width_of, wrap
     from ..report.search_record import Measured
 
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(HEADS):
-        table.add_column(
-            name, justify="right" if index in (3, 4) else "left", overflow="fold", header_style="dim"
-        )
-    for path, made, record in found:
+    columns = (
+        *map(Column, ("when", "trial")),
+        *(Column(name, right=True) for name in ("latency", "size")),
+        Column("outcome"),
+    )
+    by_source: dict[str, list[tuple[str, ...]]] = {}
+    for source, made, record in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))
         own = record.measured or Measured()
         said = record.outcome if record.outcome == "published" else f"{record.outcome}: {record.reason}"
-        cells = (when, path, record.candidate.label, seconds(own.latency), size(own.size), said)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+        row = when, record.candidate.label, seconds(own.latency), size(own.size), said
+        by_source.setdefault(source, []).append(row)
+    for source, rows in by_source.items():
+        show_lines(console, wrap(source, width_of(console)), style="bold")
+        show(console, Table(columns, rows))
+        console.print()
 
 
 def watch_searches(source: str | None, *, as_json: bool = False) -> None:

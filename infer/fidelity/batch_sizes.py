@@ -1,4 +1,4 @@
-"""Comparison at batch sizes 1 and 3, which kernels, guards and batch statistics treat specially."""
+"""Comparison at batch sizes which kernels, guards and batch statistics treat specially."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..results import Metric
 from .metric_sums import kept_rows, rows_of
 from .metrics import Comparison
 
-SIZES = (1, 3)
+SIZES = (1, 2, 3)
 ROWS = 8  # compared at each size, at least
 KEPT = (
     "shape",

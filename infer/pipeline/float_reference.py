@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
+from ..fidelity import row_independence
+from ..fidelity.row_independence import Joining
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph, flatten, plain_call
 from ..llm.step import cuda_graphs
@@ -60,11 +62,21 @@ class FloatReferences:
         self.untimed = False  # of a search: the trial lost before, only its fidelity is wanted
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
+        self._joining: Joining | None = None
 
     def reference(self) -> RememberedOutputs:
         """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
         self._known = self._known or RememberedOutputs(self._called())
         return self._known
+
+    def joining(self, run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Joining:
+        """Return which requests of the original may share a batch, as tried once on its `run`."""
+        if self._joining is None:
+            graph = self._original
+            self._joining = row_independence.joining(
+                run, graph.inputs, graph.outputs, graph.samples, graph.sizes
+            )
+        return self._joining
 
     def share_outputs(self, other: FloatReferences) -> None:
         """Take the cached outputs of the same original, prepared in another way."""

@@ -154,4 +154,5 @@ def _manifest(
         layers=small.layers,
         samples_from=loaded.samples_from,
         scores_only=best.scores_only,
+        joins=best.joining.joins,
     )

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .. import fidelity, library_errors, plugins
 from ..artifact import golden
-from ..fidelity import batch_sizes
+from ..fidelity import batch_sizes, row_independence
+from ..fidelity.row_independence import Joining
+from ..fidelity.thresholds import LIMITS, precision
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
 from ..graph.typical_inputs import without_common_padding
@@ -58,6 +60,7 @@ def run_trial(
     compared, kept = _compare(plan, reference, runner, original)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(reference, runner, original, spared_tokens(small))
+    joining = _joining(plan, floats, reference, runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
@@ -73,6 +76,7 @@ def run_trial(
         task=original.task,
         shape=shape,
         backend_options=plan.backend_options,
+        joining=joining,
         ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()
@@ -92,6 +96,24 @@ def _judge_schedules(
 
     sources = () if source is None else judged_sources(source, original.samples)
     return compare_schedules(runner, windows, logits, spared=spared, sources=sources)
+
+
+def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, original: Graph) -> Joining:
+    """Return which requests may share a batch: those that neither the original nor the optimized form mixes.
+
+    Sequences of a language model's engine share steps, which its schedules are judged by, and no batch.
+    """
+    if isinstance(runner, FullSequenceRunner):
+        return Joining("padded")
+    with library_errors.float_model_errors():
+        found = floats.joining(reference.run)
+    if found.joins == "none":
+        return found
+    allowed = row_independence.of_class(LIMITS[precision(plan)].relative_error or 0.0)
+    own = row_independence.joining(
+        runner.run, original.inputs, original.outputs, original.samples, original.sizes, allowed
+    )
+    return own if own.joins == "none" or found.joins == "padded" else found
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -145,13 +167,14 @@ def _compare(
 
 
 def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
-    """Compare at batches of one and three, without common padding; steps of a language model have schedules instead."""
+    """Compare at small batches and the largest, without common padding; steps of a language model have schedules."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
     found: list[Metric] = []
-    for size in batch_sizes.SIZES:
+    largest = () if rows == 1 else (min(high, MAX_ROWS),)
+    for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
             whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)

@@ -47,7 +47,7 @@ def choose(tried: Trials) -> Selected:
     best = ranked[0]
     if coarser:
         ranked += sorted((t for t in passing if not t.dtype), key=lambda t: t.seconds)
-    why = _choice_reason(best, ranked) if plan.backend == "auto" else "asked for"
+    why = _choice_reason(best, ranked, tried) if plan.backend == "auto" else "asked for"
     results = [_result(trial, best) for trial in trials]
     tried.reporter.found([*(result.finding() for result in results), *best.findings])
     tried.reporter.found(metric.finding() for metric in best.fidelity)
@@ -93,15 +93,26 @@ def _worst_ratio(trial: Trial, pool: Sequence[Trial]) -> float:
     return max(ratios, default=math.inf)
 
 
-def _choice_reason(best: Trial, ranked: Sequence[Trial]) -> str:
+def _choice_reason(best: Trial, ranked: Sequence[Trial], tried: Trials) -> str:
+    """Say by what the trial won; where it had no rival, which others were tried or refused."""
     if len(ranked) == 1:
-        return "the only one that was tried"
+        failed = [f"{t.name} {_why_out(t, tried.plan)}" for t in tried.trials if t is not best]
+        refused = [result.name for result in tried.refused]
+        out = "; ".join([*failed, *([f"refused: {', '.join(refused)}"] if refused else [])])
+        which = f"of {1 + len(failed)} tried that passed" if failed else "that can run it here"
+        return f"the only one {which}; {out}" if out else "the only one there is"
     if not best.latency:
         return "not timed"
     others = ", ".join(f"{t.name} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
     worst = _worst_ratio(best, ranked)
     nearest = f"at most {worst:.2f}x of the fastest at a batch size, the others more"
     return f"{'the fastest here' if worst <= latency.SLOWER else nearest}; time of the others: {others}"
+
+
+def _why_out(trial: Trial, plan: Plan) -> str:
+    if trial.unfaithful(plan):
+        return "is not faithful enough"
+    return "is slower than float" if trial.failure(plan) else "gains too little"
 
 
 def enforce(

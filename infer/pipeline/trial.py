@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import fidelity, latency
+from ..fidelity.row_independence import Joining
 from ..fidelity.thresholds import limits, precision
 from ..latency import WORKLOAD, Paired
 from ..llm.step.step_shape import StepShape
@@ -72,6 +73,7 @@ class Trial:
     backend_options: Mapping[str, str] = field(default_factory=dict)  # that it was lowered with
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
+    joining: Joining = Joining("padded")  # which requests may share a batch of it
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
@@ -171,6 +173,7 @@ class Trial:
         """List what the artifact can't do, or does worse than the original."""
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
+        lines += [self.joining.limitation] if self.joining.why else []
         kept = f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float"
         return [*lines, kept] if self.slower else lines
 

@@ -14,6 +14,7 @@ from .. import fidelity
 from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
+from ..fidelity import row_independence
 from ..fidelity.thresholds import LIMITS, precision
 from ..graph import encoder_decoder_graphs
 from ..llm.llm import parse_size
@@ -41,6 +42,8 @@ class Predictor(TextGeneration):
 
     - `inputs`, `outputs`: tuples of `TensorSpec`.
     - `sizes`: symbolic size → (smallest, largest); `max_batch`: the largest batch of one run.
+    - `joins`: which requests may share a batch: "padded" to one length, of "equal" lengths, or "none", as rows
+      depend on each other.
     - `name`, `version`, `task`: of the manifest; `manifest`: all of it; `path`: the folder.
     - `notes`: findings made while opening, such as that it was lowered again for this machine.
     - `phases`: seconds of each part of `load`.
@@ -114,6 +117,8 @@ class Predictor(TextGeneration):
         try:
             with as_artifact_error(self.path, "the self-test failed"):
                 self.self_test(exact=exact)
+                if self.manifest.joins is None and generation_shape(self.manifest) is None:
+                    self._try_joining()
             for name, adapter in adapters.items():
                 self.language_model.load_adapter(name, adapter)
         except InferError:
@@ -159,6 +164,10 @@ class Predictor(TextGeneration):
         """
         outputs = self._run(golden.read_inputs(self.path, self.inputs))
         made = golden.read_outputs(self.path, outputs)
+        for name in [
+            name for name, value in made.items() if not value.numel() and value.shape == outputs[name].shape
+        ]:
+            del made[name], outputs[name]  # no detection in these rows: nothing to compare, nothing wrong
         plan = self.manifest.plan
         limits = LIMITS["float32"] if exact else LIMITS[precision(plan)]
         reason = fidelity.judge(fidelity.compare(made, outputs, task="tensors"), limits, None)
@@ -168,6 +177,17 @@ class Predictor(TextGeneration):
                 where=str(self.path),
                 hint="This machine computes other numbers than the one that made it; make the artifact again here",
             )
+
+    def _try_joining(self) -> None:
+        """Try on the golden inputs which requests may share a batch, of an artifact made before that was recorded."""
+        samples = golden.read_inputs(self.path, self.inputs)
+        allowed = row_independence.of_class(LIMITS[precision(self.manifest.plan)].relative_error or 0.0)
+        found = row_independence.joining(
+            *(self._run, self.inputs, self.outputs, samples, self.sizes, allowed), largest=False
+        )
+        self.joins = found.joins
+        if found.why:
+            self.notes.append(Finding("open", "batches", found.joins, why=found.limitation))
 
     def __enter__(self) -> Self:
         return self

@@ -111,7 +111,7 @@ class TaskInputs(TextTasks):
     def _of_images(self, rows: list[Any]) -> list[Any]:
         images = [self._open(row, i) for i, row in enumerate(rows)]
         found: list[Any] = []
-        step = self.max_batch if self.media.output_size is not None else 1
+        step = self.rows_together if self.media.output_size is not None else 1
         for start in range(0, len(images), step):
             part = images[start : start + step]
             outputs = super().predict(self.media.tensors(part))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..artifact import store
-from ..errors import InputError, UsageError
-from ..spec import Finding, TensorSpec
+from ..errors import InferError, InputError, UsageError
+from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
 from .input_fast_path import FastInputs
 
 Array = np.ndarray | Tensor
@@ -22,7 +22,8 @@ Array = np.ndarray | Tensor
 class CheckedRunner:
     """Runner whose tensors are checked against the specs and split into batches, one call at a time.
 
-    `attention_length`: see `spec.work_of_rows`; None where the runner computes padding.
+    `attention_length`: see `spec.work_of_rows`; None where the runner computes padding. `joins`: which requests may
+    share a batch; of a model whose rows depend on each other each request runs whole and alone.
     """
 
     def __init__(
@@ -31,17 +32,27 @@ class CheckedRunner:
         outputs: tuple[TensorSpec, ...],
         sizes: Mapping[str, tuple[int, int]],
         runner: Any,
+        joins: Joins = "padded",
     ) -> None:
-        self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
-        self.max_batch = self.sizes.get("batch", (1, 1))[1]
-        self._batched = all(s.batched for s in (*inputs, *outputs))
+        self.inputs, self.outputs, self.sizes, self.joins = inputs, outputs, sizes, joins
+        self.max_batch = self.sizes.get(BATCH, (1, 1))[1]
         self._fitting = FastInputs(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
         self._run_arrays = getattr(runner, "run_arrays", None)
         self.attention_length: int | None = getattr(runner, "attention_length", None)
 
+    @property
+    def _batched(self) -> bool:
+        """True where requests may share a batch, and be split."""
+        return self.joins != "none" and all(spec.batched for spec in (*self.inputs, *self.outputs))
+
+    @property
+    def rows_together(self) -> int:
+        """The most rows of different texts or images in one run: 1 where rows depend on each other."""
+        return self.max_batch if self._batched else 1
+
     def predict(self, inputs: Any) -> Any:
-        """Run one batch; more than `max_batch` rows run in several pieces.
+        """Run one batch; more than `max_batch` rows run in several pieces, unless rows depend on each other.
 
         - A mapping of arrays by input name returns a mapping of arrays by output name.
         - A bare array, for a model of one input, returns a bare array where there is one output.
@@ -84,6 +95,7 @@ class CheckedRunner:
         checked = [self._check(self._named(request)) for request in requests]
         joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
         outputs, answers, start = self._run_pieces(joined), [], 0
+        _require_rows(outputs, joined)
         for request, one in zip(requests, checked, strict=True):
             stop = start + len(next(iter(one.values())))
             rows = {name: value[start:stop] for name, value in outputs.items()}
@@ -114,12 +126,7 @@ class CheckedRunner:
             checked[spec.name] = (
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
-        for size, actual in bound.items():
-            low, high = self.sizes.get(size, (0, actual))
-            if not low <= actual <= high and not (size == "batch" and actual > high and self._batched):
-                raise InputError(
-                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
-                )
+        check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins)
         return checked
 
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -127,7 +134,10 @@ class CheckedRunner:
         if rows <= self.max_batch:
             return self._run(inputs)
         starts = range(0, rows, self.max_batch)
-        parts = [self._run({n: v[i : i + self.max_batch] for n, v in inputs.items()}) for i in starts]
+        pieces = [{n: v[i : i + self.max_batch] for n, v in inputs.items()} for i in starts]
+        parts = [self._run(piece) for piece in pieces]
+        for part, piece in zip(parts, pieces, strict=True):
+            _require_rows(part, piece)
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -152,7 +162,9 @@ class TensorInputs(CheckedRunner):
     """The calls of an artifact."""
 
     def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:
-        super().__init__(manifest.inputs, manifest.outputs, manifest.sizes, runner)
+        super().__init__(
+            manifest.inputs, manifest.outputs, manifest.sizes, runner, manifest.joins or "padded"
+        )
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
 
@@ -160,3 +172,14 @@ class TensorInputs(CheckedRunner):
 def _on_cpu(value: Tensor) -> Tensor:
     """Move an output to the CPU, detached from autograd."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value
+
+
+def _require_rows(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Raise `InferError` unless each row of the inputs has one row in every output."""
+    rows = len(next(iter(inputs.values())))
+    for name, value in outputs.items():
+        if not value.dim() or len(value) != rows:
+            raise InferError(
+                f"expected {rows} rows of output {name!r}, the model returned {list(value.shape)}",
+                hint="Run each request by itself",
+            )

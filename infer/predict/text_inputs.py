@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import UsageError
 from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
+from ..spec import text_padding
 from ..tasks import late_interaction
 from ..tasks.late_interaction import LateInteraction
 from ..tasks.score_activation import activation_of, scores_of
@@ -25,7 +26,7 @@ class TextInputs(TensorInputs):
         self._tokenizer: Tokenizer | None = None
         if (self.path / "tokenizer.json").exists():
             pad_id = int(self.manifest.meta.get("pad_id") or 0)
-            self.padding = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0}
+            self.padding = text_padding(pad_id)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,11 +76,9 @@ class TextInputs(TensorInputs):
             prompted = [in_lower_case(text) for text in prompted]
         longest = self.tokenizer.max_length
         rows = [rules.row(ids, role, longest) for ids in self.tokenizer.encode(prompted)]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
         found: list[np.ndarray] = [np.empty(0)] * len(rows)
         wanted = {spec.name for spec in self.inputs}
-        for start in range(0, len(order), self.max_batch):
-            chosen = order[start : start + self.max_batch]
+        for chosen in self._batches([len(row.ids) for row in rows]):
             given = late_interaction.arrays_of([rows[i] for i in chosen], self.padding["input_ids"])
             outputs = self.predict({name: value for name, value in given.items() if name in wanted})
             vectors = outputs[late_interaction.OUTPUT]
@@ -126,11 +125,22 @@ class TextInputs(TensorInputs):
         """Run texts or pairs in batches of similar length; return the first output, float32 [len(texts), width]."""
         wanted = {spec.name for spec in self.inputs}
         rows, types = self.tokenizer.encode_typed(texts)
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         result = np.zeros((len(rows), int(self.outputs[0].shape[-1])), dtype=np.float32)
-        for start in range(0, len(order), self.max_batch):
-            chosen = order[start : start + self.max_batch]
+        for chosen in self._batches([len(row) for row in rows]):
             padded = self.tokenizer.pad([rows[i] for i in chosen], [types[i] for i in chosen])
             inputs = {name: value for name, value in padded.items() if name in wanted}
             result[chosen] = self.predict(inputs)[self.outputs[0].name]
         return result
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the numbers of rows of these lengths that run together, by length: see `spec.Joins`."""
+        order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+        start = 0
+        while start < len(order):
+            stop = min(start + self.rows_together, len(order))
+            if self.joins == "equal":
+                stop = next(
+                    (i for i in range(start, stop) if lengths[order[i]] != lengths[order[start]]), stop
+                )
+            yield order[start:stop]
+            start = stop

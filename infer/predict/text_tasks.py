@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..llm.text.embedding_prompts import with_prompt
+from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..tasks import answers, late_interaction, text_answers, zero_shot_text
 from ..tasks.answers import Answer
 from ..tasks.media_model import MediaModel, Preprocessor
@@ -55,15 +55,16 @@ class TextTasks(TextInputs):
             outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
             return [self.media.label_scores(row) for row in outputs]
         texts = raw_inputs.texts(rows)
-        outputs = super().predict(self.tokenize(texts))["logits"]
-        encodings = self.tokenizer.encodings(texts)
+        lower = bool(self.manifest.meta.get("lower_case"))
+        encodings = self.tokenizer.encodings([in_lower_case(text) for text in texts] if lower else texts)
+        logits = [one["logits"] for one in self._run_encodings(encodings)]
         if self.task == "token-classification":
-            triples = zip(outputs, encodings, texts, strict=True)
+            triples = zip(logits, encodings, texts, strict=True)
             return [text_answers.entities(row, one, text, self.labels) for row, one, text in triples]
         mask = self.tokenizer.token_id(str(self.manifest.meta.get("mask_token", "[MASK]")))
         return [
             self._masks(row, one.ids, mask, i)
-            for i, (row, one) in enumerate(zip(outputs, encodings, strict=True))
+            for i, (row, one) in enumerate(zip(logits, encodings, strict=True))
         ]
 
     def _zero_shot(self, row: Any, index: int) -> list[Answer]:
@@ -92,10 +93,22 @@ class TextTasks(TextInputs):
 
     def _span(self, question: str, context: str) -> Answer:
         pieces = self.tokenizer.span_encodings([context], question)
+        found = self._run_encodings(pieces)
+        pairs = [
+            (one["start_logits"], one["end_logits"], row) for one, row in zip(found, pieces, strict=True)
+        ]
+        return text_answers.best_spans(pairs, context)[0]
+
+    def _run_encodings(self, encodings: list[Any]) -> list[dict[str, np.ndarray]]:
+        """Run tokenized texts in batches of similar length; return the outputs of each, padded as its batch was."""
         wanted = {spec.name for spec in self.inputs}
-        found = super().predict({k: v for k, v in self.tokenizer.arrays(pieces).items() if k in wanted})
-        pairs = zip(found["start_logits"], found["end_logits"], pieces, strict=True)
-        return text_answers.best_spans(list(pairs), context)[0]
+        found: list[dict[str, np.ndarray]] = [{} for _ in encodings]
+        for chosen in self._batches([len(one.ids) for one in encodings]):
+            padded = self.tokenizer.arrays([encodings[i] for i in chosen])
+            outputs = super().predict({name: value for name, value in padded.items() if name in wanted})
+            for place, i in enumerate(chosen):
+                found[i] = {name: value[place] for name, value in outputs.items()}
+        return found
 
     def _choices(self, question: str, choices: list[str]) -> list[Answer]:
         outputs = self._run_texts([(question, choice) for choice in choices])

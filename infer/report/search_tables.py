@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from ..budgets import Budgets
 from ..options import fields
 from .rendering import formatting
+from .rendering.text_layout import Column
 from .search_record import Measured, SearchRecord, TrialRecord
 
-HEADS = ("", "trial", "latency", "per second", "memory", "size", "loss", "outcome")
-RIGHT = (2, 3, 4, 5, 6)
+COLUMNS = (
+    *(Column(""), Column("trial"), Column("latency", right=True), Column("per second", right=True, drop=1)),
+    *(
+        Column("memory", right=True),
+        Column("size", right=True),
+        Column("loss", right=True),
+        Column("outcome"),
+    ),
+)
+CAPTION = "Every trial; loss is against the float original"
 CHOSEN, FRONT = "chosen", "front"
 _ORDER = {"published": 0, "refused": 1, "skipped": 3}
 
@@ -41,7 +50,7 @@ def _latency(record: TrialRecord) -> float:
 
 
 def cells(trial: TrialRecord, record: SearchRecord) -> tuple[str, ...]:
-    """Return the row of a trial, under `HEADS`."""
+    """Return the row of a trial, under `COLUMNS`."""
     mark = CHOSEN if trial.chosen else FRONT if trial.on_front else ""
     found = trial.measured or Measured()
     rate = found.throughput

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from html import escape
 
 from . import search_tables
+from .rendering.cells import cell_html
+from .rendering.text_layout import Column
 from .search_record import Measured, SearchRecord, TrialRecord
 
 Value = Callable[[TrialRecord], float | None]
@@ -17,7 +19,6 @@ ORDERS = ("outcome", "latency", "per second", "memory", "size", "loss")
 
 CSS = (
     """
-.whole { white-space: nowrap; }
 .sort { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; border: 0; padding: 0; margin: .8rem 0 0; }
 .sort legend { padding: 0; color: var(--soft); font-size: .9rem; float: left; margin-right: 1rem; }
 .sort label { display: flex; gap: .4rem; align-items: center; }
@@ -43,22 +44,23 @@ def trials_table(record: SearchRecord) -> str:
     trials = search_tables.ranked(record)
     places = [_places(trials, value) for value in _values(record)]
     names = search_tables.backends(record)
+    columns = search_tables.COLUMNS
     heads = "".join(
-        f'<th scope="col" role="columnheader"{_number(index)}>{escape(head)}</th>'
-        for index, head in enumerate(search_tables.HEADS)
+        f'<th scope="col" role="columnheader"{_number(column)}>{escape(column.name)}</th>'
+        for column in columns
     )
     rows = []
     for number, trial in enumerate(trials):
         style = ";".join(f"--by-{index}:{place[number]}" for index, place in enumerate(places))
         cells = "".join(
-            f'<td role="cell"{_number(index)} data-head="{escape(search_tables.HEADS[index])}">{escape(cell)}</td>'
-            for index, cell in enumerate(search_tables.cells(trial, record))
+            f'<td role="cell"{_number(column)} data-head="{escape(column.name)}">'
+            f"{cell_html(cell, right=column.right)}</td>"
+            for column, cell in zip(columns, search_tables.cells(trial, record), strict=True)
         )
         kind = f"backend-{names.index(trial.candidate.backend)}"
         rows.append(f'<tr role="row" class="{kind}" style="{style}">{cells}</tr>')
-    caption = "Every trial; loss is against the float original"
     return (
-        f'{_buttons()}<table class="trials" role="table"><caption>{caption}</caption>'
+        f'{_buttons()}<table class="trials" role="table"><caption>{search_tables.CAPTION}</caption>'
         f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
         f'<tbody role="rowgroup">{"".join(rows)}</tbody></table>'
     )
@@ -107,5 +109,5 @@ def _buttons() -> str:
     return f'<fieldset class="sort"><legend>Sort by</legend>{buttons}</fieldset>'
 
 
-def _number(index: int) -> str:
-    return ' class="num"' if index in search_tables.RIGHT else ' class="key"' if index == 0 else ""
+def _number(column: Column) -> str:
+    return ' class="num"' if column.right else ""

@@ -10,6 +10,7 @@ import msgspec
 
 from ..options import command_line
 from ..report.rendering import formatting
+from ..report.rendering.cells import words_html
 from ..report.rendering.style import CSS
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -83,7 +84,8 @@ def write_report(report: TrainingReport, folder: Path) -> None:
 def render_html(report: TrainingReport) -> str:
     """Render one page without script or reference, every string escaped."""
     facts = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in report.facts().items()
+        f"<tr><th>{escape(name)}</th><td>{words_html(text)}</td></tr>"
+        for name, text in report.facts().items()
     )
     found = "".join(f"<li>{escape(_sentence(finding))}</li>" for finding in report.findings)
     return (

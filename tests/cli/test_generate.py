@@ -316,7 +316,7 @@ def test_the_report_of_a_language_model_counts_decode_steps(
 ) -> None:
     assert main(["report", str(lm)]) == 0
     said = capsys.readouterr().out
-    assert "Decode step, 128 tokens in the cache, against torch eager" in said
+    assert "Decode step, 128 tokens in the cache\nInterleaved with torch eager; " in said
     assert "tokens/s" in said
     assert "rows/s" not in said
     assert "512 B a token (float32, pages of 32 tokens)" in said

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from infer.cli import main, output
 from infer.report import document
@@ -78,6 +80,24 @@ def test_the_longest_verdict_still_fits_and_ends_with_where_the_report_is(width:
     assert any(line.startswith("size") for line in lines)
     assert any(line.startswith("report") for line in lines)
     assert any(line.startswith("serve") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_next_commands_are_whole_and_can_be_copied_whatever_the_path(width: int) -> None:
+    path = Path("/home/some one/" + "very-long.name/" * 14 + "x.infer")
+    lines = optimize_summary.screen(sample(), path, width=width)
+    assert max(map(len, lines)) <= width
+    start = lines.index("serve") + 1
+    assert shlex.split("\n".join(lines[start:]).replace("\\\n", "")) == ["infer", "serve", str(path)]
+
+
+def test_a_step_with_a_long_path_leaves_room_for_its_bar_and_time() -> None:
+    with Progress(console=Console(file=io.StringIO(), width=80, force_terminal=True)) as progress:
+        output.BarReporter(progress).step("load", "/home/someone/" + "very-long.name/" * 14 + "model.pt")
+        said = progress.tasks[-1].description
+    assert said.startswith("load     [dim]/home/someone/")
+    assert said.endswith("name/model.pt")
+    assert len(said.replace("[dim]", "")) + output.BESIDE <= 80
 
 
 def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:

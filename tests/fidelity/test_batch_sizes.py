@@ -1,4 +1,4 @@
-"""Every model is also compared in batches of one and three; NaN of the float model is said, NaN of one side refuses."""
+"""Every model is also compared in small batches and the largest; NaN of the float model is said, NaN of one side refuses."""
 
 from __future__ import annotations
 

@@ -34,6 +34,16 @@ def test_every_torch_compile_backend_is_known_or_refused() -> None:
     assert [n for n in registered if n not in known and not any(w in n for w in OF_TORCHS_OWN_TESTS)] == []
 
 
+def test_every_backend_of_torchs_pages_since_2_0_is_known_or_refused() -> None:
+    """The tables of torch.compile's documentation, which still show names that torch no longer registers."""
+    pages = (
+        "eager aot_eager inductor nvfuser aot_nvfuser aot_cudagraphs ofi fx2trt onnxrt ipex nvprims_nvfuser "
+        "aot_ts_nvfuser cudagraphs torchxla_trace_once torchxla tvm tensorrt openvino openxla"
+    )
+    known = {*REPLACEMENTS, *plugins.names("backends")}
+    assert [name for name in pages.split() if name not in known] == []
+
+
 def test_the_cookbook_lists_every_name_with_its_replacement() -> None:
     lines = COOKBOOK.read_text().splitlines()
     for name, (reason, other) in REPLACEMENTS.items():

@@ -48,11 +48,12 @@ def trial(
     return made
 
 
-def chosen(*trials: Trial) -> tuple[str, str]:
+def chosen(*trials: Trial, refused: tuple[str, ...] = (), plan: Plan = PLAN) -> tuple[str, str]:
     graph: Any = None
-    tried = Trials(
-        PLAN, graph, Compressed(graph, None), Path(), FloatReferences(graph, Path()), Reporter(), list(trials)
-    )
+    floats = FloatReferences(graph, Path())
+    tried = Trials(plan, graph, Compressed(graph, None), Path(), floats, Reporter(), list(trials))
+    for name in refused:
+        tried.refuse(name, "its reason")
     best = choose(tried)
     return best.trial.backend, best.choice.reason
 
@@ -78,6 +79,23 @@ def test_a_gain_at_a_large_batch_does_not_hide_a_loss_at_a_small_one() -> None:
 
 def test_trials_within_three_percent_are_ranked_by_total_time() -> None:
     assert chosen(trial("ort", (1.0, 1.02)), trial("inductor", (1.01, 1.0)))[0] == "inductor"
+
+
+def test_a_backend_without_a_rival_says_what_became_of_the_others() -> None:
+    """The reason stands beside a table of all that were tried and refused, and has to agree with it."""
+    ort, plan = trial("ort", (0.8, 0.8), changed=True), PLAN.with_(quant="int8")
+    slow = trial("openvino", (1.5, 1.5), changed=True)
+    wrong = trial("inductor", (0.5, 0.5), changed=True)
+    wrong.fidelity = [Metric("y", "relative_error", 0.9)]
+    half = trial("ort", (0.9, 0.9), changed=True)
+    half.dtype = "bfloat16"
+    assert chosen(ort)[1] == "the only one there is"
+    assert chosen(ort, refused=("trt",))[1] == "the only one that can run it here; refused: trt"
+    assert chosen(ort, wrong, slow, half, refused=("trt", "eager"), plan=plan) == (
+        "ort",
+        "the only one of 4 tried that passed; inductor is not faithful enough; openvino is slower than float; "
+        "ort bfloat16 gains too little; refused: trt, eager",
+    )
 
 
 def test_an_untimed_trial_can_be_selected() -> None:

@@ -140,6 +140,26 @@ def test_a_question_is_answered_by_a_span_of_a_long_context(tmp_path: Path, text
     assert short["score"] == pytest.approx(float(torch.outer(first, last).triu().max()), abs=1e-4)
 
 
+def test_texts_that_padding_would_change_are_never_padded(tmp_path: Path, texts: Path) -> None:
+    """FNet mixes all places of a row by a Fourier transform, and takes no mask."""
+    config = transformers.FNetConfig(
+        hidden_size=32, num_hidden_layers=1, intermediate_size=48, vocab_size=save_tokenizer(tmp_path / "m"),
+        max_position_embeddings=64, type_vocab_size=2, num_labels=3,
+    )  # fmt: skip
+    save(transformers.FNetForSequenceClassification(config), tmp_path / "m")
+    with made(tmp_path / "m", texts) as predictor:
+        assert predictor.joins == "equal"
+        assert any("only requests of equal lengths are joined" in line for line in predictor.manifest.verdict)
+        alone = [predictor.predict(text) for text in TEXTS]
+        for found, expected in zip(predictor.predict(TEXTS), alone, strict=True):
+            closes(found, expected)
+        with live(predictor) as server:
+            rows = {"inputs": [[text] for text in TEXTS]}
+            asked = httpx.post(f"{server.url}/predict", json=rows, timeout=30).json()
+    for found, expected in zip(asked, alone, strict=True):
+        closes(found, expected)
+
+
 def test_fill_mask_answers_are_ranked_tokens(tmp_path: Path, texts: Path) -> None:
     model = bert(tmp_path / "m", "MaskedLM")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")

@@ -146,7 +146,7 @@ def sample(
 class Page(HTMLParser):
     """Refuses what is not well-formed; collects text, tags and attributes."""
 
-    VOID = ("meta", "br")
+    VOID = ("meta", "wbr")
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,21 +332,23 @@ def test_rich_markup_in_a_name_is_printed_as_it_is() -> None:
     assert "[bold red]x[/]" in printed(sample(verdict=("[bold red]x[/]",)))
 
 
-def test_plain_text_has_no_escape_codes_and_at_most_100_columns() -> None:
+def test_plain_text_has_no_escape_codes_and_at_most_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     text = printed(sample())
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert max(len(line) for line in lines[:-1]) <= 100
+    assert max(len(line) for line in lines) <= 100
     assert all(line == line.rstrip() for line in lines)
     assert lines[1].endswith("passed")
-    assert lines[-1].startswith("infer optimize './MiniLM L6'")
+    assert lines[-2].startswith("infer optimize './MiniLM L6' ")
 
 
 def test_a_narrow_terminal_keeps_the_verdict_of_each_batch() -> None:
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed(sample(), width=60))
     row = next(line for line in text.splitlines() if line.strip().startswith("1 "))
-    assert row.split() == ["1", "6.13", "ms", "7.85", "ms", "12.9", "ms", "faster", "2.10x"]
-    assert max(len(line.rstrip()) for line in text.splitlines()[:-1]) <= 60
+    assert row.split()[:3] == ["1", "6.13", "ms"]
+    assert row.split()[-2:] == ["faster", "2.10x"]
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 60
 
 
 def test_the_model_card_precedes_the_figures() -> None:

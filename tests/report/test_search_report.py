@@ -68,7 +68,7 @@ def test_the_table_has_the_chosen_trial_first_and_skipped_ones_last() -> None:
     assert rows[0][:2] == ("chosen", "inductor int8")
     assert [row[1] for row in rows[-2:]] == ["openvino int8", "ort cluster:2"]
     assert rows[-1][-1].startswith("skipped: eager cluster:2: not faithful enough")
-    assert all(len(row) == len(search_tables.HEADS) for row in rows)
+    assert all(len(row) == len(search_tables.COLUMNS) for row in rows)
 
 
 def test_a_trial_outside_the_budgets_names_the_needed_budgets() -> None:
@@ -128,6 +128,22 @@ def test_the_plotted_pareto_front_is_monotonic() -> None:
     points = [tuple(map(float, point.split())) for point in path[1].split("L")]
     assert [x for x, _ in points] == sorted(x for x, _ in points)
     assert [y for _, y in points] == sorted(y for _, y in points)  # down the page is less loss
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_display_keeps_its_figures_beside_a_long_name(width: int) -> None:
+    trial = next(t for t in record().trials if t.on_front)
+    long = msgspec.structs.replace(
+        trial.candidate, options=("num_streams=4", "hint=latency"), kv_dtype="int8"
+    )
+    front = (msgspec.structs.replace(trial, candidate=long),)
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(view(State(4, "ort int8", "lower ort", 12.0, 48.0, None, front, BUDGETS)))
+    said = captured.get()
+    assert search_tables.cells(front[0], record())[2] in said
+    assert "hint latency" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= width
 
 
 def test_the_live_display_shows_best_front_and_time_left() -> None:
@@ -196,7 +212,7 @@ def test_every_form_of_the_report_says_why_this_trial() -> None:
     terminal.render_terminal(report_of(), plain)
     said = " ".join(plain.file.getvalue().split())  # type: ignore[attr-defined]
     assert (
-        "chosen: inductor int8: 2,857 per second, best of the trials within budgets; ort int8 within" in said
+        "Chosen: inductor int8: 2,857 per second, best of the trials within budgets; ort int8 within" in said
     )
     assert "Chosen: inductor int8: 2,857 per second" in render_html(report_of())
     assert "ort int8 within noise of it &amp; co." in render_html(report_of())

@@ -8,6 +8,7 @@ from html import escape
 from ...latency import Latency
 from ..document import FidelityRow, LatencyRow
 from . import formatting
+from .cells import words_html
 
 
 def latency_bars(row: LatencyRow, baseline: str) -> str:
@@ -49,7 +50,7 @@ def fidelity_bar(row: FidelityRow) -> str:
 
 def _row(label: str, words: str, shapes: Sequence[str], value: str) -> str:
     svg = f'<svg role="img" aria-label="{escape(words)}" height="18">{"".join(shapes)}</svg>'
-    return f'<div class="bar"><span>{escape(label)}</span>{svg}<b>{escape(value)}</b></div>'
+    return f'<div class="bar"><span>{words_html(label)}</span>{svg}<b>{escape(value)}</b></div>'
 
 
 def stacked(parts: Sequence[tuple[str, float]]) -> str:

@@ -1,4 +1,5 @@
-"""The end of `infer optimize`: verdict, five lines of figures, and what to do next, in 24 lines of 100 columns at most.
+"""The end of `infer optimize`: verdict, five lines of figures, and what to do next, in 24 lines of 100 columns at most,
+more where a path is so long.
 
 `infer report` shows the rest: every layer, limit, backend and finding.
 """
@@ -6,21 +7,22 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 from .. import search_tables
 from ..document import Report
+from ..sections import timed_rows
 from . import formatting
-from .terminal import timed_rows
+from .text_layout import WIDTH, command_lines, show_lines, width_of, wrap
 
-WIDTH, HEIGHT = 100, 24
+HEIGHT = 24
 LABEL = 10  # columns of the names at the left
-MOST = 3  # lines of a sentence or path; what is longer ends in "…"
+REPORT_HAS = "  # every layer, limit and backend; as a page: report.html in it"
+MOST = 3  # lines of a sentence; what is longer ends in "…"
 NAMES = {
     "top1": "top-1 agreement",
     "relative_error": "relative error",
@@ -31,26 +33,26 @@ METRICS = ("perplexity_change", "top1", "relative_error", "cosine", "kl", "exact
 
 def render_screen(report: Report, console: Console, path: Path) -> None:
     """Print the lines of `screen`; on a terminal in color."""
-    width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    lines = screen(report, path, width=width)
-    if not console.is_terminal:
-        console.file.write("\n".join(lines) + "\n")
-        return
-    style = "bold green" if report.passed else "bold red"
-    for number, line in enumerate(lines):
-        console.print(Text(line, style=style if number == 0 else ""), soft_wrap=True)
+    lines = screen(report, path, width=min(WIDTH, width_of(console)))
+    show_lines(console, lines[:1], style="bold green" if report.passed else "bold red")
+    show_lines(console, lines[1:])
 
 
 def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
-    """Lines of the verdict, of the figures, and of the commands to run next."""
+    """Lines of the verdict, of the figures, and of the commands to run next, which are whole whatever they take."""
     passed = "passed" if report.passed else "FAILED"
     half = f" in {report.plan.dtype}" if report.plan.dtype in ("bfloat16", "float16") else ""
     title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}{half}, {report.device}"
-    figures = [_cut(f"{name:<{LABEL}}{text}", width) for name, text in _figures(report, width - LABEL)]
-    last = [line for name, text in _next(report, path) for line in _wrapped(f"{name:<{LABEL}}", text, width)]
-    sentences = [line for sentence in _sentences(report) for line in _wrapped("  ", sentence, width)]
-    room = HEIGHT - 3 - len(figures) - len(last)
-    return [*_wrapped("", title, width, most=1), *sentences[:room], "", *figures, "", *last]
+    room = width - LABEL
+    last = [line for name, command in _next(report, path) for line in _command(name, command, width)]
+    if len(last[0]) > LABEL and cell_len(last[0] + REPORT_HAS) <= width:
+        last[0] += REPORT_HAS
+    texts = [(name, wrap(text, room)) for name, text in _figures(report, room)]
+    most = 1 if len(last) + 2 * len(texts) > HEIGHT - 6 else 2
+    figures = [line for name, lines in texts for line in _beside(name, _most(lines, most))]
+    spare = max(1, HEIGHT - 3 - len(figures) - len(last))
+    sentences = [f"  {line}" for text in _sentences(report) for line in _most(wrap(text, width - 2), MOST)]
+    return [*_most(wrap(title, width), 1), *_most(sentences, spare), "", *figures, "", *last]
 
 
 def _sentences(report: Report) -> list[str]:
@@ -83,7 +85,7 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
 def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:
     """List the commands to run next, with the path quoted for a shell."""
     quoted = shlex.quote(str(path))
-    yield "report", f"infer report {quoted} (every layer, limit and backend), {path / 'report.html'}"
+    yield "report", f"infer report {quoted}"
     takes_sound = any(spec.name == "input_features" for spec in report.inputs)
     run = f"infer predict {quoted} {'SOUND.wav' if takes_sound else 'INPUT'}"
     if report.decodes and not takes_sound:
@@ -144,15 +146,17 @@ def _memory(report: Report) -> str:
     return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 
 
-def _cut(line: str, width: int) -> str:
-    """Cut a line that is too long and end it with "…"."""
-    return line if len(line) <= width else f"{line[: width - 2].rstrip()} …"
+def _beside(name: str, lines: Sequence[str]) -> list[str]:
+    return [f"{name if not number else '':<{LABEL}}{line}" for number, line in enumerate(lines)]
 
 
-def _wrapped(label: str, text: str, width: int, *, most: int = MOST) -> list[str]:
-    """Wrap `text` beside `label` to at most `most` lines; long paths are broken where they must be."""
-    indent = " " * len(label)
-    lines = textwrap.wrap(
-        text, width, initial_indent=label, subsequent_indent=indent, max_lines=most, placeholder=" …"
-    )
-    return lines or [label.rstrip()]
+def _command(name: str, command: str, width: int) -> list[str]:
+    """Write a command beside its name; one that does not fit below it, from the first column on, to be copied."""
+    if cell_len(command) <= width - LABEL:
+        return _beside(name, [command])
+    return [name, *command_lines(command, width)]
+
+
+def _most(lines: list[str], most: int) -> list[str]:
+    """Keep so many lines; where some are left out, the last one ends in "…"."""
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][:-2].rstrip()} …"]

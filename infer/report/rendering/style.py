@@ -12,9 +12,9 @@ CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
-h1 { margin: 0; font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }
+h1 { margin: 0; font-size: 1.05rem; font-weight: 600; }
 h2 { margin: 0 0 .6rem; font-size: 1.05rem; }
-p { margin: .3rem 0; overflow-wrap: anywhere; }
+p { margin: .3rem 0; }
 section, header { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1rem
   1.2rem;
   margin-bottom: 1rem; }
@@ -23,11 +23,11 @@ header.failed { border-left-color: var(--bad); }
 .headline { margin: .3rem 0 .5rem; font-size: 1.45rem; font-weight: 650; line-height: 1.3; }
 .soft, caption, figcaption, th, dt { color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0; }
-dd { margin: 0; overflow-wrap: anywhere; }
+dd { margin: 0; }
 figure { margin: 0 0 1rem; }
 figcaption { margin-bottom: .2rem; font-size: .9rem; }
 .bar { display: grid; grid-template-columns: 13rem 1fr 5rem; gap: .6rem; align-items: center; }
-.bar span { overflow-wrap: anywhere; line-height: 1.2; }
+.bar > span { line-height: 1.2; }
 .bar b, td.num { text-align: right; font-variant-numeric: tabular-nums; }
 .bar b { font-weight: 500; }
 svg { display: block; width: 100%; }
@@ -50,8 +50,7 @@ th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); ver
 th:last-child, td:last-child { padding-right: 0; }
 tr:last-child td { border-bottom: 0; }
 table + table { margin-top: 1.1rem; }
-td { overflow-wrap: anywhere; }
-td.num, td.key, th { white-space: nowrap; }
+.long { overflow-wrap: anywhere; } .whole { white-space: nowrap; }
 td.ok { color: var(--good); font-weight: 600; } td.over { color: var(--bad); font-weight: 600; }
 pre { margin: 0; padding: .7rem .9rem; background: var(--page); border: 1px solid var(--line);
   border-radius: 6px;
@@ -66,10 +65,10 @@ pre { margin: 0; padding: .7rem .9rem; background: var(--page); border: 1px soli
     overflow: hidden; }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); } tr:last-child {
     border-bottom: 0; }
-  td, td.num, td.key { display: grid; grid-template-columns: 6.5rem 1fr; border: 0; padding: .05rem 0;
-    text-align: left;
-    white-space: normal; }
-  td::before { content: attr(data-head); color: var(--soft); font-weight: 400; } td:empty { display: none; }
+  td, td.num { display: block; position: relative; border: 0; padding: .05rem 0; text-align: left; }
+  td[data-head] { padding-left: 7rem; }
+  td::before { content: attr(data-head); position: absolute; left: 0; color: var(--soft); font-weight: 400; }
+  td:empty { display: none; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; }
 }
 @media print { body { background: #fff; } section, header { break-inside: avoid; } }

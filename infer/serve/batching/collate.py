@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 
 from ...errors import InferError, InputError
-from ...spec import TensorSpec, work_of_rows
+from ...spec import BATCH, Joins, TensorSpec, check_sizes, work_of_rows
 
 Arrays = dict[str, np.ndarray]
-BATCH = "batch"  # symbolic size of the first dimension of batched tensors
 MASK = "attention_mask"  # input that is 0 for padding
 Allocate = Callable[
     [str, tuple[int, ...], Any], np.ndarray
@@ -50,12 +49,13 @@ class RequestSize(NamedTuple):
 
 
 class Collator:
-    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and `padding`, if it has one.
+    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and `padding` and `joins`, if it has them.
 
-    `batched`: every tensor has the batch as its first dimension. `ragged`: sizes that may differ within one batch,
-    because each input that has them names a padding value and each output can be cut back. `packed`: the model computes
-    no padding, so that rows of any length share a batch at the cost of their real tokens. bfloat16 is held in uint16
-    arrays: numpy has no such type.
+    `batched`: every tensor has the batch as its first dimension, and rows do not depend on each other: requests share
+    batches. `lengths`: sizes that padding can fill, because each input that has them names a padding value and each
+    output can be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer.
+    `packed`: the model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
+    bfloat16 is held in uint16 arrays: numpy has no such type.
     """
 
     def __init__(self, predictor: Any, max_batch: int | None = None) -> None:
@@ -64,21 +64,23 @@ class Collator:
         self.sizes: Mapping[str, tuple[int, int]] = predictor.sizes
         self.padding: Mapping[str, int] = getattr(predictor, "padding", {})
         specs = (*predictor.inputs, *predictor.outputs)
-        self.batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
+        self.joins: Joins = getattr(predictor, "joins", "padded")
+        self.batched = self.joins != "none" and all(spec.batched for spec in specs)
         limit = min(predictor.max_batch, max_batch or predictor.max_batch)
         self.max_batch = limit if self.batched else 1
-        self.ragged = self._ragged()
+        self.lengths = self._lengths()
+        self.ragged = self.lengths if self.batched and self.joins == "padded" else frozenset()
         self._attention_length: int | None = getattr(predictor, "attention_length", None)
         self.packed = self._attention_length is not None and bool(self.ragged) and MASK in self.inputs
         self._quick = [(s.name, np.dtype(s.dtype), s.shape, len(s.shape)) for s in self.inputs.values()]
 
-    def _ragged(self) -> frozenset[str]:
+    def _lengths(self) -> frozenset[str]:
         named = {s for spec in self.inputs.values() for s in spec.shape if isinstance(s, str)} - {BATCH}
         unknown = (
             {s for spec in self.outputs.values() for s in spec.shape if isinstance(s, str)} - named - {BATCH}
         )
         padded = {s for s in named if all(n in self.padding for n, i in self.inputs.items() if s in i.shape)}
-        return frozenset(padded) if self.batched and not unknown else frozenset()
+        return frozenset() if unknown else frozenset(padded)
 
     def _sizes(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int] | None:
         """Return the symbolic sizes of one request; None if a name, dtype or shape does not match."""
@@ -97,13 +99,7 @@ class Collator:
         bound = self._sizes(arrays)
         if bound is None:
             bound = self._explain(arrays)
-        for size, actual in bound.items():
-            low, high = self.sizes.get(size, (0, actual))
-            high = max(high, actual) if size == BATCH and self.batched else high
-            if not low <= actual <= high:
-                raise InputError(
-                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
-                )
+        check_sizes(bound, self.sizes, splits=self.batched, joins=self.joins)
         return bound
 
     def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:

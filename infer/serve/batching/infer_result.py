@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,14 @@ class PendingResult(ABC):
             self.resolve(answer)
 
 
-def concatenate_results(parts: list[InferResult]) -> InferResult:
-    """Return the result of a request that ran in several items: their rows, in order."""
+def concatenate_results(
+    parts: list[InferResult], join: Callable[[list[np.ndarray]], np.ndarray] = np.concatenate
+) -> InferResult:
+    """Return the result of a request that ran in several items: their rows, in order, or as `join` puts them."""
     if len(parts) == 1:
         return parts[0]
     return InferResult(
-        {name: np.concatenate([part.outputs[name] for part in parts]) for name in parts[0].outputs},
+        {name: join([part.outputs[name] for part in parts]) for name in parts[0].outputs},
         max(part.queue_seconds for part in parts),
         sum(part.compute_seconds for part in parts),
         max(part.batch_size for part in parts),

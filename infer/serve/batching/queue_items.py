@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InferError
-from .collate import BATCH, Arrays, Collator
+from ...spec import BATCH
+from .collate import Arrays, Collator
 from .infer_result import InferResult, PendingResult, WorkerTransfer, concatenate_results
 
 LOWEST_PRIORITY = 255

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
 from ..llm.tokenizer_pool import INLINE_CHARACTERS
-from .collate import Arrays, length_bucket
+from .collate import Arrays, Collator, length_bucket
 from .infer_result import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
@@ -58,7 +57,7 @@ async def tokenize(
 
 
 def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
-    """Return the model's inputs for rows of token ids, padded to the longest."""
+    """Return `input_ids`, `attention_mask` and `token_type_ids` of rows of token ids, padded to the longest."""
     longest = max(map(len, rows))
     size = vocabulary_size(engine.predictor)
     arrays = {
@@ -72,7 +71,7 @@ def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
             raise InputError(f"a token id must be 0 to {size - 1}", where=f"{where}[{index}]")
         for name, array in arrays.items():
             array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
-    return {name: arrays[name] for name in engine.collator.inputs}
+    return arrays
 
 
 def vocabulary_size(predictor: Any) -> int:
@@ -96,12 +95,14 @@ async def infer_rows(
     priority: int = DEFAULT_PRIORITY,
     tenant: str = "",
 ) -> InferResult:
-    """Run rows in their order; those of a model that computes padding are grouped by length bucket and cut."""
-    collator = engine.collator
-    grouped = collator.ragged and not collator.packed and not _has_ragged_output(engine)
-    groups = _groups(arrays) if grouped else []
+    """Run rows of texts in their order, in groups that may share a batch, each cut to its longest row.
+
+    Where requests may not be joined, a text is a request of its own: see `Collator`.
+    """
+    groups = _groups(arrays, engine.collator)
     if len(groups) < 2:
-        return await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+        given = {name: arrays[name] for name in engine.collator.inputs}
+        return await engine.infer(given, timeout=timeout, priority=priority, tenant=tenant)
     tasks = [
         asyncio.ensure_future(engine.infer(part, timeout=timeout, priority=priority, tenant=tenant))
         for _, part in groups
@@ -112,24 +113,51 @@ async def infer_rows(
         for task in tasks:
             task.cancel()
     order = np.argsort(np.concatenate([rows for rows, _ in groups]), kind="stable")
-    whole = concatenate_results(results)
-    return replace(whole, outputs={name: array[order] for name, array in whole.outputs.items()})
+    return concatenate_results(results, lambda arrays: _same_width(arrays)[order])
 
 
-def _groups(arrays: Arrays) -> list[tuple[np.ndarray, Arrays]]:
-    """Return (row numbers, their tensors) for each length bucket; empty without an attention mask."""
-    mask = arrays.get("attention_mask")
-    if mask is None or len(mask) < 2:
+def _groups(arrays: Arrays, collator: Collator) -> list[tuple[np.ndarray, Arrays]]:
+    """Return (row numbers, their tensors) of each group of rows that may share a batch; empty where all of them may.
+
+    Rows of a model that computes padding are grouped by length bucket, unless that leaves outputs of several widths.
+    """
+    count = len(next(iter(arrays.values())))
+    if count < 2 or collator.packed:
         return []
-    lengths = mask.sum(axis=1)
-    buckets = np.array([length_bucket(int(length)) for length in lengths])
+    lengths = _lengths(arrays, collator.padding)
+    if not collator.batched:
+        kinds = np.arange(count)
+    elif not collator.lengths:
+        return []
+    elif not collator.ragged:
+        kinds = lengths
+    elif any(collator.ragged & set(spec.shape) for spec in collator.outputs.values()):
+        return []
+    else:
+        kinds = np.array([length_bucket(int(length)) for length in lengths])
     groups = []
-    for size in np.unique(buckets):
-        rows = np.flatnonzero(buckets == size)
-        longest = int(lengths[rows].max())
-        groups.append((rows, {name: np.ascontiguousarray(a[rows, :longest]) for name, a in arrays.items()}))
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        longest = int(lengths[rows].max()) if collator.lengths else None
+        part = {name: np.ascontiguousarray(arrays[name][rows, :longest]) for name in collator.inputs}
+        groups.append((rows, part))
     return groups
 
 
-def _has_ragged_output(engine: TensorEngine) -> bool:
-    return any(engine.collator.ragged & set(spec.shape) for spec in engine.collator.outputs.values())
+def _lengths(arrays: Arrays, padding: Mapping[str, int]) -> np.ndarray:
+    """Return the length of each row: up to the last token that is attended to, or is another than that of padding."""
+    ids = arrays["input_ids"]
+    real = (ids != padding["input_ids"]) | (arrays.get("attention_mask", 0) != 0)
+    return np.asarray(np.where(real, np.arange(1, ids.shape[1] + 1), 1).max(axis=1))
+
+
+def _same_width(arrays: list[np.ndarray]) -> np.ndarray:
+    """Concatenate rows of outputs, those of shorter texts filled up with zeros."""
+    widest = np.max([array.shape[1:] for array in arrays], axis=0, initial=0).tolist()
+    padded = [
+        np.pad(
+            array, [(0, 0), *((0, wide - have) for wide, have in zip(widest, array.shape[1:], strict=True))]
+        )
+        for array in arrays
+    ]
+    return np.concatenate(padded)

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
+from ...spec import BATCH
 from ..api.kserve.kserve_request import read_tensors, read_text
-from ..batching.collate import BATCH
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol

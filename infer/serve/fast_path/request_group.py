@@ -13,8 +13,8 @@ import numpy as np
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
+from ...spec import BATCH
 from ..api.kserve.kserve_response import encode_response, encode_responses
-from ..batching.collate import BATCH
 from ..batching.infer_result import InferResult
 from ..batching.queue_items import ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine

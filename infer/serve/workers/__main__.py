@@ -127,6 +127,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
         sizes=dict(getattr(predictor, "sizes", {})),
         max_batch=getattr(predictor, "max_batch", 1),
         padding=dict(getattr(predictor, "padding", {})),
+        joins=getattr(predictor, "joins", "padded"),
         manifest=ServedManifest(
             getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
         ),

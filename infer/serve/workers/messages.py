@@ -9,7 +9,7 @@ import msgspec
 from ... import errors
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
-from ...spec import TensorSpec
+from ...spec import Joins, TensorSpec
 
 TensorLocation = tuple[str, str, tuple[int, ...], int]  # in a buffer: name, numpy dtype, shape, offset
 
@@ -53,6 +53,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, tuple[int, int]]
     max_batch: int
     padding: dict[str, int]
+    joins: Joins = "padded"
     manifest: ServedManifest
     path: str | None = None
     context: int = 0  # of a language model: tokens of prompt and answer together

@@ -13,6 +13,7 @@ import pytest
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
 from infer.serve.batching.collate import Collator, length_bucket, run_arrays
 from infer.serve.batching.tensor_engine import TensorEngine
+from infer.serve.batching.text_inputs import infer_rows
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.spec import TensorSpec
@@ -245,6 +246,60 @@ class Gate:
         task = asyncio.create_task(engine.infer(x(0), timeout=9))
         await asyncio.get_running_loop().run_in_executor(None, self.entered.wait, 5)
         return task
+
+
+@pytest.mark.parametrize(
+    ("joins", "batches"), [("padded", [4]), ("equal", [1, 1, 2]), ("none", [1, 1, 1, 1])]
+)
+def test_texts_run_together_as_far_as_answers_stay_the_same(joins: str, batches: list[int]) -> None:
+    fake, texts = embedder(), ["a", "bbb", "cc", "ddd"]
+
+    def seen(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows, width = inputs["input_ids"].shape
+        sums = inputs["input_ids"].sum(1)
+        return {
+            "embedding": np.stack([sums, np.full(rows, width), np.full(rows, rows)], 1).astype(np.float32)
+        }
+
+    fake.function, fake.joins = seen, joins
+
+    async def story(engine: TensorEngine) -> None:
+        found = (await infer_rows(engine, fake.tokenize(texts), timeout=9)).outputs["embedding"]
+        alone = [seen(fake.tokenize([text]))["embedding"][0] for text in texts]
+        assert found[:, 0].tolist() == [one[0] for one in alone], "answers come in the order of the texts"
+        if joins != "padded":
+            assert found[:, 1].tolist() == [one[1] for one in alone], "no text is padded"
+
+    with_engine(fake, story)
+    assert sorted(fake.batches) == batches
+
+
+def test_outputs_of_texts_that_ran_apart_get_one_width() -> None:
+    fake = embedder()
+    fake.outputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
+    fake.function, fake.joins = lambda inputs: {"ids": inputs["input_ids"]}, "equal"
+
+    async def story(engine: TensorEngine) -> None:
+        given = fake.tokenize(["a", "bbb", "cc"])
+        found = (await infer_rows(engine, given, timeout=9)).outputs["ids"]
+        assert (found == given["input_ids"]).all()
+
+    with_engine(fake, story)
+    assert sorted(fake.batches) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("joins", "sizes"), [("padded", {4}), ("equal", {1, 2}), ("none", {1})])
+def test_requests_meet_in_batches_as_their_model_allows(joins: str, sizes: set[int]) -> None:
+    fake = embedder()
+    fake.joins = joins
+
+    async def story(engine: TensorEngine) -> None:
+        texts = ("a", "bbb", "cc", "ddd")
+        answers = await asyncio.gather(*(engine.infer(fake.tokenize([text]), timeout=9) for text in texts))
+        assert [one.outputs["embedding"][0, 1] for one in answers] == [2, 4, 3, 4]
+        assert {one.batch_size for one in answers} == sizes
+
+    with_engine(fake, story)
 
 
 def test_waiting_requests_share_a_batch_and_get_their_own_rows() -> None:

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from ....errors import InputError
-from ....spec import TensorSpec
+from ....spec import BATCH, TensorSpec
 from ...batching import text_inputs
-from ...batching.collate import BATCH, Arrays
+from ...batching.collate import Arrays
 from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
 from ...http.request_context import RequestContext, queue_tenant_of
 from ...http.routing import Response

@@ -111,10 +111,11 @@ def _image_tensors(
 async def run_tensors(
     context: RequestContext, engine: TensorEngine, tensors: Sequence[Arrays]
 ) -> list[dict[str, np.ndarray]]:
-    """Run tensors of one row each, those of one shape as one request: the outputs of each row."""
+    """Run tensors of one row each, those of one shape as one request unless rows depend on each other."""
     groups: dict[Any, list[int]] = {}
     for index, arrays in enumerate(tensors):
-        groups.setdefault(tuple((name, value.shape) for name, value in arrays.items()), []).append(index)
+        alone = () if engine.collator.batched else (index,)
+        groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
     found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
     tenant, timeout = queue_tenant_of(context.service, context.headers), context.timeout()
     for rows in groups.values():

@@ -15,6 +15,7 @@ from ....errors import InputError
 from ....tasks import text_answers
 from ....tasks.answers import TOP, Answer
 from ....tasks.text_answers import FilledMask
+from ...batching import text_inputs
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
 from ...http.request_context import RequestContext, queue_tenant_of
@@ -159,8 +160,7 @@ async def _run(
     tenant, timeout = queue_tenant_of(context.service, context.headers), context.timeout()
     pad = engine.predictor.pad if engine.texts is not None else engine.predictor.tokenizer.pad
     padded = pad([row.ids for row in rows], [row.type_ids for row in rows])
-    arrays = {name: padded[name] for name in engine.collator.inputs}
-    found = await engine.infer(arrays, timeout=timeout, tenant=tenant)
+    found = await text_inputs.infer_rows(engine, padded, timeout=timeout, tenant=tenant)
     context.measure = found.timings
     for name, values in found.outputs.items():
         if wrong := int((~np.isfinite(values)).sum()):

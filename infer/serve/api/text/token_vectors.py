@@ -40,9 +40,7 @@ async def embed_tokens(
     longest = predictor.tokenizer.max_length
     rows = [rules.row(one, role, longest) for one, (_, role) in zip(ids, texts, strict=True)]
     given = late_interaction.arrays_of(rows, int(meta.get("pad_id") or 0))
-    answer = await text_inputs.infer_rows(
-        engine, {name: given[name] for name in engine.collator.inputs}, timeout=timeout, tenant=tenant
-    )
+    answer = await text_inputs.infer_rows(engine, given, timeout=timeout, tenant=tenant)
     context.measure = answer.timings
     found = late_interaction.compared_vectors(answer.outputs[late_interaction.OUTPUT], rows)
     if wrong := sum(int((~np.isfinite(one)).sum()) for one in found):

@@ -1,0 +1,351 @@
+"""Which requests may share a batch, tried on the model: the name "batch" of a size proves nothing.
+
+Rows of different clients meet in one batch only where a row's answer is the same whatever the other rows are, how many
+they are, and where it stands among them, and where each row of the inputs has one row in every output. Rows are padded
+to one length only where padding changes no answer either. A batch of the same size with other neighbours runs the same
+kernels, so that there any difference beyond the last bits is one row seeing another; batches of different sizes round
+differently.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InferError
+from ..graph.typical_inputs import MASK, row_lengths
+from ..spec import BATCH, Joins, TensorSpec, text_padding
+
+ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
+SLOW = 0.25  # seconds of one row, from which on a model is tried on few
+LARGEST_SECONDS = 5.0  # that the largest batch may take
+LOUD = 1e3  # times the value of an honest row: neighbours that shift a mean or a scale that rows share
+LARGEST_VALUES = 1 << 22  # of one input or output of the largest batch, so that memory does not decide
+CHUNK = 1 << 20  # values widened to float64 at a time
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Rows = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Difference that is no dependence, relative to the root mean square of a value over the rows, and of its output.
+
+    `share`: of the values, that may differ more, as where rounding flips the choice of a maximum.
+    """
+
+    value: float
+    output: float
+    share: float = 0.0
+
+    def differs(self, expected: Tensor, got: Tensor) -> bool:
+        """Return true where rows [n, …] are not the expected ones."""
+        if expected.shape != got.shape or expected.dtype != got.dtype:
+            return True
+        if not expected.numel():
+            return False
+        if not expected.is_floating_point():
+            return self._too_many(int(torch.count_nonzero(expected != got)), expected)
+        pairs = [
+            value.reshape(len(value), -1).split(max(CHUNK // len(value), 1), 1) for value in (expected, got)
+        ]
+        squares = sum(float(_squares(wanted).sum()) for wanted in pairs[0])
+        whole = math.sqrt(squares / expected.numel())
+        wrong = sum(self._count_wrong(wanted, found, whole) for wanted, found in zip(*pairs, strict=True))
+        return self._too_many(wrong, expected)
+
+    def _count_wrong(self, expected: Tensor, got: Tensor, whole: float) -> int:
+        wanted, found = expected.double(), got.double()
+        by_value = _squares(expected).mean(0, keepdim=True).sqrt()
+        near = (found - wanted).abs() <= self.value * by_value + self.output * whole
+        same = (wanted == found) | (wanted.isnan() & found.isnan())
+        return int(torch.count_nonzero(~torch.where(wanted.isfinite() & found.isfinite(), near, same)))
+
+    def _too_many(self, wrong: int, values: Tensor) -> bool:
+        return wrong > int(self.share * values.numel())
+
+
+def _squares(value: Tensor) -> Tensor:
+    return torch.where(value.isfinite(), value, 0.0).double().square()
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """`neighbours`: at one batch size, with other neighbours; `sizes`: at another size, place or length."""
+
+    neighbours: Tolerance
+    sizes: Tolerance
+
+
+REFERENCE = Tolerances(Tolerance(2e-5, 1e-6), Tolerance(1e-3, 1e-4, 1e-4))
+
+
+def of_class(relative_error: float) -> Tolerances:
+    """Return the tolerances of an optimized form that may differ from its original by this relative error."""
+    allowed = Tolerance(relative_error, relative_error, 1e-3)
+    return Tolerances(allowed, allowed)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Which requests may share a batch, and why not all; `why` is empty where all may."""
+
+    joins: Joins
+    why: str = ""
+
+    @property
+    def limitation(self) -> str:
+        """Sentence for the verdict, where not all requests may share a batch."""
+        if self.joins == "none":
+            return f"rows of a batch depend on each other: requests are not joined ({self.why})"
+        return f"padding changes answers: only requests of equal lengths are joined ({self.why})"
+
+
+def joining(
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    samples: Mapping[str, Tensor],
+    sizes: Mapping[str, tuple[int, int]],
+    tolerances: Tolerances = REFERENCE,
+    *,
+    largest: bool = True,
+) -> Joining:
+    """Try on `run` which requests may share a batch. `largest`: try the largest batch too.
+
+    `samples`: rows that the model takes. Where an input or output has no rows, nothing is tried: none are joined.
+    """
+    if not all(spec.batched for spec in (*inputs, *outputs)):
+        return Joining("none")
+    trial = _Trial(run, inputs, outputs, samples, sizes, tolerances)
+    try:
+        if why := trial.dependence(largest=largest):
+            return Joining("none", why)
+        why = trial.change_by_padding()
+    except (InferError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return Joining("none", f"it fails on {trial.rows} rows together: {said}")
+    return Joining("equal", why) if why else Joining("padded")
+
+
+class _Trial:
+    def __init__(
+        self,
+        run: Run,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        samples: Mapping[str, Tensor],
+        sizes: Mapping[str, tuple[int, int]],
+        tolerances: Tolerances,
+    ) -> None:
+        self._model, self.inputs, self.sizes, self.tolerances = run, inputs, sizes, tolerances
+        self.outputs = [spec.name for spec in outputs]
+        self.samples = samples
+        self.low, self.high = sizes.get(BATCH, (1, 1))
+        self.seconds, self.rows = 0.0, 0  # of the last run
+
+    def dependence(self, *, largest: bool) -> str:
+        """Return how rows depend on each other; "" where they do not."""
+        fewest = max(self.low, 1)
+        alone = self._run(distinct_rows(self.samples, self.inputs, fewest))
+        if why := self._other_count(alone, fewest):
+            return why
+        if self.high < 2:
+            return ""
+        values = ROWS * max(value.numel() // fewest for value in alone.values())
+        quick = self.seconds < SLOW * fewest and values <= LARGEST_VALUES
+        count = max(min(ROWS if quick else FEW, self.high), fewest)
+        rows = distinct_rows(self.samples, self.inputs, count)
+        whole = self._run(rows)
+        if why := self._other_count(whole, count):
+            return why
+        checks = [
+            self._compare(alone, _take(whole, torch.arange(fewest)), self.tolerances.sizes),
+            self._among_fewer(rows, whole, count),
+            self._in_other_order(rows, whole, count),
+            self._among_strangers(rows, whole, count),
+            self._far_in_the_batch(rows, whole, count) if largest else iter(()),
+        ]
+        return next((why for check in checks for why in check), "")
+
+    def _among_fewer(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
+        size = min(max(self.low, 3), count - 1)
+        if size >= self.low:
+            kept = torch.arange(count - size, count)
+            yield from self._compare(self._run(_take(rows, kept)), _take(whole, kept), self.tolerances.sizes)
+
+    def _in_other_order(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
+        """Compare rows in reverse order, half of them copies of one."""
+        order = torch.arange(count - 1, -1, -1)
+        order[count // 2 :] = order[count // 2].item()
+        got = self._run(_take(rows, order))
+        yield from self._compare(got, _take(whole, order), self.tolerances.sizes)
+
+    def _among_strangers(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
+        """Compare rows that keep their places while their neighbours change.
+
+        Where the model refuses strange ones, they are copies of a row that it takes.
+        """
+        for kept in (torch.arange(0, count, 2), torch.arange(1, count, 2)):
+            others = torch.tensor([i for i in range(count) if i not in set(kept.tolist())])
+            for strangers in _strangers(rows, others, int(kept[0])):
+                try:
+                    got = self._run(strangers)
+                except Exception:  # noqa: BLE001 - of torch and of ONNX Runtime, which share no base
+                    order = torch.arange(count)
+                    order[others] = int(kept[0])
+                    got = self._run(_take(rows, order))
+                if why := self._other_count(got, count):
+                    yield why
+                    return
+                yield from self._compare(_take(got, kept), _take(whole, kept), self.tolerances.neighbours)
+
+    def _far_in_the_batch(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
+        values = max(value.numel() // count for value in (*rows.values(), *whole.values())) * self.high
+        if (
+            self.high <= count
+            or values > LARGEST_VALUES
+            or self.seconds / count * self.high > LARGEST_SECONDS
+        ):
+            return
+        order = torch.arange(self.high) % count
+        got = self._run(_take(rows, order))
+        if why := self._other_count(got, self.high):
+            yield why
+            return
+        for start in range(0, self.high - count + 1, count):
+            part = torch.arange(start, start + count)
+            yield from self._compare(_take(got, part), whole, self.tolerances.sizes)
+
+    def change_by_padding(self) -> str:
+        """Return what padding a row of token ids to the length of a longer neighbour changes; "" where nothing."""
+        padding = text_padding(0)
+        lengths = {size for spec in self.inputs for size in spec.shape[1:] if isinstance(size, str)}
+        if len(lengths) != 1 or not all(spec.name in padding for spec in self.inputs):
+            return ""
+        (name,) = lengths
+        low, high = self.sizes.get(name, (1, 1 << 20))
+        rows = distinct_rows(self.samples, self.inputs, max(min(FEW, self.high), self.low))
+        longest = int(row_lengths(rows[MASK]).max()) if MASK in rows else _length(rows, self.inputs, name)
+        own = max(low, min(longest, high) // 2, 1)
+        if own >= high:
+            return ""
+        padding = text_padding(_pad_id(self.samples))
+        short = _cut(rows, self.inputs, name, own)
+        padded = {
+            spec.name: _padded(short[spec.name], spec, name, min(high, own * 2), padding[spec.name])
+            for spec in self.inputs
+        }
+        wanted, got = self._run(short), self._run(padded)
+        real = short[MASK] != 0 if MASK in short else None
+        for output in wanted:
+            one, other = wanted[output], got[output]
+            axes = [axis for axis in range(1, one.dim()) if one.shape[axis] != other.shape[axis]]
+            for axis in axes:
+                other = other.narrow(axis, 0, min(one.shape[axis], other.shape[axis]))
+            if one.shape != other.shape:
+                return f"{output} has another shape after padding"
+            if axes == [1] and real is not None and real.shape == one.shape[:2]:
+                one, other = one[real], other[real]
+            if self.tolerances.sizes.differs(one, other):
+                return f"{output} of a row changes when the row is padded"
+        return ""
+
+    def _run(self, rows: Mapping[str, Tensor]) -> Rows:
+        self.rows = len(next(iter(rows.values())))
+        began = time.perf_counter()
+        outputs = self._model({name: value.contiguous() for name, value in rows.items()})
+        self.seconds = time.perf_counter() - began
+        return {name: outputs[name].detach().cpu() for name in self.outputs if name in outputs}
+
+    def _other_count(self, outputs: Rows, count: int) -> str:
+        for name, value in outputs.items():
+            if not value.dim() or len(value) != count:
+                rows = len(value) if value.dim() else "no"
+                return f"{name} has {rows} rows for {count} of the inputs"
+        return ""
+
+    def _compare(self, got: Rows, expected: Rows, tolerance: Tolerance) -> Iterator[str]:
+        for name, value in expected.items():
+            if tolerance.differs(value, got[name]):
+                yield f"{name} of a row changes with the other rows of its batch"
+
+
+def distinct_rows(samples: Mapping[str, Tensor], specs: Sequence[TensorSpec], count: int) -> Rows:
+    """Return the first `count` rows of batched samples; where there are fewer, others made by shifting their values."""
+    rows: Rows = {}
+    for spec in specs:
+        value = samples[spec.name]
+        parts = [value]
+        while sum(map(len, parts)) < count:
+            shift = len(parts)
+            moved = value.roll(shift, dims=-1) if value.dim() > 1 and spec.name != MASK else value
+            parts.append(moved * (1 + shift / 7) if value.is_floating_point() else moved)
+        rows[spec.name] = torch.cat(parts)[:count]
+    return rows
+
+
+def _strangers(rows: Rows, at: Tensor, source: int) -> Iterator[Rows]:
+    """Yield rows whose neighbours, those at `at`, are loud, silent, copies and, in the last, NaN.
+
+    Integers stay among the values that the samples have, which a table of embeddings takes.
+    """
+    kinds: list[Callable[[Tensor, int], Tensor]] = [
+        lambda value, i: value[i] * LOUD if value.is_floating_point() else value.amax(0),
+        lambda value, i: torch.zeros_like(value[i]) if value.is_floating_point() else value.amin(0),
+        lambda value, _: value[source],
+    ]
+    made = {name: value.clone() for name, value in rows.items()}
+    for place, index in enumerate(at.tolist()):
+        for name, value in rows.items():
+            made[name][index] = kinds[place % len(kinds)](_ordered(value), index)
+    yield made
+    if any(value.is_floating_point() for value in rows.values()):
+        yield {
+            name: value.index_fill(0, at, float("nan")) if value.is_floating_point() else value
+            for name, value in made.items()
+        }
+
+
+def _ordered(value: Tensor) -> Tensor:
+    return value.to(torch.uint8) if value.dtype == torch.bool else value
+
+
+def _take(rows: Mapping[str, Tensor], order: Tensor) -> Rows:
+    return {name: value[order] for name, value in rows.items()}
+
+
+def _pad_id(samples: Mapping[str, Tensor]) -> int:
+    """Return the token id under a mask of 0, which the samples are padded with; 0 where none is."""
+    mask, ids = samples.get(MASK), samples.get("input_ids")
+    if mask is None or ids is None or mask.shape != ids.shape or bool((mask != 0).all()):
+        return 0
+    return int(ids[mask == 0][-1])
+
+
+def _length(rows: Rows, specs: Sequence[TensorSpec], name: str) -> int:
+    return next(rows[spec.name].shape[spec.shape.index(name)] for spec in specs if name in spec.shape)
+
+
+def _cut(rows: Rows, specs: Sequence[TensorSpec], name: str, length: int) -> Rows:
+    return {
+        spec.name: rows[spec.name].narrow(spec.shape.index(name), 0, length)
+        if name in spec.shape
+        else rows[spec.name]
+        for spec in specs
+    }
+
+
+def _padded(value: Tensor, spec: TensorSpec, name: str, length: int, pad: int) -> Tensor:
+    if name not in spec.shape:
+        return value
+    axis = spec.shape.index(name)
+    more = list(value.shape)
+    more[axis] = length - value.shape[axis]
+    return torch.cat([value, value.new_full(more, pad)], axis)
