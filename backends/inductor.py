@@ -6,6 +6,7 @@ On the CPU quantized layers call the native kernels by C functions, on NVIDIA GP
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import threading
@@ -29,6 +30,7 @@ from infer.kernels.gpu import fragment_packing
 from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
 from infer.kernels.passes.rotary.fusion import fuse_rotary
+from infer.library_errors import first_sentence
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.silence_logs import quiet
@@ -106,9 +108,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             program = program.run_decompositions(
                 kernels.gpu.in_graph() if on_gpu else kernels.decompositions(sparse=False)
             )
-            torch._inductor.aoti_compile_and_package(
-                program, package_path=str(package), inductor_configs=settings
-            )
+            written = io.BytesIO()  # torch ends the process where a disk is full
+            torch._inductor.aoti_compile_and_package(program, package_path=written, inductor_configs=settings)
+        package.write_bytes(written.getbuffer())
     except (RuntimeError, torch._inductor.exc.InductorError) as error:
         raise _refusal(error) from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
@@ -124,7 +126,7 @@ def _refusal(error: Exception) -> NotUsableError:
             hint="Install the CUDA toolkit of this torch, or the wheels nvidia-cuda-crt and nvidia-cuda-cccl of its "
             "version, and set CUDA_HOME to the folder whose include/ holds cuda.h",
         )
-    return NotUsableError(f"inductor can't compile this graph: {text.splitlines()[0]}")
+    return NotUsableError(f"inductor can't compile this graph: {first_sentence(error)}")
 
 
 def _device_index(device: str) -> int:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import re
 import tempfile
 import traceback
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from . import paths
 from .errors import InferError, NotUsableError, ResourceError, SourceError
+from .sanitize import shortened
 
 KEPT = 20  # logs of failures
 _DOING = {"lower": "lower", "compare": "run", "time": "run"}
+MOST_CAUSES = 16
+MOST_SAID = 300  # characters of a library's message
+# What libraries in C++ and Rust say of a write that ended early; they have no class of their own for it.
+_FULL = re.compile(
+    r"no space left|os error (?:28|27|122)\b|disk quota|disk full|file too large"
+    r"|failed (?:to write|writing)|(?:could not|can ?not|can't|unable to) write|error writing|write (?:failed|error)",
+    re.IGNORECASE,
+)
 _ALLOCATORS = (
     "defaultcpuallocator",
     "can't allocate memory",
@@ -33,9 +43,26 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
         isinstance(error, RuntimeError) and any(words in text for words in _ALLOCATORS)
     ):
         return ResourceError("out of memory", hint="Try --load offload, or a machine with more")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"no space left on the disk: {error}", hint="Free some, or set INFER_CACHE")
+    if any(map(_means_full, islice(_causes(error), MOST_CAUSES))):
+        said = shortened(" ".join(str(error).split()), MOST_SAID)
+        return ResourceError(
+            f"no space left on the disk: {said}",
+            hint="Free some, or set INFER_CACHE and TMPDIR to a disk with more. Nothing was kept",
+        )
     return None
+
+
+def _means_full(error: BaseException) -> bool:
+    """Return true for an exception that says that a file could not be written to its end."""
+    if isinstance(error, OSError) and error.errno in paths.FULL:
+        return True
+    return _FULL.search(str(error)) is not None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager
@@ -59,10 +86,12 @@ def as_backend_error(name: str, stage: str, error: Exception, others: list[str])
 
     The message names the exception; the traceback is written to a file that the hint names.
     """
-    if isinstance(error, InferError):
+    if isinstance(error, ResourceError):
         return error
     if refusal := as_resource_error(error):
         return refusal
+    if isinstance(error, InferError):
+        return error
     doing = _DOING.get(stage, "lower")
     hint = f"The traceback is in {log(name, error)}"
     if others:
@@ -72,8 +101,17 @@ def as_backend_error(name: str, stage: str, error: Exception, others: list[str])
 
 def describe(error: BaseException) -> str:
     """Format an exception as its type and the first line of its message."""
+    said = first_sentence(error)
+    return f"{type(error).__name__}: {said}" if said != type(error).__name__ else said
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first line of an exception's message, with the next where it ends at a colon; its type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    said = ""
+    while lines and (not said or said.endswith(":")):
+        said = f"{said} {lines.pop(0)}".strip()
+    return shortened(said.rstrip(": "), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import InferError, SourceError
+from .sanitize import shortened
 
 MAX_JSON = 1 << 28  # bytes of a configuration file
 KINDS = (
@@ -28,6 +29,16 @@ KINDS = (
 def kind_of(mode: int) -> str:
     """Name the kind of a file that is not regular, from its `st_mode`."""
     return next((name for matches, name in KINDS if matches(mode)), "no regular file")
+
+
+def is_there(path: Path, *, error: type[InferError] = SourceError) -> bool:
+    """Return whether anything lies at a path; raise `error` for one that no file can have or that can't be read."""
+    try:
+        os.fsencode(path)
+        return path.exists()
+    except (OSError, ValueError) as reason:  # a name too long; a NUL or a lone surrogate in it
+        said = getattr(reason, "strerror", None) or str(reason).partition(":")[0]
+        raise error(f"no file can be opened there: {said}", where=repr(shortened(str(path), 200))) from reason
 
 
 def open_regular(path: Path, *, follow_links: bool = True, error: type[InferError] = SourceError) -> BinaryIO:

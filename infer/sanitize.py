@@ -8,6 +8,15 @@ from typing import Any
 MAX_ERROR = 1024  # characters of an error text
 
 
+def shortened(text: str, most: int) -> str:
+    """Return `text` cut to `most` characters, at the end of a word where one is near, with … for the rest."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 1]
+    whole = cut.rpartition(" ")[0] if text[most - 1] != " " else cut
+    return f"{whole if len(whole) > most // 2 else cut}…"
+
+
 def sanitize_text(text: str, most: int = MAX_ERROR) -> str:
     """Return `text` cut to `most` characters, with every unprintable character, line breaks included, escaped."""
     cut = text if len(text) <= most else text[: most - 1] + "…"

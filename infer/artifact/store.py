@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import BusyError, ResourceError, UnsafeSourceError
-from ..paths import writing
+from ..paths import unfinished, writing
 from .files import check_files
 from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
 from .signature import SIGNATURE, sign, signed_here
@@ -39,19 +39,18 @@ def stage(output: Path, *, replace: bool) -> Iterator[Path]:
     for a path that can't be written.
     """
     with writing(output):
+        os.fsencode(output)  # raises for a lone surrogate, which `exists` calls absent
         output.parent.mkdir(parents=True, exist_ok=True)
-    if output.exists() and not replace:
+        exists = output.exists()
+    if exists and not replace:
         raise BusyError(f"{output} exists", hint="Choose another --output, or replace it with --force")
-    if output.exists() and not (output / MANIFEST).exists():
+    if exists and not (output / MANIFEST).exists():
         raise BusyError(f"{output} exists and is not an artifact", hint="Choose another --output")
     _remove_stale(output)
     folder = output.with_name(f".{output.name}.tmp-{os.getpid()}-{time.monotonic_ns() & 0xFFFFFF:x}")
-    with _lock(output), _disk_errors(output):
+    with _lock(output), _full_disk(), unfinished(folder):
         folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder
 
 
 @contextmanager
@@ -65,31 +64,25 @@ def _lock(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             pid = os.read(handle, 32).decode("ascii", "replace") or "unknown"
             raise BusyError(f"{output} is being written by process {pid}", hint="Wait for it") from error
-        os.truncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-        yield
-        path.unlink(missing_ok=True)
-    except BaseException as error:
-        if not isinstance(error, BusyError):
-            path.unlink(missing_ok=True)
-        raise
+        with unfinished(path):
+            os.truncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+            yield
     finally:
         os.close(handle)
 
 
 @contextmanager
-def _disk_errors(output: Path) -> Iterator[None]:
+def _full_disk() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if "No space left" in str(error) or getattr(error, "errno", None) == 28:
-            free = shutil.disk_usage(output.parent).free
-            raise ResourceError(
-                f"the disk is full: {free / 2**20:.0f} MiB are free",
-                where=str(output.parent),
-                hint="Nothing was kept",
-            ) from error
-        raise
+        from ..library_errors import as_resource_error
+
+        refusal = None if isinstance(error, ResourceError) else as_resource_error(error)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def _remove_stale(output: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import device as hardware
+from .. import paths
 from ..artifact import store
 from ..budgets import Budgets
 from ..errors import UsageError
@@ -105,6 +106,7 @@ def search(
     - `KeyboardInterrupt`: interrupted, unless `budgets.keep_best` is set and a trial meets the budgets.
     """
     plan, budgets = check_plan(plan), check_budgets(budgets, plan)
+    paths.require_writable()
     reporter = reporter or Reporter()
     base = _trial_plan(plan, budgets)
     if space.formats(plan, budgets) != ["none"]:  # once, outside the time of a trial

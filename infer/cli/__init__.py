@@ -1,7 +1,8 @@
 """The command line: one file for each command, no logic of its own.
 
 Exit codes: 0 done · 1 internal · 2 usage · 3 bad file or artifact · 4 a gate refused ·
-5 not usable on this machine · 6 busy or exists · 7 out of memory or disk · 130 interrupted.
+5 not usable on this machine · 6 busy or exists · 7 out of memory or disk · 130 interrupted ·
+128 + n ended by signal n.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any
 import typer
 
 from ..errors import InferError
+from ..paths import remove_unfinished
 from ..sanitize import sanitize_text
 from . import bench, distil, export, generate, inspection, optimize, predict, serve, top, trials, tune
 
 INTERRUPTED = 130
 MAX_MESSAGE = 4096  # characters
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     add_completion=False,
@@ -56,7 +59,9 @@ for command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. An error is one line on stderr, of a terminal broken at words."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
@@ -65,7 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
+    except SystemExit:
+        remove_unfinished()
+        raise
     except KeyboardInterrupt as interrupt:
+        remove_unfinished()
         return _fail(str(interrupt) or "interrupted; nothing was published", INTERRUPTED)
     except InferError as error:
         if debug:
@@ -109,4 +118,6 @@ def _fail(message: str, code: int, kind: str = "") -> int:
 
 
 def _terminate(signum: int, frame: Any) -> None:
+    for number in ENDING:  # a second one would end the removal of files
+        signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + signum)

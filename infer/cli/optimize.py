@@ -13,9 +13,9 @@ from rich.console import Console
 from ..budgets import SEARCH, Budgets
 from ..errors import SourceError, UsageError
 from ..options import from_values, to_toml
-from ..paths import writing
+from ..paths import temporary_files, writing
 from ..plan import GROUPS, Plan
-from ..regular_files import read_regular
+from ..regular_files import is_there, read_regular
 from ..reporter import Reporter
 from .options import with_options
 
@@ -80,7 +80,8 @@ def optimize(
         with writing(save_plan):
             save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
-    with printed.progress_reporter(quiet=as_json, verbose=verbose, search=budgets.is_given) as reporter:
+    progress = printed.progress_reporter(quiet=as_json, verbose=verbose, search=budgets.is_given)
+    with temporary_files(), progress as reporter:
         path, report = _run(plan, budgets, target, reporter, replace=force)
     printed.print_verdict(report, as_json=as_json, path=path, verbose=verbose)
     if profile:
@@ -112,7 +113,7 @@ def default_output(source: str) -> Path:
     if is_library_name(source):
         return Path(f"{source.partition(':')[2]}.infer")
     path = Path(source.partition(":")[0].rstrip("/"))
-    stem = path.name if path.is_dir() else path.stem
+    stem = path.name if is_there(path) and path.is_dir() else path.stem
     return Path(f"{stem or 'model'}.infer")
 
 

@@ -60,7 +60,7 @@ class LineReporter(Reporter):
             self._print(f"           {sentence(finding)}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(sanitize_text(line), markup=False, highlight=False, soft_wrap=True)
 
 
 class BarReporter(Reporter):
@@ -90,7 +90,7 @@ class BarReporter(Reporter):
     def _line(self, name: str, detail: str) -> str:
         """Write a step in one line that leaves room for its bar and its time: of a long path both ends are shown."""
         room = max(8, self._progress.console.width - BESIDE - max(8, len(name)))
-        half = (room - 1) // 2
+        half, detail = (room - 1) // 2, sanitize_text(detail)
         shown = detail if len(detail) <= room else f"{detail[:half]}…{detail[-half:]}"
         return f"{name:<8} [dim]{escape(shown)}"
 

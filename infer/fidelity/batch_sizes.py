@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InferError
+from ..library_errors import first_sentence
 from ..results import Metric
 from .metric_sums import kept_rows, rows_of
 from .metrics import Comparison
@@ -58,14 +59,14 @@ def compare_size(
         except (InferError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
-            why = f"the float model itself fails there: {_first_line(error)}"
+            why = f"the float model itself fails there: {first_sentence(error)}"
             return [Metric(f"batch {size}", "compared", None, detail=why)]
         try:
             got = {name: value.cpu() for name, value in run(inputs).items()}
         except (InferError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            return [Metric(f"batch {size}", "runs", False, detail=_first_line(error))]
+            return [Metric(f"batch {size}", "runs", False, detail=first_sentence(error))]
         comparison.add(expected, got, inputs)
         for name, value in expected.items():
             if value.is_floating_point() and name in got and got[name].shape == value.shape:
@@ -105,8 +106,3 @@ class _Difference:
             return 0.0
         scale = max(math.sqrt(self.reference / self.count), usual)
         return math.sqrt(self.difference / self.count) / scale if scale else 0.0
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -12,13 +12,23 @@ from .thresholds import LIMITS, Limits
 JUDGED: dict[str, tuple[str, bool]] = {
     "relative_error": ("relative_error", True),
     "cosine": ("cosine", False),
-    "exact": ("top1", False),
+    "exact": ("exact", False),
+    "worst_value": ("worst_value", False),
+    "worst_slice_error": ("worst_slice", True),
+    "worst_row_error": ("worst_row", True),
+    "choice_loss": ("choice", True),
     "top1": ("top1", False),
     "kl": ("kl", True),
     "perplexity_change": ("perplexity", True),
     "schedule_error": ("schedule", True),
     "worst_token": ("worst_token", True),
 }
+SLICES = {
+    "worst_slice_error": "error relative to its deviation",
+    "worst_row_error": "error relative to its deviation",
+    "choice_loss": "loss of the best class",
+}  # that name a place of an output
+MOSTLY = 0.999  # equal integers: from here on each one counts
 ALWAYS = "schedule_error"  # judged whatever the user allows, since no format explains it
 
 
@@ -58,6 +68,10 @@ def _fatal_fault(metric: Metric) -> str | None:
             f"{metric.subject} has {metric.value} values that are NaN in the float model and numbers in the "
             "optimized one: give data for which the float model gives numbers, or mend the model"
         )
+    if metric.name == "changed" and metric.value:
+        return f"{metric.subject} has {metric.value} integers that differ, which no rounding explains: {_place(metric)}"
+    if metric.name == "out_of_range":
+        return f"{metric.subject} has the value {metric.value}, and {_place(metric)}"
     if metric.name == "runs" and metric.value is False:
         return f"the optimized model fails at {metric.subject}, unlike the float model: {metric.detail}"
     return None
@@ -103,14 +117,24 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     value = metric.number
     if value is None:
         return None
+    if metric.name in SLICES:
+        if value <= bound:
+            return None
+        return f"output {metric.subject!r}, {_place(metric)}: {SLICES[metric.name]} {value:.3g}, {bound:g} is allowed {whose}"
     if metric.name in ("schedule_error", "worst_token"):
         return _token_violation(metric, float(value), bound, "" if metric.name == ALWAYS else f" {whose}")
     if larger_is_worse:
         return None if value <= bound else f"{metric.label} {value:.3g} is above {bound:g} allowed {whose}"
-    one_flip = metric.name == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
+    few = metric.name == "top1" or (metric.name == "exact" and bound < MOSTLY)
+    one_flip = few and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
     if value >= bound or one_flip:
         return None
     return f"{metric.label} {_format_below(value, bound)} is below {bound:g} allowed {whose}"
+
+
+def _place(metric: Metric) -> str:
+    """Return where a metric was found, which its detail begins with."""
+    return metric.detail.partition(":")[0]
 
 
 def _token_violation(metric: Metric, value: float, bound: float, whose: str) -> str | None:

@@ -30,9 +30,6 @@ class MetricSums:
 
     logits: bool
     probabilities: bool | None = None
-    floating: bool = True
-    values: int = 0
-    equal: int = 0
     non_finite: int = 0
     float_non_finite: int = 0
     only_float_nan: int = 0
@@ -40,7 +37,6 @@ class MetricSums:
     norm: float = 0.0
     max_abs: float = 0.0
     rows: int = 0
-    worst_row: float = 0.0
     cosine: float = 0.0
     cosine_min: float = 1.0
     top1: int = 0
@@ -51,14 +47,10 @@ class MetricSums:
     nll: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def metrics(self) -> Iterator[tuple[str, float | int | None]]:
-        if not self.floating:
-            yield "exact", _share(self.equal, self.values)
-            return
         if not self.rows:  # an empty output, or padding alone: nothing to compare, nothing wrong
             yield "rows", 0
             return
         yield "relative_error", _ratio(self.difference, self.norm)
-        yield "worst_row_error", self.worst_row if math.isfinite(self.worst_row) else None
         yield "cosine", _share(self.cosine, self.rows)
         yield "cosine_min", self.cosine_min
         yield "max_abs", self.max_abs
@@ -138,13 +130,8 @@ def kept_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
 def add_output(
     sums: MetricSums, reference: Tensor, got: Tensor, inputs: Mapping[str, Tensor], targets: Tensor | None
 ) -> None:
-    """Add one batch of one output. `targets` [rows] are the classes that came next, -1 where unknown."""
+    """Add one batch of one float output. `targets` [rows] are the classes that came next, -1 where unknown."""
     kept = kept_rows(reference, inputs)
-    if not reference.is_floating_point():
-        sums.floating = False
-        same = (reference == got).reshape(-1) if kept is None else (reference == got).flatten(0, 1)[kept]
-        sums.values, sums.equal = sums.values + same.numel(), sums.equal + int(same.sum())
-        return
     expected, actual = (rows_of(t, sums.logits, kept is not None) for t in (reference, got))
     if sums.logits and sums.probabilities is None and expected.numel():
         sums.probabilities = _are_probabilities(expected if kept is None else expected[kept[:64]])
@@ -180,18 +167,24 @@ def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
         sums.only_float_nan += int((reference.isnan() & ~got.isnan()).sum())
         reference, got = reference.where(finite & sound, 0.0), got.where(finite & sound, 0.0)
     difference = got - reference
-    error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))
+    error, norm = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference))
     sums.difference += float(error.square().sum())
     sums.norm += float(norm.square().sum())
-    relative = (error / norm).where(error > 0, 0.0)
-    scale = norm * other
-    dot = (reference * got).sum(1, dtype=torch.float64)
-    cosine = (dot / scale.where(scale > 0, 1.0)).where((norm > 0) | (other > 0), 1.0).clamp(-1, 1)
+    cosine = _cosine(reference, got)
     sums.rows += len(reference)
     sums.max_abs = max(sums.max_abs, float(difference.abs().max()))
-    sums.worst_row = max(sums.worst_row, float(relative.max()))
     sums.cosine += float(cosine.sum())
     sums.cosine_min = min(sums.cosine_min, float(cosine.min()))
+
+
+def _cosine(reference: Tensor, got: Tensor) -> Tensor:
+    """Return the cosine of each row, of any magnitude: 1 of two rows of zeros, 0 where one is zero."""
+    sizes = [t.abs().amax(1, keepdim=True) for t in (reference, got)]
+    zero = [(size == 0).squeeze(1) for size in sizes]
+    # Divided first: products of 1e-24 and of 1e20 are out of the range of float32.
+    x, y = (t.double() / s.where(s > 0, 1.0).double() for t, s in zip((reference, got), sizes, strict=True))
+    dot = (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)).clamp(min=1e-300)
+    return dot.clamp(-1, 1).where(~(zero[0] | zero[1]), (zero[0] & zero[1]).double())
 
 
 def _add_logits(sums: MetricSums, reference: Tensor, got: Tensor, targets: Tensor | None) -> None:

@@ -6,7 +6,7 @@ Pure: tensors in, `Metric` values out. `metric_sums` holds the arithmetic, `gate
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,20 @@ from torch import Tensor
 from ..results import Metric
 from ..spec import CHOICES
 from . import retrieval
-from .metric_sums import MetricSums, add_output, is_logits, next_token_targets
+from .choice_sums import ChoiceSums
+from .integer_sums import IntegerSums
+from .metric_sums import MetricSums, add_output, is_logits, kept_rows, next_token_targets
 from .retrieval import Retrieval
+from .slice_sums import SliceSums
+
+MOST_SHAPES = 64  # of all outputs, whose slices have sums of their own
+Shape = tuple[str, tuple[int, ...]]  # of one row of an output
 
 _WHY = {
     "relative_error": "Frobenius norm of the difference over that of the float output",
-    "worst_row_error": "the same for the worst row",
+    "worst_slice_error": "of the slice with the largest error, relative to its deviation from its mean over the rows",
+    "worst_row_error": "of the worst row, each slice in units of its deviation, or of the usual row's where that is more",
+    "choice_loss": "how much lower the chosen class is in the float model, over how far its best class stands out",
     "cosine": "mean over rows",
     "cosine_min": "the worst row",
     "max_abs": "largest absolute difference",
@@ -28,6 +36,9 @@ _WHY = {
     "kl_max": "the worst row",
     "rows": "rows compared",
     "exact": "share of values that are equal",
+    "worst_value": "the same of the value that is kept least",
+    "changed": "values that changed although no weight reaches them",
+    "out_of_range": "a value far from all of the float model's",
     "perplexity_float": "of the float original, next token",
     "perplexity": "of the optimized model, next token",
     "perplexity_change": "relative change",
@@ -55,16 +66,24 @@ def compare(
 class Comparison:
     """Metrics over many batches in bounded memory: call `add` for each, then `metrics`.
 
-    Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
+    Float outputs: relative_error, worst_slice_error, worst_row_error, cosine, cosine_min, max_abs; choice_loss of those
+    that are no logits. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
     rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Embeddings [B, D]: nearest, recall,
-    rank_correlation, over the first 512 rows. Integer outputs: exact. Scores [B, 1] of a multiple choice model are
+    rank_correlation, over the first 512 rows. Integer outputs: exact, worst_value, out_of_range, and `changed` of
+    those in `integers`, which no weight reaches. Scores [B, 1] of a multiple choice model are
     logits over the choices of a question; rows of half a question at the end are not compared.
     """
 
-    def __init__(self, task: str) -> None:
-        self._task = task
+    def __init__(
+        self, task: str, *, integers: Collection[str] = (), units: Mapping[Shape, Sequence[Tensor]] | None = None
+    ) -> None:
+        """`units`: those of another comparison of the same outputs over more rows."""
+        self._task, self._exact, self._units = task, frozenset(integers), units or {}
         self._sums: dict[str, MetricSums] = {}
+        self._integers: dict[str, IntegerSums] = {}
+        self._slices: dict[Shape, SliceSums] = {}
+        self._choices: dict[Shape, ChoiceSums] = {}
         self._retrieval: dict[str, Retrieval] = {}
         self._broken: dict[str, str] = {}
         self._waiting: dict[str, tuple[Tensor, Tensor]] = {}
@@ -88,16 +107,48 @@ class Comparison:
                 expected, actual = self._questions(name, expected, actual)
             if self._task == "question-answering":
                 expected, actual = (_of_real_positions(value, given) for value in (expected, actual))
+            if not expected.is_floating_point():
+                known = self._integers.setdefault(name, IntegerSums(exact=name in self._exact))
+                known.add(expected, actual, kept_rows(expected, given), reference)
+                continue
             sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
+            self._add_slices(name, expected, actual, given, logits=sums.logits)
             generates = sums.logits and self._task == "text-generation"
             targets = next_token_targets(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
             if (
                 self._task in ("embedding", "image-embedding", "audio-embedding")
                 and expected.dim() == 2
-                and expected.is_floating_point()
             ):
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
+
+    def _add_slices(
+        self, name: str, expected: Tensor, actual: Tensor, given: Mapping[str, Tensor], *, logits: bool
+    ) -> None:
+        """Add a float output to the sums of its shape, the axis of the rows first; without one a call is a row."""
+        if not expected.numel():
+            return
+        real, kept = None, kept_rows(expected, given)
+        if kept is not None:
+            real = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
+            real.view(-1)[kept] = True
+        axis = 0 if self._task == "multiple-choice" else _axis_of_rows(expected, given)
+        by_row = [t[None] if axis is None else t.movedim(axis, 0) for t in (expected, actual)]
+        expected, actual = (t[:, None] if t.dim() == 1 else t for t in by_row)
+        key = (name, tuple(expected.shape[1:]))
+        if key not in self._slices:
+            if len(self._slices) >= MOST_SHAPES:
+                return
+            self._slices[key] = SliceSums(expected, self._units.get(key, ()))
+            if not logits:
+                self._choices[key] = ChoiceSums(expected)
+        self._slices[key].add(expected, actual, real)
+        if key in self._choices:
+            self._choices[key].add(expected, actual, real)
+
+    def units(self) -> dict[Shape, list[Tensor]]:
+        """Return what errors of slices are relative to, for a comparison of the same outputs over fewer rows."""
+        return {key: sums.units() for key, sums in self._slices.items()}
 
     def _questions(self, name: str, expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores [questions, choices] of complete questions; other rows wait for the next batch."""
@@ -110,14 +161,47 @@ class Comparison:
     def metrics(self) -> list[Metric]:
         """Return one `Metric` per output and measure; an unknown value is None."""
         broken = [Metric(name, "shape", False, detail=why) for name, why in self._broken.items()]
-        return broken + [
-            Metric(name, measure, value, _UNITS.get(measure, ""), _WHY[measure])
+        found = broken + [
+            _metric(name, measure, value)
             for name, sums in self._sums.items()
             for measure, value in (*sums.metrics(), *self._order(name))
         ]
+        for name in self._sums:
+            found += self._of_slices(name)
+        return found + [
+            _metric(name, measure, value, place)
+            for name, sums in self._integers.items()
+            for measure, value, place in sums.metrics()
+        ]
+
+    def _of_slices(self, name: str) -> Iterator[Metric]:
+        """Yield the worst slice, the worst row and the largest loss of a choice, over all shapes of an output."""
+        each = [sums.worst() for key, sums in self._slices.items() if key[0] == name]
+        for index, measure in enumerate(("worst_slice_error", "worst_row_error")):
+            if each:
+                worst = max((pair[index] for pair in each), key=lambda w: w.error)
+                yield _metric(name, measure, worst.error, worst.place)
+        chosen = [sums.worst() for key, sums in self._choices.items() if key[0] == name]
+        if losses := [loss for loss in chosen if loss is not None]:
+            yield _metric(name, "choice_loss", *max(losses))
 
     def _order(self, name: str) -> Iterator[tuple[str, float]]:
         return self._retrieval[name].metrics() if name in self._retrieval else iter(())
+
+
+def _metric(name: str, measure: str, value: float | int | None, place: str = "") -> Metric:
+    why = f"{place}: {_WHY[measure]}" if place else _WHY[measure]
+    return Metric(name, measure, value, _UNITS.get(measure, ""), why)
+
+
+def _axis_of_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> int | None:
+    """Return the axis of an output with one place for each row of the inputs; None where no axis is."""
+    if value.dim() == 0:
+        return None
+    rows = next((len(t) for t in inputs.values() if t.dim()), len(value))
+    if rows and len(value) % rows == 0 and len(value):
+        return 0
+    return next((axis for axis, size in enumerate(value.shape) if size == rows), None)
 
 
 def _of_real_positions(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which requests may share a batch, tried on the model: the name "batch" of a size proves nothing.
+"""Trial of which requests may share a batch: the name "batch" of a size proves nothing.
 
 Rows of different clients meet in one batch only where a row's answer is the same whatever the other rows are, how many
 they are, and where it stands among them, and where each row of the inputs has one row in every output. Rows are padded
@@ -92,7 +92,7 @@ def of_class(relative_error: float) -> Tolerances:
 
 @dataclass(frozen=True)
 class Joining:
-    """Which requests may share a batch, and why not all; `why` is empty where all may."""
+    """Requests that may share a batch, and why not all; `why` is empty where all may."""
 
     joins: Joins
     why: str = ""

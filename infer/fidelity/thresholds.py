@@ -32,6 +32,10 @@ TOP1_TASKS = (
 class Limits(msgspec.Struct, frozen=True):
     """Limits of the fidelity gate; `None` is not judged. Shares are 0..1, `kl` in nats per row.
 
+    `worst_slice` and `worst_row` are relative to the deviation from the mean output, see `slice_sums`; `choice` is the
+    loss of the best class of outputs that are no logits, see `choice_sums`. `exact` is the share of integers that are
+    equal, `worst_value` that of the value that is kept least.
+
     Of language models, relative errors of the worst single token: `worst_token` against the float model, and
     `schedule` against the same step in one prefill, which no budget of the user (`max_drop`, `max_error`) loosens.
     """
@@ -43,6 +47,11 @@ class Limits(msgspec.Struct, frozen=True):
     perplexity: float | None = None
     worst_token: float | None = None
     schedule: float | None = None
+    worst_slice: float | None = None
+    worst_row: float | None = None
+    choice: float | None = None
+    exact: float | None = None
+    worst_value: float | None = None
 
 
 # The quality table of the design: what each precision class may lose against the float original.
@@ -55,6 +64,11 @@ LIMITS: dict[str, Limits] = {
         perplexity=0.001,
         worst_token=1e-2,
         schedule=5e-3,
+        worst_slice=0.01,
+        worst_row=0.02,
+        choice=0.001,
+        exact=0.99999,
+        worst_value=0.9,
     ),
     "tf32": Limits(
         relative_error=5e-3,
@@ -64,6 +78,11 @@ LIMITS: dict[str, Limits] = {
         perplexity=0.001,
         worst_token=5e-2,
         schedule=1e-2,
+        worst_slice=0.05,
+        worst_row=0.1,
+        choice=0.002,
+        exact=0.995,
+        worst_value=0.8,
     ),
     "float16": Limits(
         relative_error=1e-2,
@@ -73,21 +92,51 @@ LIMITS: dict[str, Limits] = {
         perplexity=0.002,
         worst_token=0.1,
         schedule=2e-2,
+        worst_slice=0.05,
+        worst_row=0.1,
+        choice=0.003,
+        exact=0.995,
+        worst_value=0.8,
     ),
     "bfloat16": Limits(
-        relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01, worst_token=0.5, schedule=0.1
+        relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01, worst_token=0.5, schedule=0.1,
+        worst_slice=0.15,
+        worst_row=0.4,
+        choice=0.01,
+        exact=0.98,
+        worst_value=0.6,
     ),
     "int8": Limits(
-        relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01, worst_token=1.0, schedule=0.15
+        relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01, worst_token=1.0, schedule=0.15,
+        worst_slice=0.2,
+        worst_row=0.6,
+        choice=0.03,
+        exact=0.98,
+        worst_value=0.5,
     ),
     "4bit": Limits(
-        relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12, worst_token=1.2, schedule=0.15
+        relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12, worst_token=1.2, schedule=0.15,
+        worst_slice=0.35,
+        worst_row=1.1,
+        choice=0.1,
+        exact=0.85,
+        worst_value=0.3,
     ),
     "3bit": Limits(
-        relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50, worst_token=1.5, schedule=0.15
+        relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50, worst_token=1.5, schedule=0.15,
+        worst_slice=0.6,
+        worst_row=1.4,
+        choice=0.25,
+        exact=0.7,
+        worst_value=0.2,
     ),
     "2bit": Limits(
-        relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00, worst_token=2.0, schedule=0.15
+        relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00, worst_token=2.0, schedule=0.15,
+        worst_slice=1,
+        worst_row=1.8,
+        choice=0.6,
+        exact=0.5,
+        worst_value=0.1,
     ),
 }
 

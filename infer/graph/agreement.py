@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from .. import library_errors
 from ..errors import SourceError
 from ..silence_logs import quiet
-from ..spec import TensorSpec
+from ..spec import BATCH, TensorSpec
 from .program import Graph, flatten
 
-BATCH = "batch"
 ROWS = (2, 1, 3)  # compared, where the graph takes them
 TOLERANCE = 1e-3  # of an output's root mean square at that place over the rows
 FLOOR = 1e-5  # of the root mean square of the whole output: rounding

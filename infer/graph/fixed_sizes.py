@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..errors import NotUsableError
 from ..silence_logs import quiet
-from ..spec import TensorSpec
-from .agreement import BATCH, Disagreement, buffers_kept, disagreement, require_comparable
+from ..spec import BATCH, TensorSpec
+from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
 from .called_paths import as_if_called
 from .capture import capture, specialized
 from .program import Graph, flatten

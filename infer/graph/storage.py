@@ -5,6 +5,7 @@ Every backend maps the same weights file, and no tensor is stored twice.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,9 @@ def save(graph: Graph, folder: Path) -> None:
     program._example_inputs = _examples_without_data(examples)
     try:
         with quiet():
-            torch.export.save(program, folder / PROGRAM)
+            written = io.BytesIO()  # torch ends the process where a disk is full
+            torch.export.save(program, written)
+            (folder / PROGRAM).write_bytes(written.getbuffer())
     finally:
         program._state_dict, program._constants, program._example_inputs = state, constants, examples
 

@@ -133,7 +133,9 @@ def enforce(
             layers = fidelity.worst_layers(original.loaded.module, small.module, rows)
             worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
         worst += f"; {stuck}" if stuck else ""
-        milder = "Choose a milder --quant"
+        milder = "Choose a milder --quant" if plan.quant != "none" else "Choose another --backend"
+        if plan.quant == "none" and (best.dtype or plan.dtype) != "float32":
+            milder = "Keep --dtype fp32"
         if coarser_cache(plan) and best.shape is not None:
             worst += f"; the KV cache is {plan.kv_dtype}, coarser than the weights"
             milder = "Keep keys and values exact with --kv-dtype fp32"

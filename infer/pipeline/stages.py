@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import load as sources
+from .. import paths
 from ..artifact import store
 from ..compress import assign
 from ..graph import storage
@@ -26,6 +27,7 @@ from ..llm.step.full_sequence_runner import full_sequence_outputs
 from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
+from ..onnx.ort.ort_session import limited_calls
 from ..plan import Plan
 from ..report.measurements import roofline
 from ..reporter import Reporter
@@ -69,10 +71,11 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     - `ResourceError`: out of memory or disk.
     """
     reporter = reporter or Reporter()
+    paths.require_writable()
     run = resolve(plan, reporter)
     refuse_backend(run.plan)
     prepare_kernels(run.plan, reporter)
-    with store.stage(output, replace=replace) as folder:
+    with store.stage(output, replace=replace) as folder, limited_calls():
         loaded, run = load(run, reporter)
         original = capture_original(run.plan, loaded, reporter)
         run = within_sizes(run, original.graph)

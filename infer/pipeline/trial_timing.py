@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import latency, plugins
+from .. import latency, library_errors, plugins
+from ..errors import InferError, SourceError
 from ..graph.program import Graph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
 from ..latency import WORKLOAD
@@ -102,7 +103,17 @@ def _time_float_forms(
     if not runners.keys() <= known.keys():
         for batch in plan.batches:
             calls = [call_of(runner, original, batch) for runner in runners.values()]
-            times = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
+            try:
+                times = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
+            except InferError:
+                raise
+            except Exception as error:
+                if refusal := library_errors.as_resource_error(error):
+                    raise refusal from error
+                raise SourceError(
+                    f"the float model itself fails on a batch of {batch}: {library_errors.describe(error)}",
+                    hint=f"Time it at another size: --batch {2 * batch}",
+                ) from error
             for name, taken in zip(runners, times, strict=True):
                 known.setdefault(name, {})[batch] = taken.p50
     return [FloatForm(name, runner, known[name]) for name, runner in runners.items()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from .. import library_errors, plugins
-from ..errors import InferError, NotUsableError, ResourceError
+from ..errors import InferError, NotUsableError, ResourceError, UsageError
 from ..graph import encoder_decoder_graphs, storage
 from ..graph.program import Graph
 from ..llm.step.step_shape import StepShape
@@ -75,9 +75,7 @@ def try_backends(
     if not tried.trials and tried.full is not None:
         raise tried.full
     if not tried.trials:
-        why = "; ".join(f"{result.name}: {result.why}" for result in tried.refused)
-        hint = "Run 'infer doctor'" if only == "auto" else "--backend auto tries the others"
-        raise NotUsableError(f"no backend can run this model: {why}", hint=hint)
+        raise tried.nobody(only)
     return tried
 
 
@@ -156,6 +154,33 @@ class Trials:
         place.mkdir(parents=True)
         storage.save(graph, place)
         return graph, None, place, why
+
+    def nobody(self, only: str) -> InferError:
+        """Return why no backend ran the model: the format, where one of them takes the model without; else the cause of
+        the one that came nearest.
+        """
+        for result in sorted(self.refused, key=lambda one: one.name != "ort"):
+            if self._takes_unquantized(result.name):
+                return UsageError(
+                    f"no backend has a form of {self.plan.quant} for this model; {result.name}: {result.why}",
+                    where="--quant",
+                    hint="--quant none keeps the weights as they are",
+                )
+        here = [one for one in self.refused if plugins.why_not("backends", one.name) is None]
+        nearest = (here or self.refused)[-1]
+        others = ", ".join(one.name for one in self.refused if one is not nearest)
+        hint = f"{others} can't either: 'infer doctor' says what is here" if others else "Use --backend auto"
+        if only == "auto" and not others:
+            hint = "'infer doctor' says what is here"
+        return NotUsableError(f"no backend can run this model; {nearest.name}: {nearest.why}", hint=hint)
+
+    def _takes_unquantized(self, name: str) -> bool:
+        if self.plan.quant == "none" or plugins.why_not("backends", name) is not None:
+            return False
+        backend, plan = plugins.get("backends", name), self.plan.with_(backend=name)
+        refused = encoder_decoder_graphs.refusal(backend, self.original, plan)
+        plain = encoder_decoder_graphs.refusal(backend, self.original, plan.with_(quant="none"))
+        return refused is not None and plain is None
 
     def names(self) -> set[str]:
         """Return the backends that were tried or refused."""

@@ -7,7 +7,6 @@ FOLDER/best-00000100.safetensors   trained parameters at the best held-out measu
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -32,7 +31,7 @@ CHOICES = "memory-choices.json"  # of a run with --max-memory
 
 
 def save_checkpoint(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint and remove older ones; raises `OSError` on a full disk, older ones then stay."""
+    """Write a checkpoint and remove older ones; older ones stay where the disk is full."""
     final = folder / f"step-{state.step:08d}"
     staging = folder / f".{final.name}.tmp"
     shutil.rmtree(staging, ignore_errors=True)
@@ -180,13 +179,8 @@ def _saved(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that is on the disk afterwards; raises `OSError` where the disk is full."""
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        if "os error 28" in str(error) or "No space left" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise
+    """Write a safetensors file that is on the disk afterwards."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     _sync(path)
 
 

@@ -63,7 +63,7 @@ def train(
                 return run.finish_at_best("divergence")
     except InferError:
         raise
-    except (OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:
         if refusal := as_resource_error(error):
             refusal.hint = f"{refusal.hint}. Checkpoints stay in {folder}"
             raise refusal from error

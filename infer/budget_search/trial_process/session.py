@@ -14,6 +14,7 @@ from ...artifact import store
 from ...compress import assign
 from ...errors import InferError, SourceError, UsageError
 from ...library_errors import as_resource_error
+from ...onnx.ort.ort_session import limited_calls
 from ...pipeline import stages
 from ...pipeline.llm_mode import refuse_backend
 from ...pipeline.publish import publish
@@ -56,7 +57,7 @@ class Session:
         plan = plan.with_(batches=()) if request.judge_only else plan
         place = self._work / f"trial-{request.number}"
         shutil.rmtree(place, ignore_errors=True)
-        with self._lock.working():
+        with self._lock.working(), limited_calls():
             try:
                 return self._run(plan, request, place / self._setup.name)
             except SourceError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ class TimingLock:
         waiting: Callable[[bool], None] | None = None,
     ) -> None:
         self._step, self._waiting = step, waiting or (lambda began: None)
-        self._path = path or Path(tempfile.gettempdir()) / NAME
+        self._path = path or Path(os.environ.get("TMPDIR", "/tmp")) / NAME  # noqa: S108 - of all processes
         self._handle: int | None = None
 
     @contextmanager

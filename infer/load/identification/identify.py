@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SourceError, UsageError
-from ...regular_files import MAX_JSON, read_regular
+from ...regular_files import MAX_JSON, is_there, read_regular
 from ..gguf import describe_gguf
 from ..sentence_transformers.modules_json import transformer_folder
 from ..sources.diffusers_pipeline import diffusers_class
@@ -57,7 +57,7 @@ def identify(path: Path) -> Identified:
         return Identified("library", "a model that a library builds by its name")
     if is_user_module(str(path)):
         return Identified("recipe", f"a function that builds the model, {path}")
-    if not path.exists():
+    if not is_there(path):
         if path.is_symlink():
             raise SourceError(
                 "a link to a file that is not there", where=str(path), hint="Download the file itself"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+from ...errors import SourceError
+from ...regular_files import MAX_JSON, read_regular
+
+# Of a config.json of transformers, timm and diffusers; others use that name for settings of their own.
+MODEL_KEYS = frozenset(("model_type", "architectures", "architecture", "_class_name"))
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SUFFIXES = frozenset(
     (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
@@ -35,8 +41,14 @@ def is_library_name(text: str) -> bool:
 
 def model_folder(path: Path) -> Path | None:
     """Return the folder of a file that is part of a Hugging Face model; None for a standalone file."""
-    folder = path.parent
-    return folder if path.suffix != ".py" and (folder / "config.json").is_file() else None
+    config = path.parent / "config.json"
+    if path.suffix == ".py" or not config.is_file():
+        return None
+    try:
+        found = json.loads(read_regular(config, MAX_JSON))
+    except (SourceError, ValueError, RecursionError):
+        return None
+    return path.parent if isinstance(found, dict) and MODEL_KEYS & found.keys() else None
 
 
 def folder_hint(path: Path) -> str:

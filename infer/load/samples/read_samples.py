@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import InputError, UsageError
 from ...plan import Plan
+from ...regular_files import is_there
 from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
@@ -125,7 +126,7 @@ def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRo
     if file.endswith(".py") and name.isidentifier():
         return _from_function(Path(file), name, loaded, most)
     path = Path(spec)
-    if not path.exists():
+    if not is_there(path, error=UsageError):
         raise UsageError(
             f"there is no file or folder {spec}", where="--data", hint=f"Give {example_option(loaded)}"
         )

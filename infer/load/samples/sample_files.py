@@ -44,6 +44,8 @@ def read_files(
     arrays = [path for path in files if path.suffix in ARRAYS]
     if arrays:
         parts = [_arrays(path, loaded.inputs) for path in arrays]
+        if len(parts) == 1:
+            return parts[0], arrays
         try:
             return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
         except (RuntimeError, KeyError) as error:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import InputError, NotUsableError, SourceError, UsageError
 from ...regular_files import MAX_JSON, read_regular
 from ...spec import CHOICES, DECODER_IDS
+from .confined_tokenizer import tokens_of
 
 if TYPE_CHECKING:
     from ..loaded_model import LoadedModel
@@ -87,23 +88,17 @@ def tokenize_lines(texts: list[str], loaded: LoadedModel) -> list[list[int]]:
 
 
 def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
-    """Open the tokenizer; return a function (texts or pairs, max tokens) → token ids and token types of each."""
+    """Return a function (texts or pairs, max tokens) → token ids and token types of each, once the tokenizer opens."""
     if find_spec("tokenizers") is None:
         raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
     import tokenizers
 
     data = read_regular(path, MAX_JSON)
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # of no class of its own
         raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
-    tokenizer.no_padding()
-
-    def encode(texts: list[Any], limit: int | None) -> list[tuple[list[int], list[int]]]:
-        tokenizer.no_truncation() if limit is None else tokenizer.enable_truncation(limit)
-        return [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(texts)]
-
-    return encode
+    return lambda texts, limit: tokens_of(path, texts, limit)
 
 
 def _mask_id(loaded: LoadedModel) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
+from ..samples.confined_tokenizer import tokens_of
 
 TASK = "multi-vector-embedding"
 STANFORD = "HF_ColBERT"  # architecture of Stanford's checkpoints, whose projection lies beside the encoder
@@ -164,6 +165,7 @@ def _opened(path: Path) -> Any:
 
     if not path.is_file():
         raise SourceError("expected the tokenizer.json of a late-interaction model", where=str(path.parent))
+    tokens_of(path, ["a"], None)  # within limits, before it runs in this process
     found = Tokenizer.from_file(str(path))
     found.no_padding()
     found.no_truncation()

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
+from ...library_errors import first_sentence
 from ...plan import Plan
+from ...sanitize import shortened
 from ...spec import DTYPES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from . import onnx_outputs
 
 MAX_DEPTH = 16
+MAX_NAME = 80  # characters of a name that a message shows
 _UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
 Specs = tuple[TensorSpec, ...]
 
@@ -35,7 +38,7 @@ def _invalid(model: Any, path: Path, error: Exception) -> SourceError:
             hint="Upgrade onnx and onnxruntime, or export the model again for an older opset",
         )
     return SourceError(
-        f"the ONNX model is not valid: {_line(error)}", where=str(path), hint="Export it again"
+        f"the ONNX model is not valid: {first_sentence(error)}", where=str(path), hint="Export it again"
     )
 
 
@@ -48,7 +51,9 @@ def _read_checked(path: Path) -> tuple[Any, int]:
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
-        raise SourceError(f"the ONNX model can't be parsed: {_line(error)}", where=str(path)) from error
+        raise SourceError(
+            f"the ONNX model can't be parsed: {first_sentence(error)}", where=str(path)
+        ) from error
     num_external = check_external(model, path)
     try:
         onnx.checker.check_model(path)
@@ -123,29 +128,41 @@ def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
 
 def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
     """Return the bytes of a tensor's external file; raise `SourceError` unless it is a plain one in the folder."""
-    target = path.parent / location
+    target, shown = path.parent / location, _shown(location)
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
-        raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {location!r}")
+        raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {shown}")
     try:
         info = os.lstat(target)
-    except OSError as error:
-        raise SourceError(f"the data of {name!r} is missing: {location!r}", where=str(path)) from error
+    except (OSError, ValueError) as error:  # a NUL in the name, which no file can have
+        raise SourceError(
+            f"the data of {_shown(name)} is missing: {shown}",
+            where=str(path),
+            hint="Copy it into the model's folder",
+        ) from error
     if not stat.S_ISREG(info.st_mode) or target.parent.resolve() not in (
         path.parent.resolve(),
         *_below(target, path),
     ):
-        raise _unsafe(path, f"the data of {name!r} is not a plain file: {location!r}")
+        raise _unsafe(path, f"the data of {name!r} is not a plain file: {shown}")
     if info.st_nlink != 1 and not hard_links:
-        raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {location!r}")
+        raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {shown}")
     return info.st_size
 
 
 def _check_span(name: str, fields: dict[str, str], size: int, path: Path) -> None:
     offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
-    if offset < 0 or length < 0 or offset + length > size:
+    for field, value in (("offset", offset), ("length", length)):
+        if value < 0:
+            raise SourceError(
+                f"expected a number of bytes as the {field} of {_shown(name)}, got {_shown(fields[field])}",
+                where=str(path),
+                hint="Export it again",
+            )
+    if offset + length > size:
         raise SourceError(
-            f"{name!r} needs bytes {offset} to {offset + length}, {fields['location']!r} has {size}",
+            f"{_shown(name)} needs bytes {offset} to {offset + length}, {_shown(fields['location'])} has {size}",
             where=str(path),
+            hint="Copy the file of its data again",
         )
 
 
@@ -240,5 +257,5 @@ def _unsafe(path: Path, message: str) -> UnsafeSourceError:
     )
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _shown(name: str) -> str:
+    return repr(shortened(name, MAX_NAME))

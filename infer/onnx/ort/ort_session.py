@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +17,15 @@ import msgspec
 import numpy as np
 import torch
 
-from ...errors import NotUsableError, ResourceError
+from ...errors import NotUsableError, ResourceError, SourceError
 from ...spec import DTYPES, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime
 
 _LARGE_CALL = 4.0  # times the usual size: such a call gives its memory back
+LONGEST_CALL = 120.0  # seconds of one call while a model is optimized: a Loop may count to 10^12
+LOOK = 0.1  # seconds between two looks at the call that runs
 LEVELS = ("all", "extended", "basic", "off")  # graph optimizations, each level with those after it
 
 
@@ -92,6 +98,69 @@ def open_session(
         raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(error)}") from error
 
 
+class _Clock:
+    """Ends a call of ONNX Runtime that takes longer than `limit` seconds; one thread looks at all of them."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._running: tuple[float, Any] | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="infer-call-limit").start()
+
+    def run(self, session: Any, names: Sequence[str], arrays: Mapping[str, np.ndarray], options: Any) -> Any:
+        """Run a session; raise `SourceError` for a call that was ended."""
+        import onnxruntime
+
+        options = options or onnxruntime.RunOptions()
+        self._running = (time.monotonic(), options)
+        try:
+            return session.run(names, arrays, options)
+        except runtime_errors() as error:
+            if not options.terminate:
+                raise
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise SourceError(
+                f"one call of the model took longer than {self.limit:.0f} s and was ended: {shapes}",
+                hint="Is there a loop in it that hardly ends? Of a model that is so slow give less at once: "
+                "shorter rows with --data, --max-batch 1",
+            ) from error
+        finally:
+            self._running = None
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            if (running := self._running) is not None and time.monotonic() - running[0] > self.limit:
+                running[1].terminate = True
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+_CLOCK: ContextVar[_Clock | None] = ContextVar("clock of calls", default=None)
+
+
+@contextmanager
+def limited_calls() -> Iterator[None]:
+    """End calls of ONNX Runtime inside the block that take longer than `LONGEST_CALL`."""
+    clock = _Clock(LONGEST_CALL)
+    token = _CLOCK.set(clock)
+    try:
+        yield
+    finally:
+        _CLOCK.reset(token)
+        clock.stop()
+
+
+def run_session(
+    session: Any, names: Sequence[str], arrays: Mapping[str, np.ndarray], options: Any = None
+) -> Any:
+    """Run a session on arrays, within the limit of `limited_calls`."""
+    clock = _CLOCK.get()
+    if clock is None:
+        return session.run(names, arrays, options)
+    return clock.run(session, names, arrays, options)
+
+
 def runtime_errors() -> tuple[type[BaseException], ...]:
     """Return the exception classes of ONNX Runtime, which share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -160,7 +229,7 @@ class OrtRunner:
         for array in arrays.values():
             size += array.size
         try:
-            outputs = self._session.run(self._fetched, arrays, self._options(size))
+            outputs = run_session(self._session, self._fetched, arrays, self._options(size))
         except runtime_errors() as error:
             _raise_memory_error(error)
             raise

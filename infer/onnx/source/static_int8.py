@@ -64,7 +64,11 @@ def _largest(opened: Any, rows: Mapping[str, Tensor], wanted: set[str]) -> dict[
     count = len(next(iter(rows.values())))
     for start in range(0, count, ROWS):
         feeds = {name: value[start : start + ROWS].contiguous().numpy() for name, value in rows.items()}
-        found = dict(zip(fetched, opened.run(fetched, feeds), strict=True)) if fetched else {}
+        found = (
+            dict(zip(fetched, ort_session.run_session(opened, fetched, feeds), strict=True))
+            if fetched
+            else {}
+        )
         found |= {name: feeds[name] for name in wanted & taken}
         for name, value in found.items():
             if value.dtype == np.float32 and value.size and np.isfinite(value).all():

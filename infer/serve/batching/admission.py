@@ -110,11 +110,12 @@ class AdmissionController:
         if not (too_long or done > left) or not self._reliable():
             return
         self._note(own_wait > share and share + own <= left)
-        message = f"predicted completion in {done:.2f} s exceeds the request's {left:.2f} s"
+        allows = f"the {max(left, 0.0):.2f} s left to the request's deadline"
+        message = f"predicted completion in {done:.2f} s exceeds {allows}"
         if too_long:
             message = (
                 f"queue wait {own_wait:.2f} s exceeds the {share:.2f} s that an overloaded queue "
-                f"allows of the request's {left:.2f} s"
+                f"allows of {allows}"
             )
         raise OverloadedError(message, retry_after=max(wait, own))
 

@@ -44,7 +44,9 @@ class MultipartForm:
         found = self.files.get(name, [])
         if len(found) != 1:
             hint = f"{name} is a field without a file name here" if name in self.fields else ""
-            raise InputError(f"expected one file {name}, got {len(found)}", where=name, hint=hint)
+            raise InputError(
+                f"expected one file in the field {name!r}, got {len(found)}", where=name, hint=hint
+            )
         if not found[0].data:
             raise InputError("expected a file that is not empty", where=name)
         return found[0].data

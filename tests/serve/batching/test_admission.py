@@ -52,7 +52,7 @@ def test_a_request_predicted_to_miss_its_deadline_is_refused_on_arrival() -> Non
     for _ in range(3):
         clocked.put(timeout=3.2)
     error = refused(clocked, timeout=3.5)
-    assert "predicted completion in 4.00 s exceeds the request's 3.50 s" in str(error)
+    assert "predicted completion in 4.00 s exceeds the 3.50 s left to the request's deadline" in str(error)
     assert error.retry_after == pytest.approx(3.0)
     clocked.put(timeout=4.1)
 

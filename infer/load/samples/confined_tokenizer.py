@@ -1,0 +1,52 @@
+"""Tokenizing of data by a foreign tokenizer, in a process within limits of memory and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...errors import SourceError
+from . import tokenizer_process
+
+MEMORY, MEMORY_PER_BYTE = 1 << 30, 512  # bytes that tokenizing may take, and for each byte of text
+SECONDS, BYTES_PER_SECOND = 30, 20_000  # of the CPU, of all threads together
+
+
+def tokens_of(path: Path, texts: list[Any], limit: int | None) -> list[tuple[list[int], list[int]]]:
+    """Tokenize in a process within limits: a normalizer can make 10^9 characters of one, a pattern never end.
+
+    Raises `SourceError` where it takes more memory or time than so much text ever needs.
+    """
+    asked = json.dumps({"tokenizer": str(path.absolute()), "texts": texts, "limit": limit}).encode()
+    memory = MEMORY + MEMORY_PER_BYTE * len(asked)
+    seconds = int(SECONDS + len(asked) / BYTES_PER_SECOND)
+    command = [sys.executable, "-P", tokenizer_process.__file__, str(memory), str(seconds)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            command, input=asked, capture_output=True, timeout=2 * seconds, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _refused(path, texts, f"took longer than {2 * seconds} s") from error
+    if done.returncode == 0:
+        return [(ids, types) for ids, types in json.loads(done.stdout)]
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise _refused(path, texts, f"took longer than {seconds} s of the CPU, or was killed")
+    said = done.stderr.decode(errors="replace")
+    if "memory" in said.lower():
+        raise _refused(path, texts, f"took more than {memory / 1e6:.0f} MB")
+    last = (said.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    raise _refused(path, texts, f"failed: {last[:200]}")
+
+
+def _refused(path: Path, texts: list[Any], why: str) -> SourceError:
+    return SourceError(
+        f"the tokenizer can't be used, with {len(texts)} texts it {why}",
+        where=str(path),
+        hint="Is it damaged? Copy tokenizer.json of the original model again",
+    )
