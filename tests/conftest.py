@@ -35,7 +35,7 @@ llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact back
 pipeline/test_mixed_precision pipeline/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
 llm/test_latent_attention backends/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
 serve/http/test_openapi cli/test_cli serve/test_page serve/workers/test_workers serve/test_chaos
-serve/http/test_bad_requests serve/test_end_to_end
+serve/http/test_bad_requests serve/test_end_to_end gate/test_planted_faults
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
 

@@ -611,7 +611,8 @@ def height_and_width_exchanged(call: Call) -> Tensors:
     return call.right({n: v.transpose(2, 3).contiguous() for n, v in call.inputs.items()})
 
 
-@fault("dropped mask", "Padding is attended to and counted.", "encoder embedding", ALL)
+@fault("dropped mask", "Padding is attended to.", "encoder", ("none", "int8"))
+@fault("dropped mask", "Padding is attended to and counted.", "embedding", ALL)
 def mask_dropped(call: Call) -> Tensors:
     ids, mask = call.inputs["input_ids"], call.inputs["attention_mask"]
     out = call.right({"input_ids": ids, "attention_mask": torch.ones_like(mask)})

@@ -1,4 +1,4 @@
-"""How wrong an answer is, by arithmetic of its own: nothing here comes from the gate that it tests.
+"""Measure of wrong answers by arithmetic of its own: nothing here comes from the gate that it tests.
 
 A fault is one where a row or a slice is off by three times what its precision may lose, relative to how much that slice
 deviates from its mean over the rows; for a float plan by one percent. Integers, shapes and dtypes are exact, and of

@@ -80,7 +80,7 @@ Change = Callable[[Call], Mapping[str, Tensor]]
 
 @dataclass
 class Plant:
-    """What is planted: a change of answers, of steps of a language model, or of an ONNX graph; nothing by default."""
+    """Change that is planted: of answers, of steps of a language model, or of an ONNX graph; nothing by default."""
 
     subject: Subject | None = None
     change: Change | None = None

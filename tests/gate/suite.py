@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended; `said` is the refusal, or what is wrong."""
+    """End of a run; `said` is the refusal, or what is wrong."""
 
     job: Job
     result: str
