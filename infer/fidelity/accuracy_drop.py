@@ -7,16 +7,27 @@ from collections.abc import Sequence
 
 from ..results import Metric
 from .gate import ALWAYS, limit
-from .thresholds import TOP1_TASKS, Limits
+from .thresholds import SLICE_ROOM, TOP1_TASKS, Limits
 
 # Metrics that go with the error itself; the others go with its square, as effects do.
-FIRST_ORDER = ("relative_error", "worst_token", "top1", "exact")
-NAN = ("non_finite", "only_float_nan")
+FIRST_ORDER = (
+    "relative_error",
+    "worst_token",
+    "worst_slice_error",
+    "worst_row_error",
+    "choice_loss",
+    "top1",
+    "exact",
+    "worst_value",
+)
+NAN = ("non_finite", "only_float_nan", "changed", "out_of_range")
 METRIC = {"text-generation": "perplexity_change", **dict.fromkeys(TOP1_TASKS, "top1")}
 
 
 def drop(metrics: Sequence[Metric], task: str) -> float:
     """Return the drop of the worst output: perplexity increase, changed best classes, or relative error, by task.
+
+    A slice of an output counts as well, in its own units: see `SLICE_ROOM`.
 
     Infinite when it could not be measured.
     """
@@ -25,6 +36,9 @@ def drop(metrics: Sequence[Metric], task: str) -> float:
     known = [float(value) for value in values if value is not None]
     if not known or len(known) < len(values):
         return math.inf
+    if name == "relative_error":
+        slices = [metric.number for metric in metrics if metric.name == "worst_slice_error"]
+        known += [value / SLICE_ROOM for value in slices if value is not None]
     return 1 - min(known) if name == "top1" else max(known)
 
 

@@ -23,6 +23,9 @@ KEPT = (
     "float_non_finite",
     "only_float_nan",
     "exact",
+    "changed",
+    "out_of_range",
+    "worst_slice_error",
 )  # of the metrics of `Comparison`
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
@@ -44,14 +47,16 @@ def compare_size(
     run: Run,
     task: str,
     usual: Mapping[str, float],
+    larger: Comparison | None = None,
 ) -> list[Metric]:
-    """Compare both runners over `batches` of `size` rows; `usual` is each output's RMS at other sizes.
+    """Compare both runners over `batches` of `size` rows; `usual` is each output's RMS at other sizes,
+    `larger` the comparison there, in whose units slices are judged.
 
     Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
     of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
     model itself fails at this size there is nothing to compare, and one metric, `compared`, says so.
     """
-    comparison = Comparison(task)
+    comparison = Comparison(task) if larger is None else larger.of_fewer_rows()
     differences: dict[str, _Difference] = {}
     for inputs in batches:
         try:
@@ -73,7 +78,7 @@ def compare_size(
                 differences.setdefault(name, _Difference()).add(value, got[name], inputs)
     found = []
     for metric in comparison.metrics():
-        if metric.name in KEPT:
+        if metric.name in KEPT and (metric.name != "worst_slice_error" or larger is not None):
             found.append(msgspec.structs.replace(metric, subject=f"{metric.subject} at batch {size}"))
     errors = [(d.relative(usual.get(name, 0.0)), name) for name, d in differences.items()]
     if errors:

@@ -50,7 +50,7 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
         reason = _violation(metric, limits, max_error, rows.get(metric.subject))
         if reason:
             return reason
-    if len(_fields(limits)) == 1 and max_error is None and not _has_judged(metrics, limits):
+    if _is_budget(limits) and max_error is None and not _has_judged(metrics, limits):
         return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
 
@@ -89,6 +89,11 @@ def _fields(limits: Limits) -> list[str]:
     """List the limits that a user's error budget replaces."""
     names = [name for name in limits.__struct_fields__ if name != JUDGED[ALWAYS][0]]
     return [name for name in names if getattr(limits, name) is not None]
+
+
+def _is_budget(limits: Limits) -> bool:
+    """Return whether the limits are those of --max-drop: one measure, and its slices."""
+    return len([name for name in _fields(limits) if name != "worst_slice"]) == 1
 
 
 def _has_judged(metrics: Sequence[Metric], limits: Limits) -> bool:
@@ -149,7 +154,7 @@ def _token_violation(metric: Metric, value: float, bound: float, whose: str) -> 
 
 
 def _limits_source(limits: Limits) -> str:
-    if len(_fields(limits)) == 1:
+    if _is_budget(limits):
         return "by --max-drop"
     name = next((name for name, known in LIMITS.items() if known == limits), None)
     return f"for {name}" if name else "by the limits given"

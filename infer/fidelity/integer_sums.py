@@ -66,7 +66,9 @@ class IntegerSums:
                 yield "out_of_range", far, f"the float model's lie in {self._range[0]}..{self._range[1]}"
         if len(self._counts) <= MOST_VALUES:
             fewest = 2 if len(self._counts) <= FEW else FEWEST
-            rare = [(hit / n, f"{hit} of {n} times {v}") for v, (n, hit) in self._counts.items() if n >= fewest]
+            rare = [
+                (hit / n, f"{hit} of {n} times {v}") for v, (n, hit) in self._counts.items() if n >= fewest
+            ]
             if rare:
                 yield "worst_value", *min(rare)
 

@@ -76,7 +76,11 @@ class Comparison:
     """
 
     def __init__(
-        self, task: str, *, integers: Collection[str] = (), units: Mapping[Shape, Sequence[Tensor]] | None = None
+        self,
+        task: str,
+        *,
+        integers: Collection[str] = (),
+        units: Mapping[Shape, Sequence[Tensor]] | None = None,
     ) -> None:
         """`units`: those of another comparison of the same outputs over more rows."""
         self._task, self._exact, self._units = task, frozenset(integers), units or {}
@@ -116,10 +120,7 @@ class Comparison:
             generates = sums.logits and self._task == "text-generation"
             targets = next_token_targets(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
-            if (
-                self._task in ("embedding", "image-embedding", "audio-embedding")
-                and expected.dim() == 2
-            ):
+            if self._task in ("embedding", "image-embedding", "audio-embedding") and expected.dim() == 2:
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
     def _add_slices(
@@ -146,9 +147,10 @@ class Comparison:
         if key in self._choices:
             self._choices[key].add(expected, actual, real)
 
-    def units(self) -> dict[Shape, list[Tensor]]:
-        """Return what errors of slices are relative to, for a comparison of the same outputs over fewer rows."""
-        return {key: sums.units() for key, sums in self._slices.items()}
+    def of_fewer_rows(self) -> Comparison:
+        """Return an empty comparison of the same outputs, in units of the deviations that this one found."""
+        units = {key: sums.units() for key, sums in self._slices.items()}
+        return Comparison(self._task, integers=self._exact, units=units)
 
     def _questions(self, name: str, expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores [questions, choices] of complete questions; other rows wait for the next batch."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .metric_sums import is_logits, kept_rows, rows_of
+from .slice_sums import FEWEST_ROWS, MOST_SLICES, ROUNDING
 
 # Values that are compared in float64: effects of good formats are near the rounding of float32.
 MOST_DOUBLE = 1 << 20
@@ -31,6 +32,7 @@ class OutputDivergence:
         self.logits, self._inputs = bool(logits), inputs
         self.unit = "nats" if logits else "squared relative error"
         self._float = [self._side(outputs[i]) for i in self._used]
+        self._shapes = [outputs[i].shape for i in self._used]
 
     def _side(self, output: Tensor) -> Tensor:
         kept = kept_rows(output, self._inputs)
@@ -43,9 +45,14 @@ class OutputDivergence:
     def of(self, outputs: Sequence[Tensor]) -> float:
         """Return the divergence from the float output; infinite for NaN or infinity that the float output lacks."""
         total = 0.0
-        for reference, index in zip(self._float, self._used, strict=True):
+        for reference, index, shape in zip(self._float, self._used, self._shapes, strict=True):
             got = self._side(outputs[index])
-            total += _kl(reference, got) if self.logits else _squared_error(reference, got)
+            if self.logits:
+                total += _kl(reference, got)
+            elif reference.numel() == math.prod(shape):
+                total += max(_squared_error(reference, got), _of_slices(reference, got, shape))
+            else:
+                total += _squared_error(reference, got)
         return total if math.isfinite(total) else math.inf
 
 
@@ -54,6 +61,26 @@ def _kl(p: Tensor, q: Tensor) -> float:
     terms = (p.exp() * (p - q)).where(p > -math.inf, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
     each = terms.sum(-1, dtype=torch.float64)
     return max(float(each.mean()), 0.0) if len(each) else 0.0
+
+
+def _of_slices(reference: Tensor, got: Tensor, shape: Sequence[int]) -> float:
+    """Return the mean over slices of the squared error relative to their deviation, of the axis where it is largest.
+
+    A small head counts as much as one with larger values, and what is constant over the rows is no part of the scale.
+    """
+    if len(shape) < 2 or shape[0] < FEWEST_ROWS:
+        return 0.0
+    worst, expected, actual = 0.0, reference.reshape(shape).double(), got.reshape(shape).double()
+    deviation = (expected - expected.mean(0)).square()
+    error = (actual - expected).square()
+    for axis, size in enumerate(shape[1:], 1):
+        if 2 <= size <= MOST_SLICES:
+            others = [d for d in range(len(shape)) if d != axis]
+            scale, lost, magnitude = (t.mean(others) for t in (deviation, error, expected.square()))
+            varies = scale > (ROUNDING * torch.finfo(torch.float32).eps) ** 2 * magnitude
+            if bool(varies.any()):
+                worst = max(worst, float((lost[varies] / scale[varies]).mean()))
+    return worst
 
 
 def _squared_error(reference: Tensor, got: Tensor) -> float:

@@ -18,7 +18,9 @@ from torch import Tensor
 
 MOST_SLICES = 256  # of an axis; a longer one is cut into `RANGES`
 RANGES = 16
-MOST_PLACES = 1 << 20  # of a row, of which sums are kept over the batches; of larger ones the deviation is within a batch
+MOST_PLACES = (
+    1 << 20
+)  # of a row, of which sums are kept over the batches; of larger ones the deviation is within a batch
 CHUNK = 1 << 18  # values widened to float64 at a time
 ROUNDING = 16  # times epsilon and magnitude: what sums in another order legitimately differ by
 FEWEST_ROWS = 8  # whose deviation says something; slices of fewer are measured against their magnitude
@@ -224,7 +226,9 @@ class SliceSums:
         if float(values.max()) < FEWEST_VALUES or axis.count < 2:
             return
         enough = live & (values >= FEWEST_VALUES)
-        usual_of = torch.stack([own[:, i][live[:, i]].median() if live[:, i].any() else scale[i] for i in range(axis.count)])
+        usual_of = torch.stack(
+            [own[:, i][live[:, i]].median() if live[:, i].any() else scale[i] for i in range(axis.count)]
+        )
         usual_of = usual_of.where(usual_of > rounding, scale)
         floor = torch.maximum(usual_of, QUIET_SHARE * scale.where(axis.shares, 0.0))
         alone = _relative(error, torch.maximum(own, floor)).where(enough, 0.0)

@@ -28,6 +28,10 @@ TOP1_TASKS = (
     "time-series-classification",
 )
 
+SLICE_ROOM = (
+    2.0  # what --max-drop allows the worst slice, in units of its deviation, of the error of the whole
+)
+
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of the fidelity gate; `None` is not judged. Shares are 0..1, `kl` in nats per row.
@@ -99,7 +103,13 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.8,
     ),
     "bfloat16": Limits(
-        relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01, worst_token=0.5, schedule=0.1,
+        relative_error=5e-2,
+        cosine=0.998,
+        top1=0.98,
+        kl=3e-3,
+        perplexity=0.01,
+        worst_token=0.5,
+        schedule=0.1,
         worst_slice=0.15,
         worst_row=0.4,
         choice=0.01,
@@ -107,7 +117,13 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.6,
     ),
     "int8": Limits(
-        relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01, worst_token=1.0, schedule=0.15,
+        relative_error=0.10,
+        cosine=0.995,
+        top1=0.98,
+        kl=5e-3,
+        perplexity=0.01,
+        worst_token=1.0,
+        schedule=0.15,
         worst_slice=0.2,
         worst_row=0.6,
         choice=0.03,
@@ -115,7 +131,13 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.5,
     ),
     "4bit": Limits(
-        relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12, worst_token=1.2, schedule=0.15,
+        relative_error=0.30,
+        cosine=0.95,
+        top1=0.85,
+        kl=0.10,
+        perplexity=0.12,
+        worst_token=1.2,
+        schedule=0.15,
         worst_slice=0.35,
         worst_row=1.1,
         choice=0.1,
@@ -123,7 +145,13 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.3,
     ),
     "3bit": Limits(
-        relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50, worst_token=1.5, schedule=0.15,
+        relative_error=0.50,
+        cosine=0.88,
+        top1=0.70,
+        kl=0.40,
+        perplexity=0.50,
+        worst_token=1.5,
+        schedule=0.15,
         worst_slice=0.6,
         worst_row=1.4,
         choice=0.25,
@@ -131,7 +159,13 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.2,
     ),
     "2bit": Limits(
-        relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00, worst_token=2.0, schedule=0.15,
+        relative_error=0.80,
+        cosine=0.70,
+        top1=0.50,
+        kl=1.50,
+        perplexity=2.00,
+        worst_token=2.0,
+        schedule=0.15,
         worst_slice=1,
         worst_row=1.8,
         choice=0.6,
@@ -202,10 +236,12 @@ def limits(plan: Plan, task: str) -> Limits:
 
     `max_drop` replaces the row of its precision class by one label-free measure: the relative increase of perplexity of
     a language model, the share of rows whose best class changed of a classifier, and the relative error of the outputs
-    of everything else.
+    of everything else, of which no slice may lose more than `SLICE_ROOM` times as much.
     """
     if plan.max_drop is None:
         return LIMITS[precision(plan)]
     if task == "text-generation":
         return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
-    return Limits(top1=1 - plan.max_drop) if task in TOP1_TASKS else Limits(relative_error=plan.max_drop)
+    if task in TOP1_TASKS:
+        return Limits(top1=1 - plan.max_drop)
+    return Limits(relative_error=plan.max_drop, worst_slice=SLICE_ROOM * plan.max_drop)

@@ -150,7 +150,7 @@ def _compare(
     plan: Plan, reference: Any, runner: Any, graph: Graph
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
     """Compare both runners over the samples; the first rows become the golden inputs and outputs."""
-    comparison = fidelity.Comparison(graph.task)
+    comparison = fidelity.Comparison(graph.task, integers=weightless_outputs(graph, plan.dtype))
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
     for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
@@ -163,10 +163,12 @@ def _compare(
         if not kept:
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
-    return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual)], kept
+    return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual, comparison)], kept
 
 
-def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
+def _at_sizes(
+    reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
+) -> list[Metric]:
     """Compare at small batches and the largest, without common padding; steps of a language model have schedules."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
@@ -177,10 +179,32 @@ def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, flo
     for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
-            whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
-            shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in whole)
-            found += batch_sizes.compare_size(size, shorter, reference.run, runner.run, graph.task, usual)
+            full = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
+            shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in full)
+            found += batch_sizes.compare_size(
+                size, shorter, reference.run, runner.run, graph.task, usual, whole
+            )
     return found
+
+
+def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:
+    """Name the outputs that nothing rounds, so that their integers stay: no float weight reaches them, and no float of
+    any kind where a coarser `dtype` computes.
+    """
+    if graph.program is None:
+        return frozenset()
+    program = graph.exported
+    signature = program.graph_signature
+    weights = {*signature.inputs_to_parameters, *signature.inputs_to_buffers}
+    rounded: set[str] = set()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        is_float = not isinstance(value, Tensor) or value.is_floating_point()
+        begins = is_float and node.op != "output" and (node.name in weights or dtype != "float32")
+        if begins or node.op == "get_attr" or any(n.name in rounded for n in node.all_input_nodes):
+            rounded.add(node.name)
+    pairs = zip(graph.outputs, signature.user_outputs, strict=False)
+    return frozenset(spec.name for spec, node in pairs if isinstance(node, str) and node not in rounded)
 
 
 def _golden_rows(
