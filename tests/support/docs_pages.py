@@ -54,7 +54,13 @@ def _value(value: object) -> str:
 
 FIXED = """
 Of one request with files, fixed: a form has at most 64 parts, each with at most 16 headers and each field at most 64
-KiB; 64 files; an image to segment has at most 16 Mi pixels, a sound file at most 32 channels.
+KiB; 64 files; an image to segment, and one that transformers preprocesses, has at most 16 Mi pixels, a sound file at
+most 32 channels and samples of at most 65,536. Of an animation, and of a file of several images, the first one is
+decoded and no other. A JPEG of more than 10 Mi pixels may have fewer scans than the limit: at least 16, and 1 Gi pixels
+in all of them. Files are decoded in processes that are killed at their limits, at the request's deadline (504) and when
+the client leaves. With C cores (at most 4), C + 1 files are decoded at once, and as many slow ones that took longer
+than half a second; one client, told apart by its API key or its address, has at most C of each, and at most 128 of its
+files wait.
 
 Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `logprobs` and
 `top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages at most 4096, tools at most

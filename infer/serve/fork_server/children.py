@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from .messages import ChildExited, ForkChild, ForkServerReady, KillChild, ToServer
+from .messages import ChildExited, ForkChild, ForkServerReady, KillChild, LowerPriority, ToServer
 
 PR_SET_PDEATHSIG = 1
 MESSAGE = 1 << 20
+NICE = 10  # of a child that lets others go first
 
 
 class Children:
@@ -32,8 +33,12 @@ class Children:
     def handle(self, message: Any, descriptor: int | None) -> None:
         if isinstance(message, ForkChild) and descriptor is not None:
             self._fork(message, descriptor)
-        elif isinstance(message, KillChild) and (pid := self._pids.get(message.number)) is not None:
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
+        elif (pid := self._pids.get(message.number)) is None:  # reaped, so that the number may be another's
+            return
+        elif isinstance(message, KillChild):
+            os.kill(pid, signal.SIGKILL)
+        elif isinstance(message, LowerPriority):
+            os.setpriority(os.PRIO_PROCESS, pid, NICE)
 
     def reap(self) -> None:
         for number, pid in list(self._pids.items()):

@@ -18,7 +18,16 @@ import msgspec
 from ...errors import InferError, NotReadyError
 from ..workers.messages import ErrorMessage, decode_error
 from ..workers.process import MessageBuffer
-from .messages import ChildExited, ForkChild, ForkServerConfig, ForkServerReady, FromServer, Job, KillChild
+from .messages import (
+    ChildExited,
+    ForkChild,
+    ForkServerConfig,
+    ForkServerReady,
+    FromServer,
+    Job,
+    KillChild,
+    LowerPriority,
+)
 
 log = logging.getLogger("infer.serve")
 START_SECONDS = 70.0  # until a fork server has opened its tokenizer
@@ -43,6 +52,7 @@ class Child:
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
+        self.lowered = False
         self._in, self._at_end = MessageBuffer[Any](answers, LONGEST), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -70,6 +80,11 @@ class Child:
             finally:
                 self._waiter = None
         return message
+
+    def lower_priority(self) -> None:
+        """Let other processes go before this one, for the rest of its life."""
+        self.lowered = True
+        self._server.send(LowerPriority(self.number))
 
     def close(self) -> None:
         """Kill the process; may be called twice, and from another thread."""

@@ -47,6 +47,12 @@ class KillChild(msgspec.Struct, tag="kill", frozen=True, array_like=True):
     number: int
 
 
+class LowerPriority(msgspec.Struct, tag="nice", frozen=True, array_like=True):
+    """Server to fork server: let the others go before this child from now on."""
+
+    number: int
+
+
 class ChildExited(msgspec.Struct, tag="ended", frozen=True, array_like=True):
     """Fork server to server: this child ended, with `os.waitstatus_to_exitcode`'s status."""
 
@@ -66,7 +72,7 @@ class CompileTrial(msgspec.Struct, tag="try", frozen=True, array_like=True):
     politely: bool = False
 
 
-ToServer = ForkServerConfig | ForkChild | KillChild
+ToServer = ForkServerConfig | ForkChild | KillChild | LowerPriority
 FromServer = ForkServerReady | ChildExited | ErrorMessage
 
 

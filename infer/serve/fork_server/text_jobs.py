@@ -17,6 +17,7 @@ from ...llm.text.grammar.grammar_trial import confine, run_trial
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.messages import encode_error
 from ..workers.process import Channel, ClosedError
+from .children import NICE
 from .messages import (
     CompileTrial,
     DecodedRows,
@@ -33,8 +34,6 @@ from .messages import (
     TokenRows,
     ToText,
 )
-
-NICE = 10  # of a child that lets others go first
 
 
 class TextJob:

@@ -54,8 +54,8 @@ class MediaDecoders:
     """Decoder processes, and threads for what is done with their results; used on the event loop.
 
     Each file has a place, of which one client has at most `CORES` and the others the rest; a file that takes longer
-    than `QUICK_SECONDS` gives it to the next one for a place among as many slow files, or is begun again when one is
-    free. So small files wait for large ones a moment at most. `module` forks the processes.
+    than `QUICK_SECONDS` gives it to the next one for a place among as many slow files, at lower priority, or is begun
+    again when one is free. So small files wait for large ones a moment at most. `module` forks the processes.
     """
 
     def __init__(self, module: str = MODULE) -> None:
@@ -122,7 +122,10 @@ class MediaDecoders:
             try:
                 for _ in range(TRIES):
                     done, _ = await asyncio.wait([work], timeout=QUICK_SECONDS)
-                    if done or place.move():
+                    if done:
+                        return await work
+                    if place.move():
+                        child.lower_priority()
                         return await work
             finally:
                 work.cancel()
@@ -130,7 +133,9 @@ class MediaDecoders:
         finally:
             place.leave()
         async with self._slow.turn(client):
-            return await self._exchange(asked, await self._take())
+            child = await self._take()
+            child.lower_priority()
+            return await self._exchange(asked, child)
 
     async def _exchange(self, asked: DecodeImage | DecodeSound, child: Child) -> Any:
         """Send a file to a process and return its answer; the process is killed unless it gave one."""
@@ -152,7 +157,7 @@ class MediaDecoders:
                 hint="Write the file again with another program",
             ) from None
         finally:
-            if answer is None or len(self._idle) >= PLACES:
+            if answer is None or child.lowered or len(self._idle) >= PLACES:
                 child.close()
             else:
                 self._idle.append(child)
