@@ -156,6 +156,8 @@ def open_artifact(folder: Path) -> ArtifactSource:
     store.verify(folder, manifest)
     config = dict(read_json(folder / "config.json"))
     tied, shapes, by_columns = _parameters(folder)
+    if tied and not _shares_head(folder):
+        tied = config["tie_word_embeddings"] = False
     names = {name: shape for name, shape in shapes.items() if not (tied and name == "lm_head.weight")}
     kept = {"config.json", "generation_config.json", "chat_template.jinja", "preprocessor_config.json"}
     files = {
@@ -185,6 +187,15 @@ def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str
         module for module in split_experts(model).named_modules() if isinstance(module[1], ExpertLinear)
     )
     return bool(config.tie_word_embeddings), shapes, {name for name, layer in experts if layer.transposed}
+
+
+def _shares_head(folder: Path) -> bool:
+    """Return true where every tensor of the head is that of another layer."""
+    reader = SafetensorsReader([folder / WEIGHTS])
+    held = {name: name for name in reader.names()} | _aliases(reader, folder)
+    head = {name for name in held if name.startswith("model.lm_head.")}
+    others = {stored for name, stored in held.items() if name not in head}
+    return all(held[name] in others for name in head)
 
 
 def _aliases(reader: SafetensorsReader, folder: Path) -> dict[str, str]:

@@ -119,16 +119,34 @@ def _open(source: str) -> _Source:
     if loaded.reader is None:
         raise NotUsableError(f"a source of kind {loaded.kind} has no weights to export")
     config = loaded.files["config.json"]
+    settings = dict(read_json(config))
+    if _differs_from_embedding(loaded):
+        settings["tie_word_embeddings"] = False
     return _Source(
         reader=loaded.reader,
         own_reader=_hub_reader(loaded.reader),
-        config=dict(read_json(config)),
+        config=settings,
         folder=config.parent,
         files=loaded.files,
         task=loaded.task,
         quantized=bool(loaded.stored_as),
         held=loaded,
     )
+
+
+def _differs_from_embedding(loaded: sources.LoadedModel) -> bool:
+    """Return true for a decoder with an output matrix of its own, whatever its config.json says."""
+    model: Any = getattr(loaded.module, "model", None)
+    if loaded.task != "text-generation" or not hasattr(model, "get_output_embeddings"):
+        return False
+    head = model.get_output_embeddings()
+    is_decoder = head is not None and not model.config.is_encoder_decoder
+    return is_decoder and head.weight is not model.get_input_embeddings().weight
+
+
+def _head_of_its_own(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the setting of a head that is not tied, which config.json of the folder may not know."""
+    return {"tie_word_embeddings": False} if config.get("tie_word_embeddings") is False else {}
 
 
 def _full_config(folder: Path) -> dict[str, Any]:
@@ -142,7 +160,7 @@ def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:
         raise NotUsableError(
             f"GGUF files hold language models, the task of this one is {source.task}", hint="Use --to hf"
         )
-    config = resolved(_full_config(source.folder), source.reader)
+    config = resolved(_full_config(source.folder) | _head_of_its_own(source.config), source.reader)
     _, architecture = architecture_for(str(config["model_type"]))
     metadata = model_metadata(config, path.stem)
     writer = TensorWriter(source.reader, config, architecture, kind)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..module_hooks import hooked
 from ..results import LayerError
 
 KEPT = 1 << 16  # values kept of each layer's output, evenly spread: 256 KiB a layer
@@ -63,10 +63,8 @@ def _outputs(module: nn.Module, names: set[str], samples: Mapping[str, Tensor]) 
 
         return hook
 
-    with ExitStack() as stack, torch.no_grad():
-        for name in names:
-            handle = module.get_submodule(name).register_forward_hook(keep(name))
-            stack.callback(handle.remove)
+    hooks = [module.get_submodule(name).register_forward_hook(keep(name)) for name in names]
+    with hooked(hooks), torch.no_grad():
         module(**samples)
     return kept
 

@@ -22,7 +22,7 @@ from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
 from ..silence_logs import quiet
 from ..spec import TensorSpec
-from . import functionalize
+from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
@@ -55,8 +55,15 @@ def capture(
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
             # torch prints the graph of a failed export
-            with contextlib.redirect_stderr(io.StringIO()), _without_stack_traces(), padded_encoders():
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                _without_stack_traces(),
+                padded_encoders(),
+                packed_sequences.padded(),
+            ):
                 program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            if packed_sequences.uses_packing():
+                packed_sequences.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
                 functionalize.copy_inputs(module)

@@ -112,7 +112,7 @@ class LanguageModel:
             raise NotUsableError(
                 "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
             )
-        self.grammars.check(constraint, tried[0])
+        self.grammars.check(constraint, *tried)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 MAX_BYTES = 1 << 30
 MAX_CHANNELS = 32
 BLOCK = 1 << 16  # frames that are decoded at once
+LOUDEST = float(1 << 16)  # of a sample: 1 in a file of floats, 32768 where a program did not divide
 _PCM: dict[int, Any] = {1: np.uint8, 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
@@ -76,6 +77,8 @@ def open_sound(
     parts, frames = list[np.ndarray](), 0
     for block in blocks:
         frames += len(block)
+        if not float(np.abs(block).max(initial=0)) <= LOUDEST:
+            raise InputError("expected samples of -1 to 1, got NaN, infinite or huge ones", where=where)
         if max_seconds is not None and frames > max_seconds * rate:
             raise InputError(
                 f"expected at most {max_seconds:g} s of sound, got more",
@@ -92,22 +95,23 @@ def _wav(data: bytes, where: str) -> tuple[Iterator[np.ndarray], int] | None:
     """Open a WAV file of integer samples: blocks of float32 [frames], and the rate; None for another file."""
     if data[:4] != b"RIFF":
         return None
+    sized = data[:4] + min(max(len(data) - 8, 0), 0xFFFFFFFF).to_bytes(4, "little")
+    opened = io.BytesIO(sized + memoryview(data)[8:])  # programs that write to a pipe do not know the size
     try:
-        file = wave.open(io.BytesIO(data))  # noqa: SIM115 - read by the blocks below; only memory is open
+        file = wave.open(opened)  # noqa: SIM115 - read by the blocks below; only memory is open
         width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-    except (wave.Error, EOFError, ValueError) as error:
+    except (wave.Error, EOFError, ValueError, RuntimeError) as error:
         if "unknown format" in str(error):
             return None
-        raise SourceError(f"expected a WAV file: {error}", where=where) from error
+        said = str(error) or "it ends within a chunk, or a chunk is longer than it says"
+        raise SourceError(f"expected a WAV file: {said}", where=where) from error
     if width not in (1, 2, 3, 4):
         raise SourceError(f"expected samples of 1 to 4 bytes, got {width}", where=where)
     _check(rate, channels, where)
 
     def blocks() -> Iterator[np.ndarray]:
         whole = width * channels
-        while frames := file.readframes(BLOCK):
-            if len(frames) < whole:  # the file ends within a frame
-                return
+        while len(frames := file.readframes(BLOCK)) >= whole:  # less: the file ends within a frame
             yield _of_integers(frames[: len(frames) // whole * whole], width).reshape(-1, channels).mean(1)
 
     return blocks(), rate

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-import struct
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from ..errors import InputError, NotUsableError, SourceError
+from ..errors import InferError, InputError, NotUsableError, SourceError
+from ..regular_files import read_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,6 +24,11 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow runs Ghostscri
 MAX_PIXELS = (
     1 << 26
 )  # decoded, and resized: a strip of 1 x 60,000 pixels would grow by the square of its ratio
+MAX_BYTES = 1 << 30
+MAX_SCANS = 100  # of a JPEG file: each goes over all pixels again; encoders write about ten
+SCANS_OF_LARGE, PIXELS_READ = 16, 1 << 30  # of all scans together, where there are more than 16
+DECODING_BYTES = {"WEBP": 16, "JPEG": 10}  # of one pixel, in the library; 8 of other formats
+SCAN = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # a marker of JPEG; 0xD0 to 0xD7 stand within a scan
 
 
 class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +73,10 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
 
     def row(self, image: Image) -> np.ndarray:
         """Convert one image to float32 [C, H, W]; raise `InputError` for one that would grow beyond 64 megapixels."""
-        image = image.convert(MODES[self.channels])
+        if image.mode != MODES[self.channels]:
+            image = image.convert(MODES[self.channels])
         height, width = self._resized(image.height, image.width)
-        if height * width > MAX_PIXELS:
+        if not 0 < height * width <= MAX_PIXELS:
             raise InputError(
                 f"an image of {image.width} x {image.height} pixels would be resized to {width} x {height}",
                 hint="Cut it to a less extreme aspect ratio",
@@ -79,13 +86,20 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
         pixels = np.asarray(image).reshape(height, width, self.channels)
         if self.crop is not None:
             pixels = _center_crop(pixels, *self.crop, rounds=self.rounds_crop)
-        values = pixels.transpose(2, 0, 1).astype(np.float64)
-        if self.scale is not None:
-            values = values * self.scale
-        if self.mean is not None and self.std is not None:
-            mean, std = (np.array(part, dtype=np.float64).reshape(-1, 1, 1) for part in (self.mean, self.std))
-            values = (values - mean) / std
-        return np.ascontiguousarray(values, dtype=np.float32)
+        return self._normalized(pixels)
+
+    def _normalized(self, pixels: np.ndarray) -> np.ndarray:
+        """Return float32 [C, H, W] of uint8 [H, W, C], computed in float64 channel by channel to bound memory."""
+        values = np.empty((pixels.shape[2], *pixels.shape[:2]), dtype=np.float32)
+        for channel, found in enumerate(values):
+            plane = pixels[:, :, channel].astype(np.float64)
+            if self.scale is not None:
+                plane *= self.scale
+            if self.mean is not None and self.std is not None:
+                plane -= self.mean[channel % len(self.mean)]
+                plane /= self.std[channel % len(self.std)]
+            found[:] = plane
+        return values
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.size is not None:
@@ -103,10 +117,17 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
         return (rounded, grown) if height <= width else (grown, rounded)
 
 
-def open_image(source: str | Path | bytes | Image, where: str = "", max_pixels: int = MAX_PIXELS) -> Image:
+def open_image(
+    source: str | Path | bytes | Image,
+    where: str = "",
+    max_pixels: int = MAX_PIXELS,
+    max_scans: int = MAX_SCANS,
+    max_memory: int | None = None,
+) -> Image:
     """Decode an image, upright by its EXIF orientation, the first one of a file of several.
 
-    Raises `SourceError` for anything else, and `InputError` before decoding more than `max_pixels`.
+    Raises `SourceError` for anything else, and `InputError` before decoding more than `max_pixels`, a JPEG of more than
+    `max_scans`, or what takes the library more than `max_memory` bytes.
     """
     if find_spec("PIL") is None:
         raise NotUsableError("image files need the package pillow", hint="pip install 'infer[images]'")
@@ -115,21 +136,35 @@ def open_image(source: str | Path | bytes | Image, where: str = "", max_pixels: 
     if isinstance(source, Image.Image):
         return source
     where = where or (str(source) if not isinstance(source, bytes) else "")
-    Image.init()
+    load_plugins()
     formats = [name for name in FORMATS if name in Image.OPEN]
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats
-        ) as image:
+        data = source if isinstance(source, bytes) else read_regular(Path(source), MAX_BYTES)
+        with Image.open(io.BytesIO(data), formats=formats) as image:
             if image.width * image.height > max_pixels:
                 raise InputError(
                     f"expected an image of at most {max_pixels} pixels, got {image.width} x {image.height}",
                     where=where,
                 )
-            upright: Any = ImageOps.exif_transpose(image)
-            upright.load()
-            return upright
+            most = min(max_scans, max(SCANS_OF_LARGE, PIXELS_READ // (image.width * image.height)))
+            if data[:2] == b"\xff\xd8" and _has_more_scans(data, most):
+                raise InputError(
+                    f"expected at most {most} scans in a JPEG of {image.width} x {image.height} pixels, got more",
+                    where=where,
+                    hint="Write it again with another program",
+                )
+            memory = image.width * image.height * DECODING_BYTES.get(image.format or "", 8)
+            if max_memory is not None and memory > max_memory:
+                raise InputError(
+                    f"decoding {image.width} x {image.height} pixels of {image.format} takes {memory >> 20} MiB of "
+                    f"memory, {max_memory >> 20} are allowed",
+                    where=where,
+                    hint="Send it smaller",
+                )
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return image
     except bombs as error:
         raise InputError(
             f"expected an image of at most {max_pixels} pixels, got more", where=where
@@ -137,8 +172,29 @@ def open_image(source: str | Path | bytes | Image, where: str = "", max_pixels: 
     except Image.UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
         raise SourceError(f"expected an image file, one of {known}", where=where) from error
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error) as error:
+    except (InferError, MemoryError):
+        raise
+    except Exception as error:  # whatever a damaged file raises in the library: it has no class for that
         raise SourceError(f"expected an image: {error}", where=where) from error
+
+
+def load_plugins() -> None:
+    """Import the library's plug-ins for formats, once; nothing without the library."""
+    if find_spec("PIL") is not None:
+        from PIL import Image
+
+        Image.init()
+
+
+def _has_more_scans(data: bytes, limit: int) -> bool:
+    """Return whether the first image of a JPEG file has more than `limit` scans."""
+    at, scans = 2, 0
+    while (found := SCAN.search(data, at)) is not None and found[1] != b"\xd9":  # the end of the image
+        scans += found[1] == b"\xda"
+        if scans > limit:
+            return True
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    return False
 
 
 def _center_crop(pixels: np.ndarray, height: int, width: int, *, rounds: bool) -> np.ndarray:

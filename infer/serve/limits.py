@@ -31,9 +31,13 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_image_pixels: Annotated[int, Option("pixels of one image file, checked before it is decoded")] = (
         64 << 20
     )
+    max_image_scans: Annotated[int, Option("scans of one JPEG file, counted before it is decoded")] = 100
     max_audio_seconds: Annotated[float, Option("length of one sound file, checked while it is decoded")] = (
         1800.0
     )
+    max_file_bytes: Annotated[int, Option("bytes of one image or sound file")] = 64 << 20
+    max_decode_bytes: Annotated[int, Option("memory that decoding one file may take")] = 768 << 20
+    decode_seconds: Annotated[float, Option("CPU time that decoding one file may take")] = 10.0
     max_json_depth: Annotated[int, Option("nesting of objects and lists")] = 64
     max_header_bytes: Annotated[
         int, Option("bytes of a request's headers, and of the trailers of a chunked body")

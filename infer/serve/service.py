@@ -42,7 +42,7 @@ class Service:
         self.state = "starting"
         self.active = 0  # requests in progress
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
-        self.decoders = MediaDecoders()  # of image and sound files; called from threads of `pool`
+        self.decoders = MediaDecoders()  # of image and sound files
         self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # threads that wait
         self.models: dict[str, TensorEngine | LLMEngine] = {}  # tensor and language models
         self.engines: dict[str, TensorEngine] = {}  # tensor models
@@ -116,7 +116,7 @@ class Service:
         for model in self.models.values():
             model.start(self._loop)
         if any(model.media is not None and model.media.steps for model in self.models.values()):
-            self.pool.submit(self.decoders.start)
+            self.decoders.start()
         self.state = "ready"
 
     def install(self, predictor: Any) -> TensorEngine | LLMEngine | None:

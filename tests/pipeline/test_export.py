@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from infer.errors import BusyError, NotUsableError, UsageError
 from infer.export import export_model
@@ -135,3 +136,21 @@ def test_a_setting_that_a_reader_would_not_find_is_refused(tmp_path: Path) -> No
     source = checkpoint(tmp_path, "llama", attention_bias=False, hidden_act="relu")
     with pytest.raises(NotUsableError, match="no place for hidden_act = relu"):
         export_model(str(source), "gguf", tmp_path / "m.gguf")
+
+
+def test_a_head_that_differs_from_its_tied_embedding_is_exported(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path, "llama", attention_bias=False)
+    path = source / "model.safetensors"
+    held = load_file(path)
+    embedding = held["model.embed_tokens.weight"]
+    save_file({**held, "lm_head.weight": torch.randn_like(embedding.float())}, path, {"format": "pt"})
+    config = json.loads((source / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (source / "config.json").write_text(json.dumps(config))
+    export_model(str(source), "gguf", tmp_path / "m.gguf", kind="F32")
+    export_model(str(source), "hf", tmp_path / "again", kind="F32")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    wanted = load_file(path)["lm_head.weight"]
+    for made in (tmp_path / "m.gguf", tmp_path / "again"):
+        reader = load(Plan(source=str(made), data="random")).reader
+        assert reader is not None
+        torch.testing.assert_close(reader.read("lm_head.weight").float(), wanted)

@@ -16,8 +16,14 @@ def faulty(asked: Any) -> Any:
         os.kill(os.getpid(), signal.SIGSEGV)
     if asked.data.startswith(b"HANG"):
         time.sleep(60)
+    if asked.data.startswith(b"RAISE"):
+        raise RuntimeError("of a library")
+    if asked.data.startswith(b"GROW"):
+        bytearray(1 << 30)
+    while asked.data.startswith(b"SPIN"):
+        pass
     return decoded(asked)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], faulty))
+    sys.exit(main(int(sys.argv[1]), faulty))

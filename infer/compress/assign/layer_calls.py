@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ... import library_errors
 from ...latency import WORKLOAD
+from ...module_hooks import hooked
 from ..layer_kinds import is_linear
 
 Shape = tuple[int, int]  # rows, in_features
@@ -32,12 +33,8 @@ def count_calls(
     for batch in batches:
         now: dict[int, CallCounts] = {id(layer): {} for layer in linears}
         handles = [layer.register_forward_pre_hook(_counting_hook(now[id(layer)])) for layer in linears]
-        try:
-            with torch.no_grad(), library_errors.float_model_errors():
-                model(**batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(handles), torch.no_grad(), library_errors.float_model_errors():
+            model(**batch)
         for key, use in now.items():
             found.setdefault(key, []).append(use)
     return {key: uses for key, uses in found.items() if any(uses)}

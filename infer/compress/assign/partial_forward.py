@@ -7,7 +7,7 @@ before the changed layer began give what they gave; a run on half of the blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ... import library_errors
 from ...graph.program import flatten
+from ...module_hooks import fast_paths_off, hooked
 
 MOST_BYTES = 1 << 30  # of kept block outputs
 
@@ -68,9 +69,9 @@ class Replay:
             for block in done:
                 del block.module.forward
 
-    @torch.no_grad()
     def _forward(self) -> list[Tensor]:
-        return flatten(self._model(**self._inputs))
+        with torch.no_grad(), fast_paths_off():
+            return flatten(self._model(**self._inputs))
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -109,9 +110,6 @@ def _recording(blocks: Sequence[Block], layers: Sequence[nn.Module], first: dict
     def began(module: nn.Module, args: Any) -> None:
         first.setdefault(id(module), next(clock))
 
-    with ExitStack() as stack:
-        for block in blocks:
-            stack.callback(block.module.register_forward_hook(ended(block)).remove)
-        for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(began).remove)
+    ends = [block.module.register_forward_hook(ended(block)) for block in blocks]
+    with hooked([*ends, *(layer.register_forward_pre_hook(began) for layer in layers)]):
         yield

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ... import library_errors
 from ...errors import SourceError, UsageError
 from ...load.model_patches.moe_layers import ExpertLinear
+from ...module_hooks import hooked
 from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, rows_of
 from .expert_statistics import record_experts
 from .input_rows import input_patches, input_rows
@@ -55,15 +56,14 @@ def calibrate(
     count = 0
     try:
         model.eval()
-        for batch in batches:
-            mask[0] = batch.get(MASK)
-            with library_errors.float_model_errors():
-                model(**batch)
-            count += 1
+        with hooked(handles):
+            for batch in batches:
+                mask[0] = batch.get(MASK)
+                with library_errors.float_model_errors():
+                    model(**batch)
+                count += 1
     finally:
         model.train(training)
-        for handle in handles:
-            handle.remove()
     if not count:
         raise UsageError("there are no inputs to calibrate with", hint="Give them with --data")
     _find_readers(stats, {n: rows_of(m) for n, m in layers if is_product(m)})

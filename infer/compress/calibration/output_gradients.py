@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...errors import NotUsableError
 from ...fidelity.metric_sums import is_logits, kept_rows, rows_of
 from ...graph.program import flatten
+from ...module_hooks import hooked
 from ..layer_kinds import CONVOLUTIONS, TRANSPOSED, embedding_scale, is_product
 from .input_rows import input_patches, input_rows
 from .layer_statistics import LayerStats
@@ -121,13 +122,12 @@ class _Guide:
             self.model.eval()
             for parameter in wanted:
                 parameter.requires_grad_(False)
-            yield
+            with hooked(hooks):
+                yield
         finally:
             self.model.train(training)
             for parameter in wanted:
                 parameter.requires_grad_(True)
-            for hook in hooks:
-                hook.remove()
 
     def _record(self, name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Keep a call; what follows gets a copy, which it may overwrite."""

@@ -125,27 +125,20 @@ def constrain(
 
 
 def parse(
-    text: str, style: ToolStyle = "hermes", tools: Sequence[Tool] = ()
+    text: str, style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thinking: bool = False
 ) -> tuple[str | None, list[ToolCall]]:
     """Split a whole output into content (None when nothing is left) and calls.
 
     What looks like a call and can't be parsed stays in the content, so that nothing is lost.
     """
-    reader = tool_parser(style, tools)
-    content, calls = "", list[ToolCall]()
-    for delta in (*reader.push(text), *reader.finish()):
-        content += delta.content
-        if delta.index is not None and delta.index == len(calls):
-            calls.append(ToolCall(delta.id or "", delta.name or "", delta.arguments))
-        elif delta.index is not None:
-            last = calls[delta.index]
-            calls[delta.index] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
-    return (content if content and not (calls and content.isspace()) else None), calls
+    return tool_parser(style, tools, thinking=thinking).read_all(text)
 
 
-def tool_parser(style: ToolStyle = "hermes", tools: Sequence[Tool] = ()) -> ToolParser:
-    """Make a parser of streamed text."""
-    return ToolParser(style, {tool.name: tool.parameters for tool in tools})
+def tool_parser(
+    style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thinking: bool = False
+) -> ToolParser:
+    """Make a parser of one output, whole or streamed; `thinking`: its prompt ends within a thought."""
+    return ToolParser(style, {tool.name: tool.parameters for tool in tools}, thinking=thinking)
 
 
 def _object(schema: Any, where: str) -> dict[str, Any]:

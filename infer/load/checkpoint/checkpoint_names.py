@@ -13,6 +13,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ..weight_loading.meta_model import CheckpointMatch, match_checkpoint
+from ..weight_loading.tied_weights import take_last
 from ..weights import WeightReader
 
 # Attributes in which DataParallel, torch.compile, FSDP, activation checkpointing and Lightning keep the wrapped module.
@@ -38,7 +39,7 @@ def fit_names(
     for renamed, said in _renamings(names, wanted):
         fit = match_checkpoint(module, reader, names=renamed)
         if _exact(fit):
-            return fit, [*notes, *said, *_note_missing(fit)]
+            return fit, [*notes, *said, *take_last(module, fit, reader), *_note_missing(fit)]
         tried.append(fit)
     best = max(tried, key=lambda fit: len(fit.found))
     best.check(where, strict=True, hint=_fitting_option(module, reader, names, best))

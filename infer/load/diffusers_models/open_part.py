@@ -22,6 +22,7 @@ from ..sources.diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_EN
 from ..sources.exported_program import KeywordModule
 from ..sources.state_dict_source import open_checkpoint
 from ..weight_loading.meta_model import build_on_meta, match_checkpoint
+from ..weight_loading.tied_weights import keep_apart
 from ..weights import FiniteReader, WeightReader, num_bytes
 from .part_inputs import Part, part_of
 from .text_encoder import build_text_encoder, wrap_text_encoder
@@ -81,6 +82,7 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
         reader = convert_names(reader, model, str(folder))
     fit = match_checkpoint(module, reader, _other_names)
     fit.check(str(folder), strict=False)
+    apart = keep_apart(module, model, fit, reader)
     _, inputs, outputs = wrap_text_encoder(kind, model) if part is None else (None, part.inputs, part.outputs)
     findings = [Finding("load", "model of diffusers", kind, why=part.remark if part else "")]
     findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB"))
@@ -99,7 +101,7 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
         weight_bytes=num_bytes(reader, set(fit.found.values())),
         meta={"architecture": kind},
         findings=findings,
-        rebuild=lambda: wrapped(build()),
+        rebuild=lambda: apart.untie(wrapped(build())),
     )
 
 

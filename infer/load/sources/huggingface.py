@@ -34,6 +34,7 @@ from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..quantized_weights import open_quantized
 from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
+from ..weight_loading.tied_weights import KeptApart, copied_bytes, keep_apart
 from ..weights import FiniteReader, WeightReader, num_bytes
 from .absent_architecture import with_architecture
 from .huggingface_class import ModelPart, choose_class, choose_part, possible_heads
@@ -95,7 +96,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     wrapped = wrap(model)
     joined = sentence.reader(convert_names(reader, model, str(folder)))
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
-    findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit)]
+    apart = keep_apart(wrapped, model, fit, joined)
+    findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit), *_kept_apart(apart)]
     findings += [*chosen, *stored.findings(reader), *_class_findings(part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
@@ -119,10 +121,10 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         meta=meta,
         preprocessor=preprocessor,
         stored_as=stored.method,
-        weight_bytes=stored.num_bytes if stored.method else num_bytes(reader),
+        weight_bytes=stored.num_bytes if stored.method else num_bytes(reader) - copied_bytes(apart, joined),
         findings=findings,
         limitations=unused_generation_settings(config, folder) if head.task == "text-generation" else [],
-        rebuild=lambda: split_experts(wrap(build()[0])),
+        rebuild=lambda: apart.untie(split_experts(wrap(build()[0]))),
     )
 
 
@@ -210,6 +212,14 @@ def _unused_tensors(fit: CheckpointMatch) -> list[Finding]:
         return []
     left = f"the model does not use {', '.join(fit.unexpected[:8])}"
     return [Finding("load", "tensors left", len(fit.unexpected), why=left)]
+
+
+def _kept_apart(apart: KeptApart) -> list[Finding]:
+    if not apart.names:
+        return []
+    pairs = ", ".join(f"{name} to {other}" for name, other in list(apart.names.items())[:4])
+    why = f"the configuration ties {pairs}, the checkpoint holds others: both are kept, as transformers does"
+    return [Finding("load", "tied weights", len(apart.names), "kept apart", why)]
 
 
 def _preprocessing(

@@ -166,6 +166,7 @@ def match_checkpoint(
         known = next((n for n in (name, *propose(name)) if n in held), None)
         if known is not None:
             found[name] = held[known]
+    own = set(found)
     by_tensor = {id(wanted[name]): source for name, source in found.items()}
     for name, tensor in wanted.items():
         if name not in found and id(tensor) in by_tensor:
@@ -176,18 +177,31 @@ def match_checkpoint(
         if tuple(wanted[name].shape) != reader.shape(source)
     ]
     used = set(found.values())
-    return CheckpointMatch(
-        found, [n for n in wanted if n not in found], [n for n in held.values() if n not in used], shapes
-    )
+    missing = [n for n in wanted if n not in found]
+    return CheckpointMatch(found, missing, [n for n in held.values() if n not in used], shapes, own)
 
 
 class CheckpointMatch:
-    """Mapping of model names to checkpoint names (`found`), and lists of what does not fit."""
+    """Mapping of model names to checkpoint names (`found`), and lists of what does not fit.
+
+    `own`: names that the checkpoint has itself; others are found by a tensor that is tied to theirs.
+    """
 
     def __init__(
-        self, found: dict[str, str], missing: list[str], unexpected: list[str], shapes: list[str]
+        self,
+        found: dict[str, str],
+        missing: list[str],
+        unexpected: list[str],
+        shapes: list[str],
+        own: set[str],
     ) -> None:
-        self.found, self.missing, self.unexpected, self.shapes = found, missing, unexpected, shapes
+        self.found, self.missing, self.unexpected, self.shapes, self.own = (
+            found,
+            missing,
+            unexpected,
+            shapes,
+            own,
+        )
 
     @property
     def renames(self) -> dict[str, str]:

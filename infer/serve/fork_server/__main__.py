@@ -5,13 +5,10 @@ It ends with the server process: its socket closes, and its children are killed.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import select
 import signal
 import socket
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,11 +19,11 @@ from ...llm.text.grammar.grammar_compiler import GrammarCompiler
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.messages import ErrorMessage, encode_error
 from ..workers.process import ClosedError
-from .children import Children, TextJob
-from .messages import ForkServerConfig, ForkServerReady, ToServer
+from .children import MESSAGE, Children, fork_on_request
+from .messages import ForkServerConfig, ForkServerReady
+from .text_jobs import TextJob, compile_trial
 
 OPEN_SECONDS = 60  # to open the tokenizer, or the process is killed
-MESSAGE = 1 << 20
 
 
 def main(descriptor: int) -> int:
@@ -40,13 +37,8 @@ def main(descriptor: int) -> int:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         control.send(msgspec.msgpack.encode(encode_error(error)))
         return 3
-    gc.collect()
-    gc.freeze()
     signal.alarm(0)
-    children.send(prepared)
-    with contextlib.suppress(OSError):
-        _loop(control, children)
-    children.kill()
+    fork_on_request(children, control, prepared)
     return 0
 
 
@@ -61,28 +53,10 @@ def _prepare(asked: ForkServerConfig, control: socket.socket) -> tuple[Children,
             compiler.load()
         except InferError as error:
             unusable = encode_error(error)
-    return Children(control, TextJob(text, Path(asked.folder)), compiler), ForkServerReady(unusable)
-
-
-def _loop(control: socket.socket, children: Children) -> None:
-    """Handle messages and child exits until the server closes the socket."""
-    decoder = msgspec.msgpack.Decoder(ToServer)
-    wake, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wake, select.POLLIN)
-    while True:
-        ready = {place for place, _ in poll.poll()}
-        if wake in ready:
-            os.read(wake, 4096)
-            children.reap()
-        if control.fileno() in ready:
-            data, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
-            if not data:
-                return
-            children.handle(decoder.decode(data), descriptors[0] if descriptors else None)
+    jobs = {"text": TextJob(text, Path(asked.folder)).run}
+    if compiler is not None:
+        jobs["trial"] = partial(compile_trial, compiler)
+    return Children(control, jobs), ForkServerReady(unusable)
 
 
 if __name__ == "__main__":

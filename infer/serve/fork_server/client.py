@@ -24,7 +24,7 @@ log = logging.getLogger("infer.serve")
 START_SECONDS = 70.0  # until a fork server has opened its tokenizer
 PAUSE_SECONDS = 1.0  # between two starts
 PIECE = 1 << 18
-LONGEST = 1 << 28  # bytes of one answer
+LONGEST = 1 << 30  # bytes of one answer
 
 
 class ChildDiedError(InferError):
@@ -108,10 +108,13 @@ class Child:
 
 
 class ForkServer:
-    """Fork server of one tokenizer, started by `start` or with the first child."""
+    """Fork server of `what`, such as one tokenizer, started by `start` or with the first child.
 
-    def __init__(self, prepare: ForkServerConfig, name: str) -> None:
-        self.config, self._name = prepare, name
+    `module`: what it runs. `config` is its first message.
+    """
+
+    def __init__(self, config: ForkServerConfig, what: str, module: str = "infer.serve.fork_server") -> None:
+        self.config, self._what, self._module = config, what, module
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,19 +151,19 @@ class ForkServer:
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.shield(waiting)
         except TimeoutError as error:
-            raise NotReadyError(f"the tokenizer of {self._name} is being opened") from error
+            raise NotReadyError(f"the {self._what} is being opened") from error
 
     def start(self) -> None:
         """Start the process unless it runs; refuse for `PAUSE_SECONDS` after a start."""
         if self._process is not None or self._closed:
             return
         if time.monotonic() - self._started < PAUSE_SECONDS:
-            raise NotReadyError(f"the tokenizer of {self._name} is being opened again")
+            raise NotReadyError(f"the {self._what} is being opened again")
         self._started = time.monotonic()
         loop = self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-P", "-m", "infer.serve.fork_server", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno())]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             self._process = subprocess.Popen(
@@ -207,8 +210,8 @@ class ForkServer:
                 self._prepared.set_result(message)
         else:
             error = decode_error(message) if isinstance(message, ErrorMessage) else None
-            log.error("the tokenizer process of %s died: %s", self._name, error or "reason unknown")
-            self._end(error or NotReadyError(f"the tokenizer of {self._name} is being opened again"))
+            log.error("the process of the %s died: %s", self._what, error or "reason unknown")
+            self._end(error or NotReadyError(f"the {self._what} is being opened again"))
 
     def _end(self, error: Exception) -> None:
         process, self._process = self._process, None

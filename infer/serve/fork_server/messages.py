@@ -10,7 +10,7 @@ from ...llm.text.grammar.grammar_request import GrammarLimits
 from ...llm.text.grammar.grammar_trial import GrammarCost
 from ..workers.messages import ErrorMessage
 
-Job = Literal["trial", "text"]
+Job = Literal["trial", "text", "decode"]
 FromTrial = GrammarCost | ErrorMessage
 
 

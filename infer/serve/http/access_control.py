@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -20,8 +21,7 @@ from ...regular_files import open_regular
 MAX_FILE = 1 << 16
 MAX_KEYS = 256
 NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?|[0-9a-f:.]{2,45}")
-OWN = re.compile(r"(.+\.)?localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1")
-HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")
+HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::(\d{0,5}))?")
 
 
 class ApiKeys:
@@ -110,10 +110,20 @@ class AllowedHosts:
     def admit(self, value: bytes) -> bool:
         """Return True if a Host header has an accepted name, with any port."""
         match = HOST.fullmatch(value.decode("latin-1").strip())
-        if match is None:
+        if match is None or int(match[3] or 0) > 65535:
+            return False
+        if match[1] is not None and ":" not in match[1]:  # brackets are for IPv6
             return False
         name = _plain(match[1] if match[1] is not None else match[2])
-        return OWN.fullmatch(name) is not None or name in self._names
+        return _is_loopback(name) or name in self._names
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        named = NAME.fullmatch(name) is not None
+        return named and (name == "localhost" or name.endswith(".localhost"))
 
 
 def _plain(name: str) -> str:

@@ -176,6 +176,7 @@ class Endpoint:
                     None if context.route.precheck is None else partial(context.route.precheck, context)
                 )
                 context.body = await read_body(receive, context.headers, self.service.limits, share, precheck)
+                context.began = time.monotonic()
                 return to_response(
                     await cancel_on_disconnect(
                         context.route.handler(context), receive, DISCONNECT_POLL_DELAY, connection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import ssl
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from ..limits import ServeLimits
 from .access_control import AllowedHosts
 from .connection import GRACE, Connection, Refused
 from .listener import TlsHandshake
-from .message_framing import HEAD_END, FramingError, HeadScanner, SizedBody, body_framing
+from .message_framing import HEAD_END, FramingError, HeadFilter, HeadScanner, SizedBody, body_framing
 
 ONCE = frozenset(
     (
@@ -24,10 +23,6 @@ ONCE = frozenset(
         *(b"x-request-timeout-ms", b"x-request-id"),
     )
 )
-
-
-# Hidden from the parser, which would read the body of such a request as another protocol or request.
-UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 class FastPath(Protocol):
@@ -56,7 +51,7 @@ class HttpProtocol(Connection):
     hosts: AllowedHosts | None = None  # None: any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._head_scanner, self._whole = HeadScanner(), b""
+        self._head_scanner, self._head_filter, self._whole = HeadScanner(), HeadFilter(), b""
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -105,10 +100,16 @@ class HttpProtocol(Connection):
                         at = after
                         continue
                     self._whole = head
+                if not self._head:
+                    self._head_filter.begin()
                 self._head += end - at
                 if self._timer is None:
                     self._arm(self.limits.header_seconds)
-                self._feed(UPGRADE.sub(rb"\1X-grade", head))
+                try:
+                    self._feed(self._head_filter.pass_on(head))
+                except FramingError:
+                    self._fail_and_close(HTTPStatus.BAD_REQUEST)
+                    return
                 self._whole = b""
                 if self._head > self.limits.max_header_bytes:
                     self._fail_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -138,7 +139,7 @@ class HttpProtocol(Connection):
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        if self.parser.should_upgrade():  # with CONNECT, or with a header that came in two pieces
+        if self.parser.should_upgrade():  # with CONNECT
             self._refuse(HTTPStatus.BAD_REQUEST)
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):

@@ -12,6 +12,8 @@ import msgspec
 from ..limits import ServeLimits
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[^\r\n]*)?\r\n")
+UPGRADE = re.compile(rb"(\n)upgrade(?=:)", re.IGNORECASE)
+UPGRADE_NAME = b"upgrade"
 HEAD_END = b"\r\n\r\n"
 HINTS = {
     HTTPStatus.MISDIRECTED_REQUEST: "the Host header is not a name of this server. "
@@ -123,6 +125,33 @@ class HeadScanner:
             return found + len(HEAD_END)
         self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
         return len(data)
+
+
+class HeadFilter:
+    """Bytes of heads as the parser sees them: without the name of header Upgrade, which would end HTTP for it.
+
+    A beginning of that name is kept back until the next piece tells whether it is one. Start with `begin` at each head.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._kept, self._starts_line, self._request_line = b"", False, b""
+
+    def pass_on(self, data: bytes) -> bytes:
+        """Return what to feed for this piece; raise `FramingError` for a request line with two spaces in a row."""
+        if not self._request_line.strip(b"\r\n") or b"\n" not in self._request_line:
+            self._request_line = self._request_line.lstrip(b"\r\n") + data
+            if b"  " in self._request_line.lstrip(b"\r\n").partition(b"\n")[0]:
+                raise FramingError
+        start = b"\n" if self._starts_line else b""
+        data = start + self._kept + data
+        before, newline, last = data.rpartition(b"\n")
+        self._starts_line = bool(newline) and UPGRADE_NAME.startswith(last.lower())
+        self._kept = last if self._starts_line else b""
+        fed = before + newline if self._starts_line else data
+        return UPGRADE.sub(rb"\1X-grade", fed)[len(start) :]
 
 
 def refusal(status: HTTPStatus) -> bytes:

@@ -7,11 +7,12 @@ the engine fairly; they share prefix-cache pages only where the operator allows 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ...errors import InferError, InputError, TooLargeError
+from ...errors import DeadlineError, InferError, InputError, TooLargeError
 from ...llm.engine.requests import Request
 from ..service import Service
 from . import json_parse
@@ -27,7 +28,8 @@ class RequestContext:
     """HTTP request with its service and route, as handlers, logs and traces see it.
 
     `path`: parameters of the path; `adapter`: LoRA adapter that the request named; `known`: the path supports the
-    method; `error`: set if the request failed; `measure`: set when it is answered, returns its times by name.
+    method; `began`: monotonic time from which its deadline counts, the end of its body; `error`: set if the request
+    failed; `measure`: set when it is answered, returns its times by name.
     """
 
     service: Service
@@ -41,6 +43,7 @@ class RequestContext:
     method: str = ""
     client: str = ""
     known: bool = True
+    began: float = field(default_factory=time.monotonic)
     trace: TraceContext | None = None
     error: InferError | None = None
     measure: Callable[[], dict[str, Any]] | None = None
@@ -66,8 +69,15 @@ class RequestContext:
             raise UnauthorizedError("expected a valid API key", hint="Send Authorization: Bearer KEY")
 
     def timeout(self, default: float | None = None) -> float:
-        """Return the seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
-        return requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
+        """Return the seconds left of those this request may take; raise `DeadlineError` for none.
+
+        They are those of header X-Request-Timeout-Ms, else `default`, else the server's.
+        """
+        allowed = requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
+        left = allowed - (time.monotonic() - self.began)
+        if left <= 0:
+            raise DeadlineError(f"the request took longer than its {allowed:g} s")
+        return left
 
     def response_headers(self, response: Response, *, over_limit: bool) -> list[tuple[bytes, bytes]]:
         """Return all headers of a response but its length. `over_limit`: of a connection above the limit."""

@@ -13,8 +13,9 @@ import hashlib
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +24,7 @@ from msgspec import structs
 from ...errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
 from ...llm.text.grammar.grammar_request import GrammarLimits, read
 from ...llm.text.grammar.grammar_trial import GrammarCost
+from ..client_slots import ClientSlots
 from ..fork_server.client import ChildDiedError, ForkServer
 from ..fork_server.messages import CompileTrial, FromTrial
 from ..workers.messages import ErrorMessage, decode_error
@@ -31,82 +33,11 @@ QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
 SLOW = 2  # for long ones, of one client one
 QUICK_SECONDS = 0.25  # of CPU time
 WALL = 2  # seconds on the clock, for each of CPU time, until a process is killed
+COMPILING = 2  # in the model's process
 WAIT_SECONDS = 30.0  # for a turn
 WAITING = 128  # grammars of one client
 KNOWN = 4096  # results that are kept
 BURST_SECONDS, REFILL = 12.0, 0.2  # of long compilations of one client, and regained in a second
-
-
-class ClientSlots:
-    """Semaphore of `places` slots, at most `each` for one client, of which at most `waiting` requests wait.
-
-    Clients take turns. `latest_first`: the latest request of a client goes first, so that a burst delays none.
-    `what`: name of the work, for messages.
-    """
-
-    def __init__(
-        self, places: int, *, each: int, waiting: int, what: str, latest_first: bool = False
-    ) -> None:
-        self._places, self._each, self._max_waiting, self._what = places, each, waiting, what
-        self._next = -1 if latest_first else 0
-        self._running: dict[str, int] = {}
-        self._waiting: OrderedDict[str, list[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, client: str, seconds: float) -> AsyncIterator[None]:
-        """Hold a slot. Raises `OverloadedError` when too many requests wait, or after `seconds` of waiting."""
-        await self.take(client, seconds)
-        try:
-            yield
-        finally:
-            self.release(client)
-
-    async def take(self, client: str, seconds: float) -> None:
-        """Acquire a slot, as `turn` does; the caller releases it."""
-        if self.try_acquire(client):
-            return
-        mine = self._waiting.setdefault(client, [])
-        if len(mine) >= self._max_waiting:
-            raise OverloadedError(f"too many {self._what} of this client wait", where="grammar")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(future)
-        try:
-            async with asyncio.timeout(seconds):
-                await future
-        except BaseException as error:
-            if future.done() and not future.cancelled():
-                self.release(client)
-            else:
-                self._forget(client, future)
-            if isinstance(error, TimeoutError):
-                raise OverloadedError(f"other {self._what} take long", where="grammar") from error
-            raise
-
-    def try_acquire(self, client: str) -> bool:
-        """Acquire a slot if one is free; return whether one was."""
-        own = self._running.get(client, 0)
-        if sum(self._running.values()) >= self._places or own >= self._each:
-            return False
-        self._running[client] = own + 1
-        return True
-
-    def release(self, client: str) -> None:
-        self._running[client] -= 1
-        if not self._running[client]:
-            del self._running[client]
-        for waiting, mine in list(self._waiting.items()):
-            mine[:] = [future for future in mine if not future.done()]
-            if mine and self.try_acquire(waiting):
-                mine.pop(self._next).set_result(None)
-                self._waiting.move_to_end(waiting)  # behind the other clients
-                return
-
-    def _forget(self, client: str, future: asyncio.Future[None]) -> None:
-        mine = self._waiting.get(client, [])
-        if future in mine:
-            mine.remove(future)
-        if not mine:
-            self._waiting.pop(client, None)
 
 
 class GrammarTrials:
@@ -116,9 +47,16 @@ class GrammarTrials:
         self._fork_server, self._limits = fork_server, limits or GrammarLimits()
         self._known: OrderedDict[str, GrammarCost | InferError] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[GrammarCost | InferError]] = {}
-        what = "grammars that are being compiled"
-        self._quick = ClientSlots(QUICK, each=EACH, waiting=WAITING, what=what, latest_first=True)
-        self._slow = ClientSlots(SLOW, each=1, waiting=WAITING, what=what)
+        slots = partial(
+            ClientSlots, waiting=WAITING, what="grammars that are being compiled", where="grammar"
+        )
+        self._quick = slots(QUICK, each=EACH, latest_first=True)
+        self._slow = slots(SLOW, each=1)
+        # in the model's process, which has as many threads for each kind
+        self._compiling, self._compiling_long = (
+            slots(COMPILING, each=COMPILING, latest_first=True),
+            slots(1, each=1),
+        )
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
     async def check(self, client: str, constraint: Mapping[str, Any]) -> GrammarCost:
@@ -145,6 +83,22 @@ class GrammarTrials:
         if isinstance(result, InferError):
             raise type(result)(result.message, where=result.where, hint=result.hint) from result
         return result
+
+    async def compile(
+        self, client: str, tried: GrammarCost, pool: Executor, check: Callable[[], None]
+    ) -> None:
+        """Have the model's process compile a grammar: `check` waits for it, in a thread.
+
+        It keeps its client's place to its end, also when nobody waits for it. Long ones have a place of their own.
+        """
+        long = tried.seconds > self._limits.long_seconds
+        slots = self._compiling_long if long else self._compiling
+        await slots.take(client, WAIT_SECONDS)
+        compiling = asyncio.get_running_loop().run_in_executor(pool, check)
+        compiling.add_done_callback(
+            lambda done: (slots.release(client), done.cancelled() or done.exception())
+        )
+        await asyncio.shield(compiling)
 
     def close(self) -> None:
         for task in self._under_way.values():

@@ -209,7 +209,9 @@ def encoder_fork_server(predictor: Any) -> ForkServer | None:
     longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
     if not longest or path is None or not (path / "tokenizer.json").is_file():
         return None
-    return ForkServer(ForkServerConfig(folder=str(path), max_length=longest), predictor.name)
+    return ForkServer(
+        ForkServerConfig(folder=str(path), max_length=longest), f"tokenizer of {predictor.name}"
+    )
 
 
 def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
@@ -220,4 +222,4 @@ def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
     prepare = ForkServerConfig(
         folder=str(folder), vocab_size=language_model.vocab_size, eos_ids=tuple(language_model.eos_ids)
     )
-    return ForkServer(prepare, name)
+    return ForkServer(prepare, f"tokenizer of {name}")

@@ -1,5 +1,5 @@
 """Decoding of users' image and sound files in processes of their own: a crash of a decoder costs one request.
 
-Pillow and libsndfile parse untrusted bytes in C. `processes` starts the children and holds the messages, `__main__` is
-a child.
+Pillow and libsndfile parse untrusted bytes in C. `processes` is the server's side, which gives each client its share;
+`__main__` forks the children, which decode.
 """

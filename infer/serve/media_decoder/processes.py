@@ -1,131 +1,184 @@
-"""Server side of the decoder processes, and the messages between both."""
+"""Server side of the decoder processes: places, deadlines, and what is said of those that end."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from ...errors import InputError, NotReadyError
-from ...preprocess.image import ImagePreprocessor
+from ...errors import DeadlineError, InputError, NotReadyError, TooLargeError
+from ..client_slots import ClientSlots
+from ..fork_server.client import Child, ChildDiedError, ForkServer
+from ..fork_server.messages import ForkServerConfig
 from ..workers.messages import ErrorMessage, decode_error
-from ..workers.process import ChildProcess, ClosedError
+from .messages import DecodedImage, DecodeImage, DecodeSound, FromDecoder
 
 MODULE = "infer.serve.media_decoder"
-SECONDS = 120.0  # for one file, until its process is killed
+CORES = min(os.cpu_count() or 1, 4)
+PLACES = (
+    CORES + 1
+)  # of files that are decoded at once, and of slow ones; one client has at most `CORES` of each
+QUICK_SECONDS = 0.5  # on the clock; a file that takes longer needs a place among the slow ones
+TRIES = 2  # to find it one, each after so long, until it has to wait and is begun again
+WALL_SECONDS = 50.0  # on the clock, besides its CPU time, until a process is killed
+WAITING = 128  # files of one client
+T = TypeVar("T")
 
 
-class DecodeImage(msgspec.Struct, tag="image", frozen=True, array_like=True):
-    """Server to decoder: decode an image and run its steps; without `steps` its pixels of `channels` come back."""
+class Place:
+    """Place of a client among the quick files, or the slow ones."""
 
-    data: bytes
-    where: str
-    max_pixels: int
-    channels: int
-    steps: ImagePreprocessor | None
+    def __init__(self, client: str, quick: ClientSlots, slow: ClientSlots) -> None:
+        self.client, self._slots, self._slow = client, quick, slow
 
+    def move(self) -> bool:
+        """Change to a place among the slow files if one is free; return whether one was."""
+        if not self._slow.try_acquire(self.client):
+            return False
+        self.leave()
+        self._slots = self._slow
+        return True
 
-class DecodeSound(msgspec.Struct, tag="sound", frozen=True, array_like=True):
-    """Server to decoder: decode a sound to one channel of `sampling_rate` (Hz)."""
-
-    data: bytes
-    where: str
-    sampling_rate: int
-    max_seconds: float | None
-
-
-class DecodedImage(msgspec.Struct, tag="pixels", frozen=True, array_like=True):
-    """Decoder to server: height and width of the image, and its pixels uint8 [H, W, C] or name, dtype, shape, bytes of
-    the tensors that its steps gave.
-    """
-
-    size: tuple[int, int]
-    pixels: bytes
-    tensors: list[tuple[str, str, tuple[int, ...], bytes]]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the tensors by name."""
-        return {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in self.tensors}
-
-
-class DecodedSound(msgspec.Struct, tag="samples", frozen=True, array_like=True):
-    """Decoder to server: float32 [samples]."""
-
-    samples: bytes
-
-
-ToDecoder = DecodeImage | DecodeSound
-FromDecoder = DecodedImage | DecodedSound | ErrorMessage
+    def leave(self) -> None:
+        self._slots.release(self.client)
 
 
 class MediaDecoders:
-    """Decoder processes, as many as threads call `image` and `sound` at once; started when they are needed.
+    """Decoder processes, and threads for what is done with their results; used on the event loop.
 
-    `module` is what a process runs.
+    Each file has a place, of which one client has at most `CORES` and the others the rest; a file that takes longer
+    than `QUICK_SECONDS` gives it to the next one for a place among as many slow files, or is begun again when one is
+    free. So small files wait for large ones a moment at most. `module` forks the processes.
     """
 
     def __init__(self, module: str = MODULE) -> None:
-        self._module = module
-        self._lock, self._idle = threading.Lock(), list[ChildProcess]()
-        self._closed = False
+        self._server = ForkServer(ForkServerConfig(folder=""), "decoder of files", module)
+        self._idle = list[Child]()
+        self._threads = ThreadPoolExecutor(2 * PLACES, thread_name_prefix="infer-media")
+        slots = partial(ClientSlots, PLACES, each=CORES, waiting=WAITING, what="files", where="file")
+        self._quick, self._slow = slots(latest_first=True), slots()
 
     def start(self) -> None:
-        """Start one process now, so that the first file need not wait for it."""
-        self._put(self._take())
+        """Start the process that forks, so that the first file need not wait for it."""
+        self._server.start()
 
-    def image(self, asked: DecodeImage) -> DecodedImage:
-        """Decode an image; blocks.
+    async def image(self, asked: DecodeImage, client: str, seconds: float) -> DecodedImage:
+        """Decode an image within `seconds`; a cancelled call kills its process.
 
-        Raises what decoding raised, and `InputError` for a file on which the process died or took longer than 120 s.
+        Raises what decoding raised, `TooLargeError` for a file that takes more memory or CPU time than its limits,
+        `DeadlineError`, and `InputError` for a file on which the process died.
         """
-        found: DecodedImage = self._answer(asked)
+        found: DecodedImage = await self._answer(asked, client, seconds)
         return found
 
-    def sound(self, asked: DecodeSound) -> np.ndarray:
-        """Decode a sound to float32 [samples]; blocks, and raises as `image` does."""
-        return np.frombuffer(self._answer(asked).samples, np.float32)
+    async def sound(self, asked: DecodeSound, client: str, seconds: float) -> np.ndarray:
+        """Decode a sound to float32 [samples], as `image` does."""
+        return np.frombuffer((await self._answer(asked, client, seconds)).samples, np.float32)
+
+    async def run(self, client: str, seconds: float, function: Callable[..., T], *given: Any) -> T:
+        """Call a function in a thread; it keeps its client's place until it returns, also when nobody waits for it."""
+        async with _deadline(seconds):
+            await self._quick.take(client)
+            place = Place(client, self._quick, self._slow)
+            try:
+                called = asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
+            except RuntimeError as error:
+                place.leave()
+                raise NotReadyError("the server is stopping") from error
+            called.add_done_callback(lambda done: (place.leave(), done.cancelled() or done.exception()))
+            done, _ = await asyncio.wait([called], timeout=QUICK_SECONDS)
+            if not done:
+                place.move()
+            return await asyncio.shield(called)
 
     def close(self) -> None:
-        """End all processes; those at work end after their file."""
-        with self._lock:
-            self._closed, idle, self._idle = True, self._idle, []
-        for process in idle:
-            process.kill()
+        """End all processes; may be called from another thread."""
+        self._server.close()
+        idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, asked: DecodeImage | DecodeSound) -> Any:
-        process, answer = self._take(), None
-        try:
-            process.channel.send(asked)
-            answer = process.channel.receive(SECONDS)
-        except ClosedError as error:
-            raise InputError(
-                f"the process that decodes files ended ({process.exit}) on this one",
-                where=asked.where,
-                hint="Write the file again with another program",
-            ) from error
-        finally:
-            if answer is None:
-                process.kill()
-        if answer is None:
-            raise InputError(f"decoding the file took longer than {SECONDS:g} s", where=asked.where)
-        self._put(process)
+    async def _answer(self, asked: DecodeImage | DecodeSound, client: str, seconds: float) -> Any:
+        async with _deadline(seconds):
+            answer = await self._decode(asked, client)
         if isinstance(answer, ErrorMessage):
             raise decode_error(answer)
         return answer
 
-    def _take(self) -> ChildProcess:
-        with self._lock:
-            if self._closed:
-                raise NotReadyError("the server is stopping")
-            if self._idle:
-                return self._idle.pop()
-        return ChildProcess(FromDecoder, module=self._module)
+    async def _decode(self, asked: DecodeImage | DecodeSound, client: str) -> Any:
+        await self._quick.take(client)
+        place = Place(client, self._quick, self._slow)
+        try:
+            child = await self._take()
+            work = asyncio.create_task(self._exchange(asked, child))
+            try:
+                for _ in range(TRIES):
+                    done, _ = await asyncio.wait([work], timeout=QUICK_SECONDS)
+                    if done or place.move():
+                        return await work
+            finally:
+                work.cancel()
+                await asyncio.wait([work])
+        finally:
+            place.leave()
+        async with self._slow.turn(client):
+            return await self._exchange(asked, await self._take())
 
-    def _put(self, process: ChildProcess) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(process)
-                return
-        process.kill()
+    async def _exchange(self, asked: DecodeImage | DecodeSound, child: Child) -> Any:
+        """Send a file to a process and return its answer; the process is killed unless it gave one."""
+        most, answer = WALL_SECONDS + asked.limits.seconds, None
+        try:
+            async with asyncio.timeout(most):
+                await child.send(asked)
+                answer = await child.receive()
+        except TimeoutError:
+            raise _too_slow(asked, f"{most:g} s") from None
+        except ChildDiedError as error:
+            status = error.ended_with or 0
+            if status == -signal.SIGPROF:
+                raise _too_slow(asked, f"{asked.limits.seconds:g} s of CPU time") from None
+            ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+            raise InputError(
+                f"the process that decodes files ended ({ended}) on this one",
+                where=asked.where,
+                hint="Write the file again with another program",
+            ) from None
+        finally:
+            if answer is None or len(self._idle) >= PLACES:
+                child.close()
+            else:
+                self._idle.append(child)
+        return answer
+
+    async def _take(self) -> Child:
+        while self._idle:
+            if not (child := self._idle.pop()).ended.done():
+                return child
+            child.close()
+        return await self._server.child("decode", FromDecoder)
+
+
+def _too_slow(asked: DecodeImage | DecodeSound, most: str) -> TooLargeError:
+    return TooLargeError(
+        f"decoding this file takes more than {most}", where=asked.where, hint="Send a smaller one"
+    )
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    """Raise `DeadlineError` where the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError(
+            "the request's deadline passed while its file was decoded", hint="Send a smaller one"
+        ) from error

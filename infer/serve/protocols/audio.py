@@ -74,8 +74,9 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
     elif "word" in request.timestamp_granularities:
         why = "this model gives times of segments, not of words"
         raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
-    engine.check_admission(timeout=context.timeout())
-    sound = await media_request.in_thread(context, media_request.open_sound, context, model, data, "file")
+    timeout = transcripts.timeout(context)
+    media_request.check_admission(context, engine, timeout)
+    sound = await media_request.open_sound(context, model, data, "file", timeout)
     if isinstance(engine, TensorEngine):
         found = await transcripts.by_ctc(context, engine, model, sound, request)
     else:

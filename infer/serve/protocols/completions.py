@@ -102,6 +102,7 @@ async def chat(context: RequestContext) -> Any:
         context, model, grammar, "tools" if tools.grammar else "response_format"
     )
     model.metrics.unknown_fields.inc(unknown)
+    timeout = openai_request.timeout(context, request)  # less what an image took
     stream = model.open(
         assign_tenant(context, [reply.request]), timeout=timeout, stepwise=bool(request.stream)
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
+from ...llm.text.grammar.grammar_request import GrammarLimits
 from ..batching.collate import run_arrays
 from .messages import (
     BatchDone,
@@ -42,7 +43,6 @@ log = logging.getLogger("infer.serve.workers")
 BEAT_SECONDS = 1.0
 PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
-LONG_SECONDS = 0.25  # grammars that took longer in their trial have a thread of their own
 
 
 def run_tensor_loop(predictor: Any, channel: Channel[Any], buffers: list[SharedBuffer]) -> int:
@@ -144,7 +144,7 @@ class LLMWorker:
             self._compiling.pop(message.id, None)
             self.engine_client.cancel(message.id)
         elif isinstance(message, CompileGrammar):
-            long = message.tried[1] > LONG_SECONDS
+            long = message.tried[1] > GrammarLimits().long_seconds
             (self._long if long else self._compilers).submit(self._check, message)
 
     def _submit(self, request: Request) -> None:

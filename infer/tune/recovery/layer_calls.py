@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError
+from ...module_hooks import hooked
 
 PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
 KEPT = 8  # tensors of one shape that a further one is compared with
@@ -80,13 +82,8 @@ def layer_calls(
             layer.register_forward_hook(recorder.after(index)),
         )
     ]
-    try:
+    with hooked(hooks), suppress(_EnoughError):
         model.eval()(**batch)
-    except _EnoughError:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
     if len(recorder.calls) < len(layers) or recorder.hidden is None:
         raise NotUsableError(f"of {len(layers)} layers only {len(recorder.calls)} are called")
     return recorder.calls, recorder.hidden

@@ -28,6 +28,8 @@ FOREIGN = [
     "10.0.0.1",
     "",
 ]
+FOREIGN += ["127.0.0.256", "127.0.0", "127.0.0.01", "127.1.2.3.4", "[127.0.0.1]", "[localhost]", "[::1"]
+FOREIGN += ["localhost:65536", "127.0.0.1:999999", "a b.localhost", ".localhost", "a@localhost.localhost"]
 FOREIGN += ["localhost@evil.example", "evil.example:80:80", "[::2]", "localhost, evil.example", "128.0.0.1"]
 
 
@@ -39,6 +41,12 @@ def test_loopback_names_are_accepted(host: str) -> None:
 @pytest.mark.parametrize("host", FOREIGN)
 def test_other_names_are_refused(host: str) -> None:
     assert not AllowedHosts().admit(host.encode())
+
+
+def test_a_server_that_checks_hosts_refuses_an_invalid_address() -> None:
+    with live(double(), hosts=AllowedHosts()) as server:
+        for host, status in ((b"127.0.0.255", 200), (b"127.0.0.256", 421), (b"127.0.0.1:70000", 421)):
+            assert ask(server, b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").status == status
 
 
 def test_allowed_names_are_accepted_with_any_port() -> None:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from tests.support.raw_http import (
     BODY,
     GOOD,
     HEALTH,
+    Answer,
     ask,
     chunked,
     closed,
@@ -48,6 +49,36 @@ def test_a_request_without_content_type_is_accepted(server: Live) -> None:
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_a_request_may_arrive_in_pieces_of_any_size(server: Live, size: int) -> None:
     assert ask(server, *(GOOD[i : i + size] for i in range(0, len(GOOD), size))).status == 200
+
+
+def slowly(server: Live, pieces: Iterable[bytes]) -> Answer:
+    """Send each piece as a packet of its own."""
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.01)
+        return read(connection, bytearray())
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_an_upgrade_header_may_arrive_in_two_pieces(server: Live, cut: int) -> None:
+    request = send(BODY, b"Connection: Upgrade, HTTP2-Settings", b"uPgrade: h2c", b"X: b")
+    at = request.index(b"uPgrade") + cut
+    assert slowly(server, [request[:at], request[at:]]).status == 200
+
+
+def test_a_head_with_an_upgrade_may_arrive_byte_by_byte(server: Live) -> None:
+    request = get(b"/health", b"Connection: Upgrade", b"Upgrade: h2c", b"Up: b", b"Upgraded: c")
+    at = request.index(b"Upgrade: ")
+    pieces = [request[:at], *(request[i : i + 1] for i in range(at, len(request)))]
+    assert slowly(server, pieces).status == 200
+
+
+@pytest.mark.parametrize("cut", [4, 5, 12, 13])
+def test_two_spaces_in_a_request_line_are_seen_across_pieces(server: Live, cut: int) -> None:
+    for request in (HEALTH.replace(b"GET ", b"GET  "), HEALTH.replace(b" HTTP", b"  HTTP")):
+        assert slowly(server, [request[:cut], request[cut:]]).status == 400
 
 
 def test_a_chunked_body_is_joined(server: Live) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ pytest.importorskip("llguidance")
 
 from infer.errors import GrammarError, InputError, NotReadyError, OverloadedError
 from infer.llm.text.grammar.grammar_request import GrammarLimits
+from infer.llm.text.grammar.grammar_trial import GrammarCost
 from infer.serve.fork_server.client import ForkServer
 from infer.serve.fork_server.messages import ForkServerConfig
 from infer.serve.llm.grammar_trials import GrammarTrials
@@ -73,6 +76,32 @@ def test_valid_grammar_is_tried_once_then_cached() -> None:
         assert await trials.check("b", good(1)) == first
         with pytest.raises(NotReadyError):
             await trials.check("a", good(2))
+
+    run(work)
+
+
+def test_long_grammars_in_the_models_process_delay_no_other_one() -> None:
+    async def work(trials: GrammarTrials) -> None:
+        over, began = threading.Event(), list[str]()
+        long, short = GrammarCost(1, 2 * LIMITS.long_seconds), GrammarCost(1, 0.0)
+
+        def wait(name: str) -> None:
+            began.append(name)
+            assert over.wait(30)
+
+        with ThreadPoolExecutor(4) as pool:
+            slow = [
+                asyncio.create_task(trials.compile(client, long, pool, lambda c=client: wait(c)))
+                for client in "abcdefgh"
+            ]
+            while not began:
+                await asyncio.sleep(0.001)
+            slow[0].cancel()  # its client left: its place is not free before it ends
+            for client in ("a", "z"):
+                await asyncio.wait_for(trials.compile(client, short, pool, lambda: None), 10)
+            assert began == ["a"]
+            over.set()
+            await asyncio.gather(*slow, return_exceptions=True)
 
     run(work)
 

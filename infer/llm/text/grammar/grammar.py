@@ -114,16 +114,17 @@ class GrammarCache:
         self.words = -(-self.vocab_size // 32)
         self._lock = threading.Lock()
         self._compiling = threading.Semaphore(self.limits.compiling)
+        self._compiling_long = threading.Semaphore(1)
         self._cache: OrderedDict[str, _Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[str, _Compiled] = WeakValueDictionary()
 
-    def check(self, constraint: Mapping[str, Any], size: int = 0) -> None:
-        """Compile into the cache. `size`: bytes that the grammar took in a trial.
+    def check(self, constraint: Mapping[str, Any], size: int = 0, seconds: float = 0.0) -> None:
+        """Compile into the cache. `size`, `seconds`: bytes and time that the grammar took in a trial.
 
         Raises `InputError` naming what is wrong or can't be enforced, `OverloadedError` while the grammars in use take
         all memory for them.
         """
-        self._compiled(constraint, size)
+        self._compiled(constraint, size, seconds)
 
     def open(self, constraint: Mapping[str, Any]) -> Matcher:
         return Matcher(self, self._compiled(constraint))
@@ -136,7 +137,7 @@ class GrammarCache:
     def __len__(self) -> int:
         return len(self._cache)
 
-    def _compiled(self, constraint: Mapping[str, Any], size: int = 0) -> _Compiled:
+    def _compiled(self, constraint: Mapping[str, Any], size: int = 0, seconds: float = 0.0) -> _Compiled:
         kind, text = read(constraint, self.limits)
         key = hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()
         with self._lock:
@@ -144,7 +145,7 @@ class GrammarCache:
         if compiled is None:
             size = (size or len(text)) + GROWTH
             self._make_room(size)
-            compiled = _Compiled(key, self._within_time(kind, constraint[kind]), size)
+            compiled = _Compiled(key, self._within_time(kind, constraint[kind], seconds), size)
         with self._lock:
             self._alive[key] = compiled
             self._cache[key] = compiled
@@ -164,12 +165,13 @@ class GrammarCache:
         while self._cache and (len(self._cache) > self.limits.cached or _bytes(self._cache) > most):
             self._cache.popitem(last=False)
 
-    def _within_time(self, kind: str, value: Any) -> Any:
-        """Compile in another thread with a time limit.
+    def _within_time(self, kind: str, value: Any, tried: float) -> Any:
+        """Compile in another thread with a time limit; one that was long in its trial waits for no place of the others.
 
         The library can't be stopped, but it releases the interpreter lock while it compiles.
         """
-        if not self._compiling.acquire(timeout=self.limits.compile_seconds):
+        places = self._compiling_long if tried > self.limits.long_seconds else self._compiling
+        if not places.acquire(timeout=self.limits.compile_seconds):
             raise OverloadedError("other grammars are being compiled", where="grammar")
         result: list[Any] = []
 
@@ -179,7 +181,7 @@ class GrammarCache:
             except Exception as error:  # noqa: BLE001 - handed to the caller
                 result.append(error)
             finally:
-                self._compiling.release()
+                places.release()
 
         thread = threading.Thread(target=work, name="grammar", daemon=True)
         thread.start()

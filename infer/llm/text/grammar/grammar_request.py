@@ -26,7 +26,8 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
     source_bytes: int = 64 << 10  # of the constraint as JSON
     depth: int = 64
     compile_seconds: float = 3.0
-    compiling: int = 2  # at the same time, those that ran over their time included
+    compiling: int = 2  # at the same time, those that ran over their time included, and one long one
+    long_seconds: float = 0.25  # of a trial, from which a grammar is a long one
     compiled_bytes: int = 128 << 20  # of memory, that one may take
     mask_seconds: float = 0.05  # of one token, in a trial
     cached: int = 32

@@ -45,7 +45,7 @@ async def describe(
     context: RequestContext, engine: LLMEngine, files: Sequence[bytes], where: Sequence[str], text: str = ""
 ) -> list[GeneratedText]:
     """Return the greedy text about each image; `text`: the prompt of each, see `ImageSource`."""
-    engine.check_admission(timeout=context.timeout(), requests=len(files))
+    media_request.check_admission(context, engine, context.timeout(), len(files))
     model = media_request.media_model(engine)
     source = _source(engine)
     tokens = await _tokens(engine, source, text, "parameters.text")

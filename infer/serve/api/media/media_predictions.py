@@ -16,7 +16,7 @@ from ....tasks.media_model import ZERO_SHOT, MediaModel
 from ....tasks.score_activation import activation_of, scores_of
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
-from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.request_context import RequestContext
 from ..text.text_types import Box, LabelScore, PredictParameters
 from . import media_request
 
@@ -67,7 +67,8 @@ async def predict_files(
                 where=place,
                 hint="Send it smaller; masks and depth maps have the size of the image",
             )
-    return await media_request.in_thread(context, _predictions, model, outputs, sizes, parameters)
+    given = model, outputs, sizes, parameters
+    return await media_request.run_slow(context, context.timeout(), _predictions, *given)
 
 
 async def _candidates(
@@ -81,8 +82,8 @@ async def _candidates(
     labels = parameters.candidate_labels
     texts = answers.candidate_texts(labels, parameters.hypothesis_template, "parameters")
     check_files(files, where)
-    model, tenant = media_request.media_model(engine), queue_tenant_of(context.service, context.headers)
-    engine.check_admission(timeout=context.timeout(), tenant=tenant)
+    model = media_request.media_model(engine)
+    media_request.check_admission(context, engine, context.timeout())
     if engine.texts is not None:
         rows = engine.predictor.pad(*await engine.texts.encode_typed(texts, "parameters.candidate_labels"))
     else:
@@ -111,7 +112,7 @@ async def run_files(
     """Decode and run files: the outputs of each, and the height and width of each image."""
     check_files(files, where)
     model = media_request.media_model(engine)
-    engine.check_admission(timeout=context.timeout())
+    media_request.check_admission(context, engine, context.timeout())
     tensors, sizes = await media_request.open_files(context, model, files, where)
     return model, await media_request.run_tensors(context, engine, tensors), sizes
 

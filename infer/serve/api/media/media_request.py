@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import structs
 
-from ....errors import InputError, NotUsableError
+from ....errors import InputError, NotUsableError, TooLargeError
 from ....preprocess.image import MODES, ImagePreprocessor
 from ....tasks.media_model import MediaModel
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm, parse_form
-from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.request_context import RequestContext, queue_tenant_of, tenant_of
 from ...http.routing import NonfiniteError
 from ...llm.llm_engine import LLMEngine
-from ...media_decoder.processes import DecodeImage, DecodeSound
+from ...media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
 
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread
+TRANSFORMERS_PIXELS = 1 << 24  # of an image whose steps transformers runs, in the server's own process
 T = TypeVar("T")
 
 
@@ -64,63 +66,101 @@ def from_base64(text: str, where: str) -> bytes:
     return found
 
 
+def check_admission(
+    context: RequestContext, engine: TensorEngine | LLMEngine, timeout: float, requests: int = 1
+) -> None:
+    """Raise `OverloadedError` or `NotReadyError` if these requests would be refused now, before they are decoded."""
+    if isinstance(engine, LLMEngine):
+        engine.check_admission(timeout=timeout, requests=requests, tenant=tenant_of(context))
+    else:
+        engine.check_admission(timeout=timeout, tenant=queue_tenant_of(context.service, context.headers))
+
+
 async def open_files(
     context: RequestContext, model: MediaModel, files: Sequence[bytes], where: Sequence[str]
 ) -> tuple[list[Arrays], list[tuple[int, int]]]:
     """Decode and preprocess files: the tensors of each, and the height and width of each image."""
-    return await in_thread(context, _opened, context, model, files, where)
+    tensors, sizes = list[Arrays](), list[tuple[int, int]]()
+    for data, place in zip(files, where, strict=True):
+        if model.reads_sound:
+            sound = await open_sound(context, model, data, place, context.timeout())
+            found, size = await run_slow(context, context.timeout(), model.tensors, [sound]), (0, 0)
+        else:
+            found, size = await _image_tensors(context, model, data, place)
+        tensors.append(found)
+        sizes.append(size)
+    return tensors, sizes
 
 
-def _opened(
-    context: RequestContext, model: MediaModel, files: Sequence[bytes], where: Sequence[str]
-) -> tuple[list[Arrays], list[tuple[int, int]]]:
-    opened = _sound_tensors if model.reads_sound else _image_tensors
-    pairs = [opened(context, model, data, place) for data, place in zip(files, where, strict=True)]
-    return [tensors for tensors, _ in pairs], [size for _, size in pairs]
+async def run_slow(context: RequestContext, timeout: float, function: Callable[..., T], *given: Any) -> T:
+    """Call a function that takes its time with a file, in one of the threads for that."""
+    return await context.service.decoders.run(tenant_of(context), timeout, function, *given)
 
 
-def open_sound(context: RequestContext, model: MediaModel, data: bytes, where: str) -> np.ndarray:
-    """Decode a sound file in a process of its own, within the server's limit of seconds: float32 [samples]."""
-    limit = context.service.limits.max_audio_seconds
-    return context.service.decoders.sound(DecodeSound(data, where, model.sampling_rate, limit))
+async def open_sound(
+    context: RequestContext, model: MediaModel, data: bytes, where: str, timeout: float
+) -> np.ndarray:
+    """Decode a sound file in a process of its own, within the server's limits: float32 [samples]."""
+    asked = DecodeSound(_checked(context, data, where), where, model.sampling_rate, _limits(context))
+    return await context.service.decoders.sound(asked, tenant_of(context), timeout)
 
 
-def _sound_tensors(
-    context: RequestContext, model: MediaModel, data: bytes, where: str
-) -> tuple[Arrays, tuple[int, int]]:
-    return model.tensors([open_sound(context, model, data, where)]), (0, 0)
-
-
-def _image_tensors(
+async def _image_tensors(
     context: RequestContext, model: MediaModel, data: bytes, where: str
 ) -> tuple[Arrays, tuple[int, int]]:
     """Decode an image in a process of its own, which also runs infer's own steps; transformers' run here."""
     steps: Any = model.steps
     own = steps if isinstance(steps, ImagePreprocessor) else None
-    asked = DecodeImage(data, where, context.service.limits.max_image_pixels, steps.channels, own)
-    found = context.service.decoders.image(asked)
+    limits = _limits(context)
+    if own is None:
+        limits = structs.replace(limits, pixels=min(limits.pixels, TRANSFORMERS_PIXELS))
+    asked = DecodeImage(_checked(context, data, where), where, steps.channels, own, limits)
+    found = await context.service.decoders.image(asked, tenant_of(context), context.timeout())
     if own is not None:
         return {name: value for name, value in found.arrays().items() if name in model.inputs}, found.size
-    from PIL import Image
 
-    height, width = found.size
-    image = Image.frombytes(MODES[steps.channels], (width, height), found.pixels)
-    return model.tensors([image]), found.size
+    def tensors() -> Arrays:
+        from PIL import Image
+
+        height, width = found.size
+        return model.tensors([Image.frombytes(MODES[steps.channels], (width, height), found.pixels)])
+
+    return await run_slow(context, context.timeout(), tensors), found.size
+
+
+def _checked(context: RequestContext, data: bytes, where: str) -> bytes:
+    if len(data) > (most := context.service.limits.max_file_bytes):
+        raise TooLargeError(f"expected a file of at most {most} bytes, got {len(data)}", where=where)
+    return data
+
+
+def _limits(context: RequestContext) -> DecodeLimits:
+    limits = context.service.limits
+    return DecodeLimits(
+        limits.max_image_pixels,
+        limits.max_image_scans,
+        limits.max_audio_seconds,
+        limits.max_decode_bytes,
+        limits.decode_seconds,
+    )
 
 
 async def run_tensors(
-    context: RequestContext, engine: TensorEngine, tensors: Sequence[Arrays]
+    context: RequestContext, engine: TensorEngine, tensors: Sequence[Arrays], default: float | None = None
 ) -> list[dict[str, np.ndarray]]:
-    """Run tensors of one row each, those of one shape as one request unless rows depend on each other."""
+    """Run tensors of one row each, those of one shape as one request unless rows depend on each other.
+
+    Returns the outputs of each row. `default`: seconds of a request that names none.
+    """
     groups: dict[Any, list[int]] = {}
     for index, arrays in enumerate(tensors):
         alone = () if engine.collator.batched else (index,)
         groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
     found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
-    tenant, timeout = queue_tenant_of(context.service, context.headers), context.timeout()
+    tenant = queue_tenant_of(context.service, context.headers)
     for rows in groups.values():
         joined = {name: np.concatenate([tensors[i][name] for i in rows]) for name in tensors[rows[0]]}
-        answer = await engine.infer(joined, timeout=timeout, tenant=tenant)
+        answer = await engine.infer(joined, timeout=context.timeout(default), tenant=tenant)
         context.measure = answer.timings
         for name, values in answer.outputs.items():
             if wrong := int((~np.isfinite(values)).sum()):

@@ -49,6 +49,11 @@ def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed
     _ = model.ctc  # opened here, before the request is queued
 
 
+def timeout(context: RequestContext) -> float:
+    """Return the seconds left for a transcript, of which the server allows as many as for a generated text."""
+    return context.timeout(context.service.limits.generation_seconds)
+
+
 async def by_ctc(
     context: RequestContext,
     engine: TensorEngine,
@@ -63,7 +68,8 @@ async def by_ctc(
         pending.append(window)
         if len(pending) == WINDOWS or index == len(windows) - 1:
             tensors = await media_request.in_thread(context, _tensors, model, sound, pending)
-            outputs = await media_request.run_tensors(context, engine, tensors)
+            seconds = context.service.limits.generation_seconds
+            outputs = await media_request.run_tensors(context, engine, tensors, seconds)
             found += [w.kept(model.ctc.frames(o["logits"])) for w, o in zip(pending, outputs, strict=True)]
             pending = []
     frames = transcription.joined(found)
@@ -90,7 +96,7 @@ async def by_whisper(
     timed: bool,
 ) -> Transcript:
     """Transcribe or translate by the decoder; a sound of more than one window is read with timestamps."""
-    bands = await media_request.in_thread(context, model.spectrogram, sound)
+    bands = await media_request.run_slow(context, timeout(context), model.spectrogram, sound)
     shape = whisper_windows.WindowShape(
         frames=next(int(spec.shape[2]) for spec in engine.predictor.inputs if spec.name == "input_features"),
         seconds=model.window_seconds,
@@ -129,7 +135,7 @@ async def _decoded(context: RequestContext, engine: LLMEngine, window: FeatureWi
         features=np.ascontiguousarray(window.features, dtype=np.float32).tobytes(),
         transcription=window.rules,
     )
-    stream = engine.open(assign_tenant(context, [request]), timeout=context.timeout(), stepwise=False)
+    stream = engine.open(assign_tenant(context, [request]), timeout=timeout(context), stepwise=False)
     context.measure = stream.timings
     try:
         outputs = await stream.read_all()

@@ -156,11 +156,13 @@ async def compile_grammar(
     if constraint is None:
         return
     check = partial(generator.language_model.check_grammar, constraint)
+    trials, client, pool = generator.grammar_trials, tenant_of(context), context.service.grammars
     try:
-        if generator.grammar_trials is not None:
-            tried = await generator.grammar_trials.check(tenant_of(context), constraint)
-            check = partial(check, (tried.size, tried.seconds))
-        await asyncio.get_running_loop().run_in_executor(context.service.grammars, check)
+        if trials is None:
+            await asyncio.get_running_loop().run_in_executor(pool, check)
+        else:
+            tried = await trials.check(client, constraint)
+            await trials.compile(client, tried, pool, partial(check, (tried.size, tried.seconds)))
     except NotUsableError as error:
         raise InputError(error.message, where=where, hint=error.hint) from error
     except UsageError as error:
