@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", map(_marked, sorted(KINDS)))
+@pytest.mark.parametrize("kind", [_marked(kind) for kind in sorted(KINDS)])
 def test_a_planted_fault_is_refused(folder: Path, kind: str) -> None:
     ending = suite.run(KINDS[kind], folder)
     assert ending.good, f"{ending.job.label}: {ending.result}, {ending.said}"
