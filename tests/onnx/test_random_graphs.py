@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
+
+import onnx
 
 from tests.fuzz import onnx_graphs
 from tests.support import random_onnx_graphs as graphs
