@@ -732,8 +732,8 @@ _as_if(
     "wrong fusion",
     "encoder",
     "large_eps",
-    "A layer norm adds 0.1 in place of 1e-5.",
-    _set("layers.0.one", eps=0.1),
+    "A layer norm adds 1 in place of 1e-5.",
+    _set("layers.0.one", eps=1.0),
 )
 _as_if(
     "wrong fusion",
