@@ -732,8 +732,8 @@ _as_if(
     "wrong fusion",
     "encoder",
     "large_eps",
-    "A layer norm adds 0.1 in place of 1e-5.",
-    _set("layers.0.one", eps=0.1),
+    "A layer norm adds 1 in place of 1e-5.",
+    _set("layers.0.one", eps=1.0),
 )
 _as_if(
     "wrong fusion",
@@ -817,7 +817,6 @@ _as_if(
     "gates_exchanged",
     "Two gates of a recurrent layer stand in each other's place.",
     lambda model: _swap_gates(model),
-    QUANTIZED,
 )
 _as_if(
     "wrong fusion",
@@ -825,7 +824,6 @@ _as_if(
     "backward_direction_dropped",
     "The backward direction gives nothing.",
     _scale("head.weight", 0.0, (slice(None), slice(64, None))),
-    QUANTIZED,
 )  # type: ignore[arg-type]
 _as_if(
     "wrong padding",
