@@ -22,7 +22,7 @@ from ..llm.llm import LanguageModel, parse_size
 from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete
 from ..llm.step.cuda_graphs import GraphedStep
 from ..llm.step.full_sequence_runner import FullSequenceRunner
-from ..llm.text.tools import check_tools, parse, style_of
+from ..llm.text.tools import THOUGHT_TOKENS, check_tools, open_thought, parse, style_of
 from ..tasks.answers import Answer
 from .generation_options import Options, build_request
 from .image_texts import describe
@@ -119,8 +119,9 @@ class TextGeneration(TaskInputs):
         found = complete(self.engine_client, [self._request(ids, options)])
         if checked and self.language_model.template is not None:
             style = style_of("\n".join(self.language_model.template.sources.values()))
+            thought = open_thought(b"".join(map(self.language_model.token_bytes, ids[-THOUGHT_TOKENS:])))
             for made in found[0]:
-                content, made.tool_calls = parse(made.text, style, checked)
+                content, made.tool_calls = parse(made.text, style, checked, thought=thought)
                 made.text = (content or "") if made.tool_calls else made.text
         return _shaped(found, many=False)
 

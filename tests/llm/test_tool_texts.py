@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from infer.llm.text.tools import Tool, ToolStyle, parse, tool_parser
+from infer.llm.text.tools import Tool, ToolStyle, open_thought, parse, tool_parser
 
 ANY_TEXT: dict[str, Any] = {"type": "string"}
 SCHEMA = {
@@ -56,10 +56,10 @@ def plain(text: str, style: ToolStyle = "hermes", **options: Any) -> tuple[str |
 
 
 def streamed(
-    pieces: list[str], style: ToolStyle, *, thinking: bool = False
+    pieces: list[str], style: ToolStyle, *, thought: str | None = None
 ) -> tuple[str, list[tuple[str, str]], bool]:
     """Return content, calls with the text of their arguments, and whether they are complete."""
-    reader = tool_parser(style, TOOLS, thinking=thinking)
+    reader = tool_parser(style, TOOLS, thought=thought)
     content, calls = "", list[tuple[str, str]]()
     for delta in [delta for piece in pieces for delta in reader.push(piece)] + reader.finish():
         content += delta.content
@@ -71,6 +71,7 @@ def streamed(
     return content, calls, reader.complete
 
 
+FIRST, SECOND = OBJECTS["name first"], OBJECTS["arguments first"]
 NESTED = xml(("path", "x"), ("text", "y"))
 XML_VALUES = {
     "ends": "use </parameter> and </function>",
@@ -94,8 +95,8 @@ TEXTS: dict[str, tuple[ToolStyle, str]] = {
     **{f"xml, {name}": ("hermes", f"a {xml(('text', value), ('path', 'b'))} c") for name, value in XML_VALUES.items()},
     "mistral, named": ("mistral", f"Well.[TOOL_CALLS]write[CALL_ID]ab[ARGS]{WRITTEN}[TOOL_CALLS]read{{}} x"),
     "mistral, no call": ("mistral", "a [TOOL_CALLS] is a marker, [TOOL_CALLS]so is this"),
-    "one tag, two objects": ("hermes", "<tool_call>\n%s\n%s\n</tool_call> x" % tuple(list(OBJECTS.values())[:2])),
-    "one tag, a list": ("hermes", "<tool_call>[%s, %s]</tool_call> x" % tuple(list(OBJECTS.values())[:2])),
+    "one tag, two objects": ("hermes", f"<tool_call>\n{FIRST}\n{SECOND}\n</tool_call> x"),
+    "one tag, a list": ("hermes", f"<tool_call>[{FIRST}, {SECOND}]</tool_call> x"),
     "xml, two functions": (
         "hermes", xml(("path", "1")).replace("</tool_call>", "<function=read>\n</function>\n</tool_call>\n") + NESTED),
     "thoughts": ("hermes", f"<think>\nI could {DRAFT} but\n</think>\n\n{DRAFT}"),
@@ -188,7 +189,10 @@ def test_calls_in_thoughts_are_not_made() -> None:
     nested = f"<think>a <think>{DRAFT}</think> {DRAFT}</think>"
     assert plain(nested) == (nested, [])
     behind = f"I could {DRAFT}</think>\n\n{DRAFT}"
-    assert plain(behind, thinking=True) == (f"I could {DRAFT}</think>", [("write", {"path": "DRAFT"})])
+    assert plain(behind, thought=open_thought(b"<|assistant|>\n<think>\n")) == (
+        f"I could {DRAFT}</think>",
+        [("write", {"path": "DRAFT"})],
+    )
     assert plain(f"<think>{DRAFT}") == (f"<think>{DRAFT}", [])
 
 

@@ -108,7 +108,7 @@ class FakeEngine:
         self.jobs[request.id][1] += 1
         if last:
             del self.jobs[request.id]
-        known = None if ask.prompt_logprobs is None else (None, *map(_logprob, request.prompt[1:]))
+        known = _prompt_logprobs(request)
         outputs = []
         for index in range(ask.n):
             token = ord(CAPITALS[(made + index) % 26])
@@ -121,7 +121,7 @@ class FakeEngine:
                     text="".join(map(chr, tokens)),
                     logprobs=() if ask.logprobs is None else tuple(map(_logprob, tokens)),
                     finish="length" if last else None,
-                    prompt_logprobs=known if known and first and index == 0 else (),
+                    prompt_logprobs=known if first and index == 0 else (),
                     cached_tokens=2 if first else 0,
                 )
             )
@@ -135,9 +135,18 @@ class FakeEngine:
             del self.jobs[request.id]
         known = () if request.sampling.logprobs is None else tuple(map(_logprob, tokens))
         finish = "stop" if last else None
-        text = bytes(tokens).decode()
+        shown = script[: made + 3].decode(errors="ignore")
+        text = shown[len(script[:made].decode(errors="ignore")) :]
         return [
-            Output(id=request.id, index=i, token_ids=tokens, text=text, logprobs=known, finish=finish)
+            Output(
+                id=request.id,
+                index=i,
+                token_ids=tokens,
+                text=text,
+                logprobs=known,
+                finish=finish,
+                prompt_logprobs=() if made or i else _prompt_logprobs(request),
+            )
             for i in range(request.sampling.n)
         ]
 
@@ -145,6 +154,12 @@ class FakeEngine:
 def check_grammar(constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
     if constraint == {"regex": "("}:
         raise InputError("this regex can't be read", where="regex")
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
+    if request.sampling.prompt_logprobs is None:
+        return ()
+    return (None, *map(_logprob, request.prompt[1:]))
 
 
 def _logprob(token: int) -> TokenLogprob:

@@ -27,6 +27,7 @@ _THOUGHTS = {
     "<reasoning>": "</reasoning>",
     "[THINK]": "[/THINK]",
 }
+THOUGHT_TOKENS = 16  # of the end of a prompt, enough for a mark
 _ID = r'"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*'
 _HEADER = re.compile(
     rf'\s*\{{\s*(?:{_ID})*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*(?:{_ID})*'
@@ -59,15 +60,21 @@ class ToolDelta(msgspec.Struct, frozen=True):
     arguments: str = ""
 
 
+def open_thought(prompt: bytes) -> str | None:
+    """Return the mark of the thought that the end of a prompt begins, as templates of reasoning models do."""
+    text = prompt.decode(errors="replace").rstrip()
+    return next((mark for mark in _THOUGHTS if text.endswith(mark)), None)
+
+
 class ToolParser:
     """State machine over streamed text. `schemas`: the JSON schema of each tool's arguments, by name.
 
-    Where a form has no marker of its own, only calls of these tools are taken for calls. `thinking`: the prompt ended
-    within a thought. `complete` is False once a call's arguments ended too early or were no JSON.
+    Where a form has no marker of its own, only calls of these tools are taken for calls. `thought`: the mark of
+    the one in which the prompt ended. `complete` is False once a call's arguments ended too early or were no JSON.
     """
 
     def __init__(
-        self, style: ToolStyle, schemas: Mapping[str, Mapping[str, Any]], *, thinking: bool = False
+        self, style: ToolStyle, schemas: Mapping[str, Mapping[str, Any]], *, thought: str | None = None
     ) -> None:
         self.style, self.schemas, self.calls, self.complete = style, schemas, 0, True
         self._marker = _MARKERS[style]
@@ -85,8 +92,8 @@ class ToolParser:
         self._inside = False  # behind a call whose end tag has not come
         self._new_line = True  # only blanks since the last line end of the content
         self._state: Callable[[], bool] = self._start
-        if thinking:
-            self._begin_thought("<think>")
+        if thought is not None:
+            self._begin_thought(thought)
 
     def push(self, text: str) -> list[ToolDelta]:
         self._text += text
@@ -124,9 +131,9 @@ class ToolParser:
         marks = () if self.style == "hermes" else (self._marker, *_THOUGHTS)
         listed = self.style == "mistral" and rest.startswith("[")
         inner = rest[1:].lstrip() if listed else rest
-        if not self._last and self.style != "hermes":
-            if not inner or any(mark.startswith(rest) and mark != rest for mark in marks):
-                return False
+        undecided = not inner or any(mark.startswith(rest) and mark != rest for mark in marks)
+        if undecided and not self._last and self.style != "hermes":
+            return False
         thought = next((mark for mark in marks[1:] if rest.startswith(mark)), None)
         if thought is not None:
             self._show(len(self._text) - len(rest) + len(thought))

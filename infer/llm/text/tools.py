@@ -6,6 +6,7 @@
     constrain(tools, choice, style) -> dict | None       for `Request.grammar`; None: the model is free ("none", "auto")
     parse(text, style, tools) -> (content | None, [ToolCall])
     tool_parser(style, tools) -> ToolParser, its .push(text) -> [ToolDelta] and, at the end, .finish() -> [ToolDelta]
+    open_thought(prompt) -> the mark of a thought that the prompt ends in, for the two before: calls in it are not made
 
 Constrained calls name a tool of the request and carry arguments that are valid under its JSON schema, as far as
 `max_tokens` reaches. Give `Sampling.skip_special_tokens=False` with tools, for some markers are special tokens; the
@@ -26,11 +27,11 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import InputError
-from .tool_parser import ToolCall, ToolDelta, ToolParser, ToolStyle
+from .tool_parser import THOUGHT_TOKENS, ToolCall, ToolDelta, ToolParser, ToolStyle, open_thought
 
 __all__ = [
-    "Choice", "Tool", "ToolCall", "ToolDelta", "ToolParser", "ToolStyle",
-    "check_choice", "check_tools", "constrain", "parse", "style_of", "tool_parser",
+    "THOUGHT_TOKENS", "Choice", "Tool", "ToolCall", "ToolDelta", "ToolParser", "ToolStyle",
+    "check_choice", "check_tools", "constrain", "open_thought", "parse", "style_of", "tool_parser",
 ]  # fmt: skip
 Choice = Literal["none", "auto", "required"] | str
 MAX_TOOLS, MAX_CALLS = 128, 16
@@ -125,20 +126,20 @@ def constrain(
 
 
 def parse(
-    text: str, style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thinking: bool = False
+    text: str, style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thought: str | None = None
 ) -> tuple[str | None, list[ToolCall]]:
     """Split a whole output into content (None when nothing is left) and calls.
 
     What looks like a call and can't be parsed stays in the content, so that nothing is lost.
     """
-    return tool_parser(style, tools, thinking=thinking).read_all(text)
+    return tool_parser(style, tools, thought=thought).read_all(text)
 
 
 def tool_parser(
-    style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thinking: bool = False
+    style: ToolStyle = "hermes", tools: Sequence[Tool] = (), *, thought: str | None = None
 ) -> ToolParser:
-    """Make a parser of one output, whole or streamed; `thinking`: its prompt ends within a thought."""
-    return ToolParser(style, {tool.name: tool.parameters for tool in tools}, thinking=thinking)
+    """Make a parser of one output, whole or streamed; `thought`: what its prompt ends in, see `open_thought`."""
+    return ToolParser(style, {tool.name: tool.parameters for tool in tools}, thought=thought)
 
 
 def _object(schema: Any, where: str) -> dict[str, Any]:

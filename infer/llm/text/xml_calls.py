@@ -71,8 +71,8 @@ def _read(block: str, schemas: Mapping[str, Mapping[str, Any]], *, balanced: boo
             return None
         at = block.index(_END, at) + len(_END)
         schema = schemas.get(name, {})
-        written = (f"{quote(key)}: {_json(value, key, schema)}" for key, value in values.items())
-        calls.append((name, "{%s}" % ", ".join(written)))
+        written = ", ".join(f"{quote(key)}: {_json(value, key, schema)}" for key, value in values.items())
+        calls.append((name, f"{{{written}}}"))
     return calls if calls and not block[at:].strip() else None
 
 
@@ -129,7 +129,7 @@ def _takes(schema: Any, root: Mapping[str, Any], references: int = 0) -> list[An
     nothing: list[Any] = [None] if schema.get("nullable") is True else []
     if (kind := schema.get("type")) is not None:
         kinds = kind if isinstance(kind, list) else [kind]
-        return nothing + [_EXAMPLES[one] if one in _EXAMPLES else {} for one in kinds if isinstance(one, str)]
+        return nothing + [_EXAMPLES.get(one, {}) for one in kinds if isinstance(one, str)]
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(choices := schema.get(name), list):
             found = [_takes(one, root, references + 1) for one in choices]

@@ -144,6 +144,31 @@ def test_echo_works_with_max_tokens_0(raw: httpx.Client) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("prompt", ["\U0001f600 \u00fc", "a\u4e2d", [104, 0xF0, 0x9F, 0x98]])
+def test_offsets_count_characters_of_several_tokens_once(
+    tmp_path: Path, prompt: str | list[int], echo: bool
+) -> None:
+    said = "\u00e9\U0001f600x\u20ac\U0001f600"
+    engine = FakeEngine(script=said)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "fake_llm", "prompt": prompt, "logprobs": 1, "echo": echo}
+        whole = raw.post("/v1/completions", json=body).json()["choices"][0]
+        found = events(raw.post("/v1/completions", json={**body, "stream": True}))
+    lists = [choice["logprobs"] for event in found for choice in event["choices"] if choice["logprobs"]]
+    offsets = whole["logprobs"]["text_offset"]
+    assert [offset for one in lists for offset in one["text_offset"]] == offsets
+    assert len(offsets) == len(whole["logprobs"]["tokens"])
+    text = whole["text"]
+    given = text.removesuffix(said)
+    own = offsets[-len(said.encode()) :]
+    if isinstance(prompt, str):
+        assert own == [len(given) + i for i, one in enumerate(said) for _ in one.encode()]
+        assert offsets[: -len(own)] == ([0, *(i for i, one in enumerate(prompt) for _ in one.encode())] if echo else [])
+    elif echo:
+        assert offsets[: -len(own)] == [0, 1, 1, 1]
+
+
 def test_chat_logprobs_are_objects(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="fake_llm",

@@ -53,17 +53,11 @@ class Tools:
             )
         return self.grammar or other
 
-    def reader(self) -> tools.ToolParser | None:
-        """Return a parser for one streamed completion, None without active tools."""
-        return tools.tool_parser(self.style, self.tools) if self.active else None
-
-    def read(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Return content and tool calls of a full completion."""
+    def reader(self, prompt: bytes) -> tools.ToolParser | None:
+        """Return a parser for one completion of a prompt with that end; None without active tools."""
         if not self.active:
-            return text, []
-        content, calls = tools.parse(text, self.style, self.tools)
-        made = [ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in calls]
-        return (content if calls else text), made
+            return None
+        return tools.tool_parser(self.style, self.tools, thought=tools.open_thought(prompt))
 
 
 def deltas(found: Sequence[tools.ToolDelta]) -> list[bytes]:
@@ -124,7 +118,8 @@ class ChatResponse:
     def attach(self, stream: TokenStream) -> None:
         self.ledger = UsageCounter(stream)
         self.started = [False] * stream.choices
-        self.readers = [self.tools.reader() for _ in range(stream.choices)]
+        end = b"".join(map(self.model.text.token_bytes, self.request.prompt[-tools.THOUGHT_TOKENS :]))
+        self.readers = [self.tools.reader(end) for _ in range(stream.choices)]
 
     def full(self, outputs: Sequence[Output]) -> ChatCompletion:
         pieces = [CompletionBuffer() for _ in self.started]
@@ -143,12 +138,16 @@ class ChatResponse:
         return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
 
     def _choice(self, index: int, piece: CompletionBuffer) -> ChatChoice:
-        content, calls = self.tools.read("".join(piece.text))
-        message = ResponseMessage(content=content)
+        message = ResponseMessage(content="".join(piece.text))
         finish: Any = piece.finish
-        if calls:
-            message.tool_calls = calls
-            finish = "tool_calls" if finish == "stop" else finish
+        if (reader := self.readers[index]) is not None:
+            content, calls = reader.read_all("".join(piece.text))
+            finish = reader.finish_reason(finish)
+            if calls:
+                message.content = content
+                message.tool_calls = [
+                    ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in calls
+                ]
         known = openai_logprobs.chat_logprobs(self.model.text, piece.logprobs) if self.logprobs else None
         return ChatChoice(index, message, known, finish, piece.stopped_by)
 
@@ -166,7 +165,7 @@ class ChatResponse:
         known = None
         if self.logprobs and output.logprobs:
             known = openai_logprobs.chat_logprobs(self.model.text, output.logprobs)
-        finish = output.finish
+        finish: str | None = output.finish
         reader = self.readers[index]
         if reader is None:
             found = [b'"delta":{"content":%b}' % encode(output.text)] if output.text else []
@@ -174,7 +173,7 @@ class ChatResponse:
             found = deltas(reader.push(output.text))
             if finish is not None:
                 found += deltas(reader.finish())
-                finish = "tool_calls" if reader.calls and finish == "stop" else finish  # type: ignore[assignment]
+                finish = reader.finish_reason(finish)
         if known is not None and not found:
             found = [b'"delta":{"content":""}']
         for delta in found:

@@ -57,23 +57,27 @@ class CompletionResponse:
 
     def attach(self, stream: TokenStream) -> None:
         self.stream, self.ledger = stream, UsageCounter(stream)
+        self.owner = [key for key, one in stream.requests.items() for _ in range(one.sampling.n)]
         self.lists = [
-            openai_logprobs.CompletionLogprobsBuilder(self.model.text) for _ in range(stream.choices)
+            openai_logprobs.CompletionLogprobsBuilder(
+                self.model.text,
+                stream.requests[key].prompt,
+                self._prompt_text(key),
+                skip_special=stream.requests[key].sampling.skip_special_tokens,
+            )
+            for key in self.owner
         ]
         self.started = [False] * stream.choices
 
     def full(self, outputs: Sequence[Output]) -> Completion:
         pieces = [CompletionBuffer() for _ in range(self.stream.choices)]
-        owner = {
-            i: key for key, first in self.stream.offset.items() for i in range(first, self.stream.choices)
-        }
         for output in outputs:
             self._note(output)
             pieces[self.stream.offset[output.id] + output.index].add(output)
         choices = []
         for index, piece in enumerate(pieces):
-            text = "".join((self._prompt_text(owner[index]), *piece.text))
-            lists = self._logprobs(index, owner[index], piece.logprobs, first=True)
+            text = "".join((self._prompt_text(self.owner[index]), *piece.text))
+            lists = self._logprobs(index, self.owner[index], piece.logprobs, first=True)
             choices.append(CompletionChoice(index, text, lists, piece.finish, piece.stopped_by))  # type: ignore[arg-type]
         head = msgspec.structs.asdict(self.head)
         del head["object"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from ....llm.engine.requests import TokenLogprob
 
 LOWEST = -9999.0  # JSON has no minus infinity
+CONTEXT = 4  # tokens of a prompt in which a character may begin
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -48,26 +50,50 @@ def token_text(token: bytes) -> str:
 
 
 class CompletionLogprobsBuilder:
-    """Log-probabilities of one choice of /v1/completions, with its running text offset."""
+    """Log-probabilities of one choice of /v1/completions, with its running text offset.
 
-    def __init__(self, text: Any) -> None:
-        self._bytes, self._special, self._offset = text.token_bytes, text.special, 0
+    The offset of a token is that of the character that it begins in, or goes on with. `prompt` comes before the
+    choice, as `echo` where that is shown; `skip_special`: the choice's text is without special tokens.
+    """
+
+    def __init__(
+        self, text: Any, prompt: Sequence[int] = (), echo: str = "", *, skip_special: bool = True
+    ) -> None:
+        self._bytes, self._special = text.token_bytes, text.special
+        self._prompt, self._echo, self._skip = prompt[-CONTEXT:], echo, skip_special
+        self._decoder: codecs.IncrementalDecoder | None = None  # of the choice's own tokens
+        self._offset = 0
 
     def of(
-        self, prompt: Sequence[tuple[int, TokenLogprob | None]], new: Iterable[TokenLogprob]
+        self, prompt: Sequence[tuple[int, TokenLogprob | None]], new: Sequence[TokenLogprob]
     ) -> CompletionLogprobs:
         """Return the lists for new tokens, after those of an echoed `prompt`."""
-        lists = CompletionLogprobs([], [], [], [])
-        for token, known in (*prompt, *((one.token_id, one) for one in new)):
-            token_bytes = self._bytes(token)
+        lists = CompletionLogprobs(self._prompt_offsets([token for token, _ in prompt]), [], [], [])
+        if self._decoder is None:
+            self._decoder, self._offset = _utf8(), len(self._echo)
+            for token in self._prompt:  # a character that it begins goes on in the choice
+                self._decoded(self._decoder, token, skip=self._skip)
+        for one in new:
             lists.text_offset.append(self._offset)
-            if token not in self._special:
-                self._offset += len(token_bytes.decode("utf-8", "ignore"))
-            lists.tokens.append(token_text(token_bytes))
+            self._offset += len(self._decoded(self._decoder, one.token_id, skip=self._skip))
+        for token, known in (*prompt, *((one.token_id, one) for one in new)):
+            lists.tokens.append(token_text(self._bytes(token)))
             lists.token_logprobs.append(None if known is None else max(known.logprob, LOWEST))
             if lists.top_logprobs is not None:
                 lists.top_logprobs.append(None if known is None else self._top(known))
         return lists
+
+    def _prompt_offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Return the offsets of an echoed prompt, of which some tokenizers drop the first blank."""
+        decoder, offsets, text = _utf8(), list[int](), ""
+        for token in tokens:
+            offsets.append(len(text))
+            text += self._decoded(decoder, token, skip=True)
+        dropped = len(text) - len(self._echo) if text.endswith(self._echo) else 0
+        return [max(offset - dropped, 0) for offset in offsets]
+
+    def _decoded(self, decoder: codecs.IncrementalDecoder, token: int, *, skip: bool) -> str:
+        return "" if skip and token in self._special else decoder.decode(self._bytes(token))
 
     def _top(self, known: TokenLogprob) -> dict[str, float]:
         """Return the most likely tokens and the chosen one."""
@@ -88,3 +114,7 @@ def chat_logprobs(text: Any, new: Iterable[TokenLogprob]) -> ChatLogprobs:
         ]
         content.append(ContentLogprob(token_text(token), max(one.logprob, LOWEST), list(token), top))
     return ChatLogprobs(content)
+
+
+def _utf8() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
