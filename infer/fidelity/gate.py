@@ -125,7 +125,8 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     if metric.name in SLICES:
         if value <= bound:
             return None
-        return f"output {metric.subject!r}, {_place(metric)}: {SLICES[metric.name]} {value:.3g}, {bound:g} is allowed {whose}"
+        what = f"{SLICES[metric.name]} {value:.3g}, {bound:g} is allowed {whose}"
+        return f"output {metric.subject!r}, {_place(metric)}: {what}"
     if metric.name in ("schedule_error", "worst_token"):
         return _token_violation(metric, float(value), bound, "" if metric.name == ALWAYS else f" {whose}")
     if larger_is_worse:

@@ -26,7 +26,7 @@ Shape = tuple[str, tuple[int, ...]]  # of one row of an output
 _WHY = {
     "relative_error": "Frobenius norm of the difference over that of the float output",
     "worst_slice_error": "of the slice with the largest error, relative to its deviation from its mean over the rows",
-    "worst_row_error": "of the worst row, each slice in units of its deviation, or of the usual row's where that is more",
+    "worst_row_error": "of the worst row, each slice in units of its deviation, or of the usual row's if more",
     "choice_loss": "how much lower the chosen class is in the float model, over how far its best class stands out",
     "cosine": "mean over rows",
     "cosine_min": "the worst row",

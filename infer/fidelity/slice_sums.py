@@ -1,9 +1,10 @@
 """Error of each slice of an output in units of its own, and of each row: what one number for a whole tensor hides.
 
-A *slice* is one index of an axis that is not the rows' (a channel, a column, the first token), or one of a few ranges of
-indices where the axis is long. Its error is relative to its deviation from its mean over the rows at each place, so that
-neither a constant nor a slice of larger values hides a loss. Rounding of the output's own type is no error: a column of
-10^5 that varies by one has no more digits. Sums are float64, of a size that does not grow with the rows' values.
+A *slice* is one index of an axis that is not the rows' (a channel, a column, the first token), or one of a few ranges
+of indices where the axis is long. Its error is relative to its deviation from its mean over the rows at each place, so
+that neither a constant nor a slice of larger values hides a loss. Rounding of the output's own type is no error: a
+column of 10^5 that varies by one has no more digits. Sums are float64, of a size that does not grow with the rows'
+values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every model is also compared in small batches and the largest; NaN of the float model is said, NaN of one side refuses."""
+"""Models are also compared in small batches and the largest; NaN of the float model is said, of one side refused."""
 
 from __future__ import annotations
 

@@ -95,9 +95,12 @@ class GrammarTrials:
         slots = self._compiling_long if long else self._compiling
         await slots.take(client, WAIT_SECONDS)
         compiling = asyncio.get_running_loop().run_in_executor(pool, check)
-        compiling.add_done_callback(
-            lambda done: (slots.release(client), done.cancelled() or done.exception())
-        )
+
+        def ended(done: asyncio.Future[Any]) -> None:
+            slots.release(client)
+            _ = done.cancelled() or done.exception()  # read: nobody may wait for it any more
+
+        compiling.add_done_callback(ended)
         await asyncio.shield(compiling)
 
     def close(self) -> None:

@@ -92,7 +92,12 @@ class MediaDecoders:
             except RuntimeError as error:
                 place.leave()
                 raise NotReadyError("the server is stopping") from error
-            called.add_done_callback(lambda done: (place.leave(), done.cancelled() or done.exception()))
+
+            def ended(done: asyncio.Future[Any]) -> None:
+                place.leave()
+                _ = done.cancelled() or done.exception()  # read: nobody may wait for it any more
+
+            called.add_done_callback(ended)
             done, _ = await asyncio.wait([called], timeout=QUICK_SECONDS)
             if not done:
                 place.move()

@@ -164,7 +164,9 @@ def test_offsets_count_characters_of_several_tokens_once(
     own = offsets[-len(said.encode()) :]
     if isinstance(prompt, str):
         assert own == [len(given) + i for i, one in enumerate(said) for _ in one.encode()]
-        assert offsets[: -len(own)] == ([0, *(i for i, one in enumerate(prompt) for _ in one.encode())] if echo else [])
+        assert offsets[: -len(own)] == (
+            [0, *(i for i, one in enumerate(prompt) for _ in one.encode())] if echo else []
+        )
     elif echo:
         assert offsets[: -len(own)] == [0, 1, 1, 1]
 
