@@ -1,4 +1,4 @@
-"""What the best class along an axis loses, of outputs that are not known to be logits.
+"""Loss of the best class along an axis, of outputs that are not known to be logits.
 
 Any axis may hold classes; numbers of another kind have a largest one as well, which a faithful model keeps. A change
 among nearly equal ones costs nearly nothing: what counts is how much lower the chosen class is in the float model, over

@@ -103,7 +103,7 @@ class _OtherNumbersError(Exception):
 
 @dataclass(frozen=True)
 class _Source:
-    """What is captured, and what its user calls."""
+    """Module to capture, and the one that its user calls."""
 
     module: nn.Module
     called: nn.Module

@@ -170,7 +170,7 @@ def test_a_newer_format_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_raises_a_resource_error_and_leaves_no_file(tmp_path: Path) -> None:
     with (
-        pytest.raises(ResourceError, match="the disk is full"),
+        pytest.raises(ResourceError, match="no space left on the disk"),
         store.stage(tmp_path / "t.infer", replace=False),
     ):
         raise OSError(28, "No space left on device")

@@ -199,6 +199,7 @@ def test_int4_layers_and_rows_stay_four_bits(tmp_path: Path) -> None:
 
 
 @needs_openvino
+@needs_vnni
 def test_openvino_convolutions_match_our_operator(tmp_path: Path) -> None:
     kinds = [(kind, groups) for kind in ("", "_weight", "_static") for groups in (1, 4)]
     layers = Parallel(*(Int8Conv(8, 16, kind, groups) for kind, groups in kinds))

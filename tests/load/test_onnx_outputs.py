@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from infer import Predictor  # noqa: E402
-from infer.errors import NotUsableError, SourceError  # noqa: E402
+from infer.errors import NotUsableError, SourceError, UsageError  # noqa: E402
 from infer.load import LoadedModel, load  # noqa: E402
 from infer.pipeline import stages  # noqa: E402
 from infer.plan import Plan  # noqa: E402
@@ -172,9 +172,7 @@ def test_quantized_onnx_models_are_kept_and_reported(tmp_path: Path) -> None:
         "2 DequantizeLinear, 1 QuantizeLinear: kept as they are"
     ]
     for quant in ("int8", "int8:static"):
-        with pytest.raises(
-            NotUsableError, match="quantized already .*2 DequantizeLinear.*--quant none keeps it"
-        ):
+        with pytest.raises(UsageError, match="quantized already .*2 DequantizeLinear.*--quant none keeps it"):
             stages.optimize(plan.with_(quant=quant), tmp_path / "int8.infer")
     made = stages.optimize(plan, tmp_path / "out.infer")
     assert (made.path / "compiled" / "model.onnx").read_bytes() == path.read_bytes()

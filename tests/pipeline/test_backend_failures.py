@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,14 @@ def test_out_of_memory_and_full_disk_exit_with_7(
     assert not (tmp_path / "out").exists()
 
 
-def test_when_every_backend_fails_the_refusal_names_each(
+def test_when_every_backend_fails_one_cause_is_said_and_each_named(
     linear: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("eager", "ort", "inductor"):
         failing(monkeypatch, name, "lower", TypeError(f"{name} broke"))
     with pytest.raises(NotUsableError, match=r"eager: .*TypeError: eager broke") as caught:
         stages.optimize(linear, tmp_path / "out")
-    assert "ort broke" in str(caught.value)
-    assert "inductor broke" in str(caught.value)
+    assert {"inductor", "ort"} <= set(re.findall(r"\w+", str(caught.value)))
 
 
 class Lookup(nn.Module):

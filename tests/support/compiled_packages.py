@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import io
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,19 +21,19 @@ def compile_once(compile: Compile, locked: Callable[[str], AbstractContextManage
         program: torch.export.ExportedProgram,
         *,
         inductor_configs: Mapping[str, Any],
-        package_path: str | None = None,
-    ) -> str:
+        package_path: io.BytesIO | None = None,
+    ) -> Any:
         if package_path is None:
             return compile(program, inductor_configs=inductor_configs)
         with locked(f"package-{digest(program, inductor_configs)}") as folder:
-            kept = folder / Path(package_path).name
+            kept = folder / "package.pt2"
             if not kept.exists():
                 compile(program, package_path=package_path, inductor_configs=inductor_configs)
                 fresh = kept.with_suffix(".part")
-                shutil.copyfile(package_path, fresh)
+                fresh.write_bytes(package_path.getvalue())
                 fresh.replace(kept)
             else:
-                shutil.copyfile(kept, package_path)
+                package_path.write(kept.read_bytes())
         return package_path
 
     return compiled

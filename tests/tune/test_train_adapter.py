@@ -203,8 +203,9 @@ def test_the_plan_is_reported_before_and_its_peak_after_the_first_step(
 
 
 def test_plan_memory_prints_the_techniques_and_trains_nothing(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     words = ["--data", str(home / "chats.jsonl"), "--lora", "4", "--length", "64", "--plan-memory"]
     assert main(["tune", str(home / "llama"), *words, "--batch", "2"]) == 0
     shown = capsys.readouterr().out
