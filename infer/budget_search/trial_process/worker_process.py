@@ -222,7 +222,8 @@ def _fault_in_log(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    frames = [line.strip() for line in lines if line.startswith("  File ")]
+    current = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    frames = [line.strip() for line in lines[current:] if line.startswith("  File ")]
     if frames:
         return f", in {frames[0].removeprefix('File ')}"
     said = [line.strip() for line in lines if line.strip()]
