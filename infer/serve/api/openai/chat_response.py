@@ -118,7 +118,8 @@ class ChatResponse:
     def attach(self, stream: TokenStream) -> None:
         self.ledger = UsageCounter(stream)
         self.started = [False] * stream.choices
-        end = b"".join(map(self.model.text.token_bytes, self.request.prompt[-tools.THOUGHT_TOKENS :]))
+        last = self.request.prompt[-tools.THOUGHT_TOKENS :] if self.tools.active else []
+        end = b"".join(map(self.model.text.token_bytes, last))
         self.readers = [self.tools.reader(end) for _ in range(stream.choices)]
 
     def full(self, outputs: Sequence[Output]) -> ChatCompletion:
