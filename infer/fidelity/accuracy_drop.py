@@ -50,7 +50,7 @@ def excess(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -
     """
     most = 0.0
     for metric in metrics:
-        if (metric.name in ("shape", "runs") and metric.value is False) or (
+        if (metric.name in ("shape", "dtype", "runs") and metric.value is False) or (
             metric.name in NAN and metric.value
         ):
             return math.inf

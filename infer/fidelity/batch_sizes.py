@@ -1,4 +1,4 @@
-"""Comparison at batch sizes which kernels, guards and batch statistics treat specially."""
+"""Comparison at sizes which kernels, guards and batch statistics treat specially: few rows, ends of a length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root_mean_squares(outputs: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def compare_size(
-    size: int,
+    where: str,
     batches: Iterable[Mapping[str, Tensor]],
     reference: Run,
     run: Run,
@@ -49,8 +49,9 @@ def compare_size(
     usual: Mapping[str, float],
     larger: Comparison | None = None,
 ) -> list[Metric]:
-    """Compare both runners over `batches` of `size` rows; `usual` is each output's RMS at other sizes,
-    `larger` the comparison there, in whose units slices are judged.
+    """Compare both runners over `batches` of one size, which `where` names (`batch 3`, `seq 512`).
+
+    `usual` is each output's RMS at other sizes, `larger` the comparison there, in whose units slices are judged.
 
     Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
     of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
@@ -65,13 +66,13 @@ def compare_size(
             raise
         except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
             why = f"the float model itself fails there: {first_sentence(error)}"
-            return [Metric(f"batch {size}", "compared", None, detail=why)]
+            return [Metric(where, "compared", None, detail=why)]
         try:
             got = {name: value.cpu() for name, value in run(inputs).items()}
         except (InferError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            return [Metric(f"batch {size}", "runs", False, detail=first_sentence(error))]
+            return [Metric(where, "runs", False, detail=first_sentence(error))]
         comparison.add(expected, got, inputs)
         for name, value in expected.items():
             if value.is_floating_point() and name in got and got[name].shape == value.shape:
@@ -79,12 +80,12 @@ def compare_size(
     found = []
     for metric in comparison.metrics():
         if metric.name in KEPT and (metric.name != "worst_slice_error" or larger is not None):
-            found.append(msgspec.structs.replace(metric, subject=f"{metric.subject} at batch {size}"))
+            found.append(msgspec.structs.replace(metric, subject=f"{metric.subject} at {where}"))
     errors = [(d.relative(usual.get(name, 0.0)), name) for name, d in differences.items()]
     if errors:
         worst, name = max(errors)
         why = f"of {name}, the worst output at this size, against its root mean square"
-        found.append(Metric(f"batch {size}", "relative_error", worst, detail=why))
+        found.append(Metric(where, "relative_error", worst, detail=why))
     return found
 
 

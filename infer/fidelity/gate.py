@@ -56,9 +56,11 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
 
 
 def _fatal_fault(metric: Metric) -> str | None:
-    """Return why no limit can save the result (it fails to run, wrong shape, non-finite values), else None."""
+    """Return why no limit can save the result (it fails to run, wrong shape or dtype, non-finite values), else None."""
     if metric.name == "shape" and metric.value is False:
         return f"{metric.subject} has the wrong shape: {metric.detail}"
+    if metric.name == "dtype" and metric.value is False:
+        return f"{metric.subject} has another dtype: {metric.detail}"
     if metric.name == "non_finite" and metric.value:
         return (
             f"{metric.subject} has {metric.value} values that are NaN or infinite, unlike the float model's"

@@ -84,8 +84,9 @@ def disagreement(module: nn.Module, graph: Graph) -> Disagreement | None:
                 got = call(**clones(inputs))
             except Exception as error:  # noqa: BLE001 - a guard of the exporter, or an operator that fails
                 return Disagreement(size, value, f"it is refused: {library_errors.describe(error)}")
-        named = zip(graph.outputs, expected, got, strict=True)
-        for spec, one, other in named:
+        if len(expected) != len(got):
+            return Disagreement(size, value, f"it has {len(got)} outputs, the model's code {len(expected)}")
+        for spec, one, other in zip(graph.outputs, expected, got, strict=True):
             if why := difference(in_shape_of(one, other), other):
                 return Disagreement(size, value, f"output {spec.name!r} {why}")
     return None
@@ -130,21 +131,30 @@ def _sized(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
     for rows in sizes:
         size = "" if rows == sizes[0] else BATCH
         yield size, rows, {spec.name: spec.with_rows(graph.samples[spec.name], rows) for spec in graph.inputs}
-    few = {
-        spec.name: spec.with_rows(graph.samples[spec.name], low) if batched else graph.samples[spec.name]
-        for spec in graph.inputs
-    }
     if not sizes:
-        yield "", 0, few
+        yield "", 0, _few(graph)
+    yield from at_extremes(graph)
+
+
+def at_extremes(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
+    """Yield the fewest rows of the samples at both ends of every symbolic size but the batch: size, length, inputs.
+
+    The largest length is bounded by the work that it would be.
+    """
+    few = _few(graph)
     for size, (least, most) in graph.sizes.items():
-        if size == BATCH or least == most:
+        if size == BATCH or least == most or not any(size in spec.shape for spec in graph.inputs):
             continue
-        for length in (least, _affordable(graph.inputs, few, size, most)):
-            yield (
-                size,
-                length,
-                {spec.name: _resized(few[spec.name], spec, size, length) for spec in graph.inputs},
-            )
+        for length in dict.fromkeys((least, _affordable(graph.inputs, few, size, most))):
+            resized = {spec.name: _resized(few[spec.name], spec, size, length) for spec in graph.inputs}
+            yield size, length, resized
+
+
+def _few(graph: Graph) -> dict[str, Tensor]:
+    if not all(spec.batched for spec in graph.inputs):
+        return dict(graph.samples)
+    rows = graph.sizes.get(BATCH, (1, 1))[0]
+    return {spec.name: spec.with_rows(graph.samples[spec.name], rows) for spec in graph.inputs}
 
 
 def _affordable(specs: tuple[TensorSpec, ...], row: Inputs, size: str, most: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..fidelity import batch_sizes, row_independence
 from ..fidelity.row_independence import Joining
 from ..fidelity.thresholds import LIMITS, precision
 from ..graph import encoder_decoder_graphs, storage
+from ..graph.agreement import at_extremes
 from ..graph.program import Graph
 from ..graph.typical_inputs import without_common_padding
 from ..llm.step.full_sequence_runner import FullSequenceRunner
@@ -29,6 +31,7 @@ from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements import roofline
 from ..results import Metric
+from ..spec import TensorSpec
 from .float_reference import FloatReferences, opened
 from .trial import Trial
 
@@ -57,7 +60,7 @@ def run_trial(
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference()
-    compared, kept = _compare(plan, reference, runner, original)
+    compared, kept = _compare(plan, reference, runner, original, () if shape else small.outputs)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(reference, runner, original, spared_tokens(small))
     joining = _joining(plan, floats, reference, runner, original)
@@ -147,12 +150,16 @@ def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _compare(
-    plan: Plan, reference: Any, runner: Any, graph: Graph
+    plan: Plan, reference: Any, runner: Any, graph: Graph, outputs: Sequence[TensorSpec]
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
-    """Compare both runners over the samples; the first rows become the golden inputs and outputs."""
+    """Compare both runners over the samples; the first rows become the golden inputs and outputs.
+
+    `outputs`: those that the artifact declares, whose dtypes are its contract.
+    """
     comparison = fidelity.Comparison(graph.task, integers=weightless_outputs(graph, plan.dtype))
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
+    wrong: list[Metric] = []
     for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
         with library_errors.float_model_errors():
             expected = reference.run(inputs)
@@ -163,27 +170,55 @@ def _compare(
         if not kept:
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
-    return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual, comparison)], kept
+            wrong = _other_dtypes(outputs, got)
+    return [*wrong, *comparison.metrics(), *_at_sizes(reference, runner, graph, usual, comparison)], kept
+
+
+def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
+    """Return a metric for each output of another dtype than the artifact declares."""
+    found = [(spec, got[spec.name].dtype) for spec in outputs if spec.name in got]
+    return [
+        Metric(
+            spec.name,
+            "dtype",
+            False,
+            detail=f"expected {spec.dtype}, got {str(dtype).removeprefix('torch.')}",
+        )
+        for spec, dtype in found
+        if dtype != spec.torch_dtype
+    ]
 
 
 def _at_sizes(
     reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
 ) -> list[Metric]:
-    """Compare at small batches and the largest, without common padding; steps of a language model have schedules."""
+    """Compare at small batches and the largest, without common padding, and at both ends of every length.
+
+    Steps of a language model have schedules instead.
+    """
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if rows == 1 else (min(high, MAX_ROWS),)
+    compare = partial(
+        batch_sizes.compare_size,
+        reference=reference.run,
+        run=runner.run,
+        task=graph.task,
+        usual=usual,
+        larger=whole,
+    )
     for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
             full = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
             shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in full)
-            found += batch_sizes.compare_size(
-                size, shorter, reference.run, runner.run, graph.task, usual, whole
-            )
+            found += compare(f"batch {size}", shorter)
+    if rows > 1:
+        for size_name, length, inputs in at_extremes(graph):
+            found += compare(f"{size_name} {length}", [inputs])
     return found
 
 

@@ -115,7 +115,7 @@ def test_a_batch_size_at_which_it_differs_is_refused(
 
 
 def compared(reference: Callable[[Outputs], Outputs], run: Callable[[Outputs], Outputs]) -> list[Metric]:
-    return compare_size(1, [{"x": torch.ones(1, 4)}], reference, run, "tensors", {"y": 1.0})
+    return compare_size("batch 1", [{"x": torch.ones(1, 4)}], reference, run, "tensors", {"y": 1.0})
 
 
 def test_a_batch_size_that_fails_in_float_is_reported_not_judged() -> None:

@@ -23,13 +23,6 @@ SLOW = (
 )  # to capture; taken for kinds that no other model has
 PLANTED = sorted((job for job in JOBS if job.fault), key=lambda job: job.model.startswith(SLOW))
 KINDS = {job.kind: job for job in reversed(PLANTED)}
-# Known escapes: what engines answer at other lengths than those of the data, and in which dtype, is not judged.
-OPEN = {"form", "length"}
-
-
-def _marked(kind: str) -> object:
-    known = pytest.mark.xfail(reason="a known escape", strict=False)
-    return pytest.param(kind, marks=known) if kind in OPEN else kind
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", [_marked(kind) for kind in sorted(KINDS)])
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_planted_fault_is_refused(folder: Path, kind: str) -> None:
     ending = suite.run(KINDS[kind], folder)
     assert ending.good, f"{ending.job.label}: {ending.result}, {ending.said}"
