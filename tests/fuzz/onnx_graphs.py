@@ -6,8 +6,8 @@ published and differs from both: an integer at all, a number by more than `FAR` 
 beyond what rounding of the inputs does there. It is printed with its seed and operators; `SECONDS SEED 1` repeats it
 alone. Rows that were not among the data are compared too and counted apart as unseen.
 
-Graphs are skipped, and counted, where the checker or every reference refuses them, and where two runs of the reference
-differ. A process of its own runs them, so that a crash is counted, and ends none of the others.
+Graphs are skipped, and counted, where the checker or every reference refuses them. A process of its own runs them, so
+that a crash is counted, and ends none of the others.
 """
 
 from __future__ import annotations
