@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .slice_sums import HIDDEN, ROUNDING
+from .slice_sums import HIDDEN, ROUNDING, epsilon
 
 MOST_CLASSES = 1 << 16
 SORTED = 1024  # of more classes the mean stands for the median
@@ -24,12 +24,15 @@ class ChoiceSums:
         axes = {2: (1,), 3: (1, 2), 4: (1,)}.get(first.dim(), ())
         self._groups = [(axis, run) for axis in axes for run in _runs(first, axis)]
         self._lost, self._stands = [0.0] * len(self._groups), [0.0] * len(self._groups)
-        self._rounding = ROUNDING * max(torch.finfo(first.dtype).eps, torch.finfo(torch.float32).eps)
+        self._rounding = ROUNDING * epsilon(first)
 
     def add(self, reference: Tensor, got: Tensor, real: Tensor | None) -> None:
         """Add a batch; `real` [rows, places] is false where a row has padding."""
         for index, (axis, run) in enumerate(self._groups):
             pair = [value.movedim(axis, -1)[..., run] for value in (reference, got)]
+            if real is not None and axis == 1:  # a padded place is none to choose
+                shown = real.reshape(len(real), *[1] * (pair[0].dim() - 2), -1)[..., run]
+                pair = [value.where(shown, -torch.inf) for value in pair]
             width = pair[0].shape[-1]
             expected, actual = (value.reshape(-1, width) for value in pair)
             kept = None

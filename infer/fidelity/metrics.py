@@ -6,7 +6,7 @@ Pure: tensors in, `Metric` values out. `metric_sums` holds the arithmetic, `gate
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from .choice_sums import ChoiceSums
 from .integer_sums import IntegerSums
 from .metric_sums import MetricSums, add_output, is_logits, kept_rows, next_token_targets
 from .retrieval import Retrieval
-from .slice_sums import SliceSums
+from .slice_sums import Axis, SliceSums
 
 MOST_SHAPES = 64  # of all outputs, whose slices have sums of their own
 Shape = tuple[str, tuple[int, ...]]  # of one row of an output
@@ -80,9 +80,9 @@ class Comparison:
         task: str,
         *,
         integers: Collection[str] = (),
-        units: Mapping[Shape, Sequence[Tensor]] | None = None,
+        units: Mapping[str, Mapping[Axis, Tensor]] | None = None,
     ) -> None:
-        """`units`: those of another comparison of the same outputs over more rows."""
+        """`units`: those of another comparison of the same outputs over more rows, by output."""
         self._task, self._exact, self._units = task, frozenset(integers), units or {}
         self._sums: dict[str, MetricSums] = {}
         self._integers: dict[str, IntegerSums] = {}
@@ -140,7 +140,7 @@ class Comparison:
         if key not in self._slices:
             if len(self._slices) >= MOST_SHAPES:
                 return
-            self._slices[key] = SliceSums(expected, self._units.get(key, ()))
+            self._slices[key] = SliceSums(expected, self._units.get(name))
             if not logits:
                 self._choices[key] = ChoiceSums(expected)
         self._slices[key].add(expected, actual, real)
@@ -149,7 +149,9 @@ class Comparison:
 
     def of_fewer_rows(self) -> Comparison:
         """Return an empty comparison of the same outputs, in units of the deviations that this one found."""
-        units = {key: sums.units() for key, sums in self._slices.items()}
+        units: dict[str, dict[Axis, Tensor]] = {}
+        for (name, _), sums in self._slices.items():
+            units.setdefault(name, {}).update(sums.units())
         return Comparison(self._task, integers=self._exact, units=units)
 
     def _questions(self, name: str, expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,7 @@ FEWEST_VALUES = 8  # of one row in one slice, to be judged alone
 QUIET_SHARE = 0.05  # of the deviation of the liveliest among slices of shares (0 to 1), which have one unit
 HIDDEN = (-1e4, -65504.0, -1e9, torch.finfo(torch.bfloat16).min, torch.finfo(torch.float32).min)  # masks
 Part = tuple[slice, ...]
+Axis = tuple[int, int]  # an axis of an output and its size
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,13 @@ class _Axis:
 class SliceSums:
     """Sums of one output [rows, ...] of one shape; call `add` for each batch, then `worst_slice` and `worst_row`."""
 
-    def __init__(self, first: Tensor, units: Sequence[Tensor] = ()) -> None:
-        """Start with the shape of the first batch; `units`: scales of its slices that are known from more rows."""
-        self._shape, self._units = first.shape[1:], units
+    def __init__(self, first: Tensor, units: Mapping[Axis, Tensor] | None = None) -> None:
+        """Start with the shape of the first batch; `units`: scales of slices that are known from more rows."""
+        self._shape, self._units = first.shape[1:], units or {}
         self._blocks = list(_parts(self._shape, max(1, CHUNK // max(len(first), 1))))
         largest = max((_largest(first[(slice(None), *part)]) for part in self._blocks), default=0.0)
         self._factor = 1.0 if 1e-100 < largest < 1e100 else 2.0 ** -math.frexp(largest)[1]
-        self._epsilon = max(torch.finfo(first.dtype).eps, torch.finfo(torch.float32).eps)
+        self._epsilon = epsilon(first)
         self._axes = [_axis(axis, size) for axis, size in enumerate(self._shape, 1)]
         self._keeps = math.prod(self._shape) <= MOST_PLACES
         self._rows = self._most = 0
@@ -156,13 +157,15 @@ class SliceSums:
             ):
                 sums.index_add_(0, group, values.movedim(axis.axis - 1, 0).reshape(len(group), -1).sum(1))
 
-    def units(self) -> list[Tensor]:
+    def units(self) -> dict[Axis, Tensor]:
         """Return the scales of the slices of each axis."""
-        return [scale for _, _, scale, _ in self._settled()]
+        return {(axis.axis, axis.size): scale for axis, _, scale, _ in self._settled()}
 
     def _settled(self) -> Iterator[tuple[_Axis, Tensor, Tensor, Tensor]]:
         """Yield each axis with its cells, and the scale and rounding of its slices."""
         if self._keeps:
+            for axis in self._axes:
+                axis.raw.zero_(), axis.freedom.zero_(), axis.magnitude.zero_()
             origin = self._origin if self._origin is not None else torch.zeros(self._shape).double()
             self._settle((slice(None),) * len(self._shape), origin, self._sum, self._seen)
         for axis in self._axes:
@@ -172,14 +175,16 @@ class SliceSums:
             magnitude = ((axis.magnitude + square) / axis.values.clamp(min=1)).clamp(min=0).sqrt()
             rounding = ROUNDING * self._epsilon * magnitude
             yield axis, cells, self._scale(axis, variance.sqrt(), magnitude, rounding), rounding
-            axis.raw.zero_(), axis.freedom.zero_(), axis.magnitude.zero_()
 
     def _scale(self, axis: _Axis, deviation: Tensor, magnitude: Tensor, rounding: Tensor) -> Tensor:
         """Return what errors are relative to: the deviation, or what stands for it where it says nothing."""
-        if self._units:
-            return self._units[axis.axis - 1]
+        known = self._units.get((axis.axis, axis.size))
+        if known is not None:
+            return known
         if self._most < FEWEST_ROWS:
-            return torch.maximum(deviation, magnitude)
+            own = torch.maximum(deviation, magnitude)
+            of_others = [float(u.median()) for (place, _), u in self._units.items() if place == axis.axis]
+            return own.clamp(min=max(of_others, default=0.0))  # of a few values nearly zero tells nothing
         usual = magnitude.sort().values[(len(magnitude) - 1) // 2]
         constant = (deviation <= rounding) | (deviation <= ROUNDING / 4 * self._epsilon * usual)
         lively = deviation[~constant]
@@ -235,6 +240,16 @@ class SliceSums:
         alone = _relative(error, torch.maximum(own, floor)).where(enough, 0.0)
         row, index = divmod(int(alone.argmax()), axis.count)
         yield Worst(float(alone[row, index]), f"row {row}, {axis.words(index, index)}")
+
+
+def epsilon(values: Tensor) -> float:
+    """Return the relative rounding of the arithmetic that made an output.
+
+    float64 that float32 can hold is taken for a cast at the end of float32 arithmetic.
+    """
+    if values.dtype == torch.float64 and not torch.equal(values.float().double().nan_to_num(), values.nan_to_num()):
+        return torch.finfo(torch.float64).eps
+    return max(torch.finfo(values.dtype).eps, torch.finfo(torch.float32).eps)
 
 
 def _axis(axis: int, size: int) -> _Axis:

@@ -58,6 +58,12 @@ class Graph:
         """Run the program in plain torch: the reference of every backend."""
         return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
 
+    @property
+    def weights(self) -> int:
+        """Count the float model's weights."""
+        tensors = self.exported.state_dict.values() if self.module is None else self.module.parameters()
+        return sum(tensor.numel() for tensor in tensors)
+
     def callable(self) -> Callable[..., list[Tensor]]:
         """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
         module: Any = self.module or self.exported.module()

@@ -25,6 +25,7 @@ from ..llm.step.schedules.schedule_consistency import (
     compare_schedules,
     judged_sources,
     judged_windows,
+    late_window,
     spared_tokens,
 )
 from ..llm.step.step_shape import StepShape
@@ -32,7 +33,7 @@ from ..plan import Plan
 from ..report.measurements import roofline
 from ..results import Metric
 from ..spec import TensorSpec
-from .float_reference import FloatReferences, opened
+from .float_reference import FloatReferences, RememberedOutputs, opened
 from .trial import Trial
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
@@ -87,18 +88,21 @@ def run_trial(
 
 
 def _judge_schedules(
-    reference: Any, runner: FullSequenceRunner, original: Graph, spared: int
+    reference: RememberedOutputs, runner: FullSequenceRunner, original: Graph, spared: int
 ) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
-    source, name = runner.shape.source, runner.inputs[-1].name
-    windows = judged_windows(original.samples[name], runner.shape.vocab_size, longest)
+    source, name, vocabulary = runner.shape.source, runner.inputs[-1].name, runner.shape.vocab_size
+    windows = judged_windows(original.samples[name], vocabulary, longest)
+    late = late_window(original.samples[name], vocabulary, longest, original.weights)
 
-    def logits(ids: Tensor, given: Mapping[str, Tensor] | None = None) -> Tensor:
+    def logits(
+        ids: Tensor, given: Mapping[str, Tensor] | None = None, rows: Sequence[int] | None = None
+    ) -> Tensor:
         inputs = {name: ids[None], **{key: value[None] for key, value in (given or {}).items()}}
-        return reference.run(inputs)["logits"][0]  # type: ignore[no-any-return]
+        return reference.run(inputs, rows)["logits"][0]
 
     sources = () if source is None else judged_sources(source, original.samples)
-    return compare_schedules(runner, windows, logits, spared=spared, sources=sources)
+    return compare_schedules(runner, windows, logits, late=late, spared=spared, sources=sources)
 
 
 def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, original: Graph) -> Joining:

@@ -13,6 +13,8 @@ from .schedule_run import ScheduleRun
 
 TOKENS = 72  # of the first window, two pages and a quarter
 SHORTER = 45  # of the second
+LATE_CHUNK = 300  # tokens of a long window in one call
+LATE_TOKENS = 24  # at its end, of which each is judged
 CHUNKS = (3, 1, 14, 2, 29, 5, 11)  # tokens a chunk, over and over
 
 
@@ -90,6 +92,16 @@ def _drafts(play: ScheduleRun) -> None:
     play.step((0, play.left(0)))
 
 
+def _late(play: ScheduleRun) -> None:
+    """Read a text in large chunks, of which the last token alone is judged, then a short one, then decode."""
+    play.step((0, min(100, play.left(0))), last=True)
+    while play.left(0) > LATE_CHUNK + LATE_TOKENS:
+        play.step((0, LATE_CHUNK), last=True)
+    play.step((0, play.left(0) - LATE_TOKENS), last=True)
+    play.step((0, LATE_TOKENS // 2))
+    _decode(play)
+
+
 def _uneven() -> Iterator[int]:
     while True:
         yield from CHUNKS
@@ -103,3 +115,4 @@ SCHEDULES = (
     Schedule("prefix", "reading a prefix from cached pages", (0, 0), _cached_prefix),
     Schedule("drafts", "decoding after rejected draft tokens", (0,), _drafts),
 )
+LATE = Schedule("late", "a long text in chunks", (0,), _late)

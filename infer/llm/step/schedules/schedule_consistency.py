@@ -25,10 +25,13 @@ from ..encoder_decoder.source_pages import TOKENS as SOURCE_TOKENS
 from ..encoder_decoder.source_pages import Source
 from ..paged_step import Step
 from ..step_shape import SourceShape, StepShape
-from .schedule_cases import SCHEDULES, SHORTER, TOKENS, Schedule, prefill
+from .schedule_cases import LATE, SCHEDULES, SHORTER, TOKENS, Schedule, prefill
 from .schedule_run import ScheduleRun, StepCaller, WrongShape
 
 ROUTED = 2
+LONGEST = 2000  # tokens of the window that is judged at late positions
+MOST_PRODUCTS = 3e11  # that the float model takes for it, an upper bound: some 5 to 10 s on two cores
+MOST_LOGITS = 1 << 27  # values of the float model's logits of it, alive for a moment
 DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
 FLOAT_LIMITS = Limits(relative_error=1e-3, worst_token=1e-3, schedule=1e-3)  # 1e-6 is usual
 ALONE = Schedule("prefill", "one prefill", (0,), prefill)
@@ -58,13 +61,27 @@ def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
     The rows are joined in order, and repeated where they are too short; random ids are used where they hold too few
     different ones. Random ids may be padding, which some models (M2M100) do not count as a position.
     """
+    flat = _joined(ids, vocab_size, TOKENS + SHORTER)
+    return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
+
+
+def late_window(ids: Tensor, vocab_size: int, longest: int, weights: int) -> Tensor | None:
+    """Return a sequence of up to `LONGEST` tokens, as many as a float model of `weights` weights computes in seconds.
+
+    None where the other windows are as long.
+    """
+    affordable = min(int(MOST_PRODUCTS / max(weights, 1)), MOST_LOGITS // max(vocab_size, 1))
+    count = min(LONGEST, longest, affordable)
+    return _joined(ids, vocab_size, count)[:count] if count > TOKENS + SHORTER else None
+
+
+def _joined(ids: Tensor, vocab_size: int, least: int) -> Tensor:
+    """Join rows of token ids, repeated to `least` tokens; random ids where they hold too few different ones."""
     flat = ids.flatten().cpu()
     if len(flat.unique()) < DISTINCT:
         generator = torch.Generator().manual_seed(0)
-        flat = torch.randint(0, vocab_size, (TOKENS + SHORTER,), generator=generator)
-    elif len(flat) < TOKENS + SHORTER:
-        flat = flat.repeat(-(-(TOKENS + SHORTER) // len(flat)))
-    return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
+        return torch.randint(0, vocab_size, (least,), generator=generator)
+    return flat.repeat(-(-least // len(flat))) if len(flat) < least else flat
 
 
 def compare_schedules(
@@ -72,12 +89,14 @@ def compare_schedules(
     windows: Sequence[Tensor],
     reference: Callable[..., Tensor],
     *,
+    late: Tensor | None = None,
     spared: int = 0,
     sources: Sequence[Source] = (),
 ) -> list[Metric]:
     """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
 
-    Of an encoder-decoder it is called with the window and its source, one of `sources` for each window.
+    Of an encoder-decoder it is called with the window and its source, one of `sources` for each window. Of `late`, a
+    long window, a few positions are compared, mostly at its end; `reference` is given those as `rows`.
 
     One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
     float model: the worst token, and the largest relative error of a schedule. `spared`: tokens of a schedule that may
@@ -104,11 +123,18 @@ def compare_schedules(
         found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
         worst = max(worst, _worst(floats, play, schedule, spared))
         largest = max(largest, WorstToken(_relative(floats, play, schedule), 0, schedule.words))
+    if late is not None:
+        try:
+            play = _run_schedule(stepping, [late], LATE, sources[:1])
+        except WrongShape as error:
+            return [*found, Metric(LATE.name, "shape", False, detail=f"{LATE.words}: {error}")]
+        positions, _ = _rows(play.logits[0])
+        rows = reference(late, *sources[:1], rows=positions).detach().cpu()
+        wanted = dict(zip(positions, rows, strict=True))
+        worst = max(worst, _worst([wanted], play, LATE, spared))
+        largest = max(largest, WorstToken(_relative([wanted], play, LATE), 0, LATE.words))
     found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
-    tokens = " and ".join(str(len(ids)) for ids in windows)
-    why = (
-        f"against the float model, {len(SCHEDULES)} schedules of {tokens} tokens, the worst: {largest.words}"
-    )
+    why = f"against the float model, {_tried(windows, late)}, the worst: {largest.words}"
     return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
 
 
@@ -133,29 +159,31 @@ def require_float_step(
     Raises `GateError` when a schedule gives other logits than the model's forward.
     """
     windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    late = late_window(ids, shape.vocab_size, shape.max_positions, weights)
     place = str(next(model.parameters()).device)
 
-    def reference(ids: Tensor, given: Source | None = None) -> Tensor:
+    def reference(ids: Tensor, given: Source | None = None, rows: Sequence[int] | None = None) -> Tensor:
         named = {"input_ids": ids[None].to(place)}
         if given is not None:
             source = {name: value[None].to(place) for name, value in given.items()}
             named = {DECODER_IDS: named["input_ids"], **source}
         with torch.no_grad():
-            return model(**named, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+            logits = model(**named, use_cache=False).logits[0]
+        return (logits if rows is None else logits[list(rows)]).float()  # type: ignore[no-any-return]
 
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
     stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
     sources = () if shape.source is None or samples is None else judged_sources(shape.source, samples)
-    found = compare_schedules(stepping, windows, reference, sources=sources)
+    found = compare_schedules(stepping, windows, reference, late=late, sources=sources)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
             f"refused, the float model can't be run in steps over a paged cache: {reason}",
             hint="Nothing was published. A layer of the model keeps state between calls, mixes sequences or "
             "counts places instead of positions; use a model whose only state is the KV cache",
         )
-    tokens = " and ".join(str(len(ids)) for ids in windows)
     worst = max(float(metric.value) for metric in found if isinstance(metric.value, float))
-    why = f"float32, {len(SCHEDULES)} schedules of {tokens} tokens: worst error of a token's logits"
+    why = f"float32, {_tried(windows, late)}: worst error of a token's logits"
     return [Finding("capture", "float step", worst, why=why)]
 
 
@@ -178,6 +206,11 @@ class Uncaptured:
                 return {"logits": self._step(**given)}
 
 
+def _tried(windows: Sequence[Tensor], late: Tensor | None) -> str:
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    return f"{len(SCHEDULES)} schedules of {tokens} tokens" + ("" if late is None else f", one of {len(late)}")
+
+
 def _why(worst: WorstToken, other: str) -> str:
     if worst.error == 0:
         return f"{worst.words} equals {other} at every position"
@@ -195,14 +228,23 @@ def _run_schedule(
 def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
     """Return the positions of a schedule in order, and their logits [positions, vocab]."""
     positions = sorted(logits)
-    return positions, torch.stack([logits[position] for position in positions])
+    return positions, _at(logits, positions)
 
 
-def _worst(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
+Logits = Tensor | Mapping[int, Tensor]  # by position
+
+
+def _at(logits: Logits, positions: Sequence[int]) -> Tensor:
+    if isinstance(logits, Tensor):
+        return logits[list(positions)]
+    return torch.stack([logits[position] for position in positions])
+
+
+def _worst(expected: Sequence[Logits], play: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
     tokens: list[WorstToken] = []
     for window, logits in zip(schedule.sequences, play.logits, strict=True):
         positions, rows = _rows(logits)
-        errors = token_errors(expected[window][positions], rows).tolist()
+        errors = token_errors(_at(expected[window], positions), rows).tolist()
         tokens += [
             WorstToken(e, position, schedule.words) for e, position in zip(errors, positions, strict=True)
         ]
@@ -210,12 +252,12 @@ def _worst(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule, sp
     return tokens[0 if math.isinf(tokens[0].error) else min(spared, len(tokens) - 1)]
 
 
-def _relative(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule) -> float:
+def _relative(expected: Sequence[Logits], play: ScheduleRun, schedule: Schedule) -> float:
     """Return the Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
     difference = norm = 0.0
     for window, logits in zip(schedule.sequences, play.logits, strict=True):
         positions, rows = _rows(logits)
-        wanted = expected[window][positions].double()
+        wanted = _at(expected[window], positions).double()
         finite = wanted.isfinite() & rows.isfinite()
         difference += float((rows.double() - wanted).where(finite, 0.0).square().sum())
         norm += float(wanted.where(finite, 0.0).square().sum())
