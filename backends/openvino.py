@@ -22,6 +22,7 @@ from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.layers import table_layers
 from infer.onnx.source import onnx_source
+from infer.openvino import library
 from infer.openvino.openvino_layers import LayerConverter
 from infer.openvino.openvino_model import (
     NumericSettings,
@@ -29,6 +30,7 @@ from infer.openvino.openvino_model import (
     compiled,
     count_executed_ops,
     read_converted_model,
+    require_compilable,
 )
 from infer.plan import Plan
 from infer.results import LayerForm, Lowered
@@ -89,8 +91,6 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.xml, its weights and its settings; the findings list the layers that OpenVINO runs."""
-    import openvino
-
     path, layers = folder / MODEL, LayerConverter()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
@@ -100,11 +100,13 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         else:
             onnx_source.copy(graph.onnx, source)
         model = read_converted_model(source, layers)
-        openvino.save_model(model, path, compress_to_fp16=False)
+        library().save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
     settings = NumericSettings(precision, layers.group, layers.num_static > 0)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
+    if graph.onnx is not None:  # a stranger's graph, which no exporter of torch has seen
+        require_compilable(path, settings)
     start = time.perf_counter()
     nodes = count_executed_ops(compiled(path, settings))
     seconds = time.perf_counter() - start

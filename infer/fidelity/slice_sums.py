@@ -247,7 +247,9 @@ def epsilon(values: Tensor) -> float:
 
     float64 that float32 can hold is taken for a cast at the end of float32 arithmetic.
     """
-    if values.dtype == torch.float64 and not torch.equal(values.float().double().nan_to_num(), values.nan_to_num()):
+    if values.dtype == torch.float64 and not torch.equal(
+        values.float().double().nan_to_num(), values.nan_to_num()
+    ):
         return torch.finfo(torch.float64).eps
     return max(torch.finfo(values.dtype).eps, torch.finfo(torch.float32).eps)
 

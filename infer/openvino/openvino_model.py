@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -16,10 +20,20 @@ import torch
 
 from ..errors import NotUsableError, ResourceError
 from ..spec import TensorSpec
+from . import library
 from .openvino_layers import LayerConverter
 
 _NOISE = ("Exception from ", "Check ", "[ GENERAL_ERROR ]", "[ NOT_IMPLEMENTED ]")
 _SUMMARY = "Summary:"
+_COMPILE = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+sys.modules["openvino_telemetry"] = None
+import json, resource, openvino
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+path, properties = json.loads(sys.argv[1])
+openvino.Core().compile_model(path, "CPU", properties)
+"""
 
 
 class NumericSettings(msgspec.Struct, frozen=True):
@@ -48,9 +62,7 @@ def read_converted_model(path: Path, layers: LayerConverter) -> Any:
 
     Raises `NotUsableError` naming the operator when there is none for it.
     """
-    import openvino
-
-    core = openvino.Core()
+    core = library().Core()
     for extension in layers.extensions():
         core.add_extension(extension)
     try:
@@ -69,9 +81,7 @@ def _core_of_process(pid: int) -> Any:
     The CPU plugin gives the thread that creates it an alternate signal stack and unmaps it in the thread that drops it.
     In another thread that leaves the first one with a stack that is gone: its next signal, a Ctrl-C, ends the process.
     """
-    import openvino
-
-    return openvino.Core()
+    return library().Core()
 
 
 def compiled(model: Any, settings: NumericSettings) -> Any:
@@ -80,6 +90,21 @@ def compiled(model: Any, settings: NumericSettings) -> Any:
         return _core_of_process(os.getpid()).compile_model(model, "CPU", settings.properties())
     except RuntimeError as error:
         raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
+
+
+def require_compilable(path: Path, settings: NumericSettings) -> None:
+    """Compile the file of a model in a process of its own first: on some graphs the plugin ends its process.
+
+    Raises `NotUsableError` then; what it refuses in words is left to `compiled`.
+    """
+    wanted = json.dumps([os.fspath(path), settings.properties()])
+    ended = subprocess.run([sys.executable, "-c", _COMPILE, wanted], capture_output=True, check=False)
+    if ended.returncode < 0:
+        name = signal.Signals(-ended.returncode).name
+        raise NotUsableError(
+            f"OpenVINO's CPU plugin crashes while it compiles this graph ({name})",
+            hint="Use another --backend",
+        )
 
 
 def count_executed_ops(model: Any) -> Counter[str]:

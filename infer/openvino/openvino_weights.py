@@ -11,6 +11,7 @@ import torch
 from ..kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, unpack
 from ..kernels.ops.linear_packed import rounded_table
 from ..onnx.layers.table_layers import uniform_step
+from . import library
 
 Array = np.ndarray
 _HALF = 8  # the 4-bit code that stands for zero
@@ -80,10 +81,10 @@ def table_coded(packed: Sequence[Any], kind: Any, *, folded: bool = False) -> tu
 
 def _four_bits(values: Array, kind: str, shape: tuple[int, ...]) -> Any:
     """Store uint8 values below 16 in half a byte each, the first in the low half."""
-    import openvino
     from openvino import opset13 as ops
 
     pairs = values.reshape(-1, 2)
     packed = np.ascontiguousarray(pairs[:, 0] | pairs[:, 1] << 4)
-    tensor = openvino.Tensor(packed, openvino.Shape(list(shape)), getattr(openvino.Type, kind))
+    ov = library()
+    tensor = ov.Tensor(packed, ov.Shape(list(shape)), getattr(ov.Type, kind))
     return ops.constant(tensor, shared_memory=False)

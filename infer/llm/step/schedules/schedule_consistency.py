@@ -208,7 +208,9 @@ class Uncaptured:
 
 def _tried(windows: Sequence[Tensor], late: Tensor | None) -> str:
     tokens = " and ".join(str(len(ids)) for ids in windows)
-    return f"{len(SCHEDULES)} schedules of {tokens} tokens" + ("" if late is None else f", one of {len(late)}")
+    return f"{len(SCHEDULES)} schedules of {tokens} tokens" + (
+        "" if late is None else f", one of {len(late)}"
+    )
 
 
 def _why(worst: WorstToken, other: str) -> str:
