@@ -16,7 +16,7 @@ from ..artifact import golden
 from ..fidelity import batch_sizes, row_independence
 from ..fidelity.row_independence import Joining
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import encoder_decoder_graphs, storage
+from ..graph import carried_state, encoder_decoder_graphs, storage
 from ..graph.agreement import at_extremes
 from ..graph.program import Graph
 from ..graph.typical_inputs import without_common_padding
@@ -32,10 +32,11 @@ from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements import roofline
 from ..results import Metric
-from ..spec import TensorSpec
+from ..spec import BATCH, TensorSpec
 from .float_reference import FloatReferences, RememberedOutputs, opened
 from .trial import Trial
 
+CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 
 
@@ -175,7 +176,9 @@ def _compare(
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
-    return [*wrong, *comparison.metrics(), *_at_sizes(reference, runner, graph, usual, comparison)], kept
+    sizes = _at_sizes(reference, runner, graph, usual, comparison)
+    carried = _carried(reference, runner, graph, usual, comparison)
+    return [*wrong, *comparison.metrics(), *sizes, *carried], kept
 
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
@@ -224,6 +227,27 @@ def _at_sizes(
         for size_name, length, inputs in at_extremes(graph):
             found += compare(f"{size_name} {length}", [inputs])
     return found
+
+
+def _carried(
+    reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
+) -> list[Metric]:
+    """Compare the last of many calls, each of which is given the state that the call before returned."""
+    pairs = carried_state.states(graph.inputs, graph.outputs)
+    if isinstance(runner, FullSequenceRunner) or not pairs:
+        return []
+    rows = graph.sizes.get(BATCH, (1, 1))[0]
+    first = {s.name: s.with_rows(graph.samples[s.name], rows) for s in graph.inputs}
+    calls = [carried_state.shifted(first, graph.samples, number) for number in range(CALLS)]
+    runs = [carried_state.Carrying(side.run, pairs) for side in (reference, runner)]
+    with library_errors.float_model_errors():
+        for inputs in calls[:-LAST_CALLS]:
+            runs[0](inputs)
+    for inputs in calls[:-LAST_CALLS]:
+        runs[1](inputs)
+    return batch_sizes.compare_size(
+        f"call {CALLS}", calls[-LAST_CALLS:], runs[0], runs[1], graph.task, usual, larger=whole
+    )
 
 
 def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:

@@ -378,6 +378,11 @@ def state_not_reset(call: Call) -> Tensors:
     return call.right({**call.inputs, "state": call.inputs["state"] + before})
 
 
+@fault("stale state", "The state grows a little at each call: one call is within the limits.", "integrator")
+def state_drifts(call: Call) -> Tensors:
+    return {**call.outputs, "next_state": call.outputs["next_state"] * 1.0009}
+
+
 @fault("stale state", "A sequence longer than a tile begins again without its past.", "lstm")
 def state_starts_anew_in_the_middle(call: Call) -> Tensors:
     x = call.inputs["x"]

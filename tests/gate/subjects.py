@@ -33,6 +33,7 @@ class Subject:
     index: int = 0  # of the column that faults hit
     time: int = 0  # axis of positions; 0: it has none
     lengths: tuple[int, ...] = ()  # that the sizes allow besides those of the rows
+    carries: tuple[str, ...] = ()  # the state that a caller carries, and the output that it comes from
     formats: tuple[str, ...] = ("none", "int8", "nf4")  # that at least half of its weights can take
 
     def build(self) -> nn.Module:
@@ -199,6 +200,18 @@ class Carried(nn.Module):
             state = self.cell(x[:, step], state)
             outputs.append(self.head(state))
         return torch.stack(outputs, 1), state
+
+
+class Integrator(nn.Module):
+    """A leaky sum over calls, which the caller carries: small errors of a call add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.head = nn.Linear(12, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = 0.97 * state + self.taken(x)
+        return self.head(state), state
 
 
 class Layer(nn.Module):
@@ -383,6 +396,10 @@ def _digits() -> Tensors:
     return {"image": images}
 
 
+def _sums() -> Tensors:
+    return {"x": torch.randn(ROWS, 12) + 0.3, "state": 6 * torch.randn(ROWS, 24)}
+
+
 def _state() -> Tensors:
     return {**_floats(12, 12)(), "state": torch.randn(ROWS, 24).tanh()}
 
@@ -419,7 +436,10 @@ SUBJECTS = {
         Subject("upscaler", Upscaler, IMAGE, _floats(3, 16, 16), index=1, time=2, formats=("none", "int8")),
         Subject("lstm", Recurrent, {"x": "float32[batch,24,64]"}, _floats(24, 64), column=2, index=3, time=1),
         Subject("carried", Carried, {"x": "float32[batch,12,12]", "state": "float32[batch,24]"}, _state,
-                ("y", "next_state"), column=2, index=3, time=1, formats=("none",)),
+                ("y", "next_state"), column=2, index=3, time=1, carries=("state", "next_state"),
+                formats=("none",)),
+        Subject("integrator", Integrator, {"x": "float32[batch,12]", "state": "float32[batch,24]"}, _sums,
+                ("y", "next_state"), index=3, carries=("state", "next_state"), formats=("none",)),
         Subject("encoder", Encoder, TEXT, _texts, column=2, index=5, time=1, lengths=LENGTHS),
         Subject("embedding", lambda: Encoder(pooled=True), TEXT, _texts, ("embedding",), "embedding", index=5,
                 lengths=LENGTHS),

@@ -155,12 +155,28 @@ def _module_size(
     module, memory = subject.build(), dict[str, Any]()
     right = partial(answers, subject, module)
     calls = list(calls_of(subject))
-    if predictor is not None:
-        got = [_tensors(predictor.predict(inputs)) for inputs in calls]
-    else:
+
+    def judged(inputs: Tensors) -> Tensors:
+        if predictor is not None:
+            return _tensors(predictor.predict(inputs))
         assert change is not None
-        got = [planted.faulty(change, subject, right, inputs, memory) for inputs in calls]
-    return measure.times_allowed([right(inputs) for inputs in calls], got, quant, subject.task)
+        return planted.faulty(change, subject, right, inputs, memory)
+
+    want, got = ([*map(run, calls), *_session(subject, run)] for run in (right, judged))
+    return measure.times_allowed(want, got, quant, subject.task)
+
+
+def _session(subject: Subject, run: Callable[[Tensors], Tensors]) -> list[Tensors]:
+    """Call with the state of the call before, and return the last answers."""
+    if not subject.carries:
+        return []
+    found, state = [], {}
+    for start in range(64):
+        inputs = {name: value[start : start + 2] for name, value in subject.rows().items()}
+        found.append(run({**inputs, **state}))
+        name, source = subject.carries
+        state = {name: found[-1].get(source, inputs[name]).clone()}
+    return found[-16:]
 
 
 def _tensors(values: Mapping[str, Any]) -> Tensors:
