@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ from .called_paths import as_if_called
 from .capture import capture, specialized
 from .program import Graph, flatten
 
-ROWS = 3  # tried together and one by one
+COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65)  # rows tried together, and one by one
+SECONDS = 5.0  # after which no more counts are tried, but for the first two
 TOLERANCE = 1e-4  # of the outputs' root mean square
 TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
 Sizes = Mapping[str, tuple[int, int]]
@@ -270,10 +271,14 @@ def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
     several = {spec.name: _distinct_rows(graph.samples[spec.name], spec) for spec in graph.inputs}
     with buffers_kept(module), quiet(), torch.no_grad():
         try:
-            each = [_call(module, several, row, row + 1) for row in range(ROWS)]
-            for count in range(2, ROWS + 1):
+            each: list[list[Tensor]] = []
+            began = time.monotonic()
+            for count in COUNTS:
+                if count > COUNTS[1] and time.monotonic() - began > SECONDS:
+                    break
+                each += [_call(module, several, row, row + 1) for row in range(len(each), count)]
                 together = _call(module, several, 0, count)
-                if not all(map(_equal_rows, together, zip(*islice(each, count), strict=True))):
+                if not all(map(_equal_rows, together, zip(*each, strict=True))):
                     return False
         except Exception:  # noqa: BLE001 - whatever the model raises at other sizes, it does not take them
             return False
@@ -281,9 +286,9 @@ def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
 
 
 def _distinct_rows(value: Tensor, spec: TensorSpec) -> Tensor:
-    rows = spec.with_rows(value, ROWS)
-    if len(value) < ROWS and rows.is_floating_point():
-        scale = torch.linspace(1.0, 0.5, ROWS, dtype=rows.dtype)
+    rows = spec.with_rows(value, COUNTS[-1])
+    if len(value) < len(rows) and rows.is_floating_point():
+        scale = torch.linspace(1.0, 0.5, len(rows), dtype=rows.dtype)
         rows = rows * scale.view(-1, *[1] * (rows.dim() - 1))
     return rows
 

@@ -40,6 +40,18 @@ class Pairs(Base):
         return torch.stack(rows) + rows[-1]
 
 
+class ByFour(Base):
+    """Rows are independent, and other numbers come of some counts of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * (1 if x.shape[0] % 4 else 3)
+
+
+class Above(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if x.shape[0] <= 20 else -self.fc(x)
+
+
 class Table(Base):
     """Takes sequences of 5 only."""
 
@@ -90,6 +102,13 @@ def test_rows_that_depend_on_each_other_become_one_row_a_request(rows: int) -> N
     assert found.graph.outputs[0].shape == (1, 4)
     assert "batch" not in found.graph.sizes
     assert found.graph.samples["x"].shape == (1, 8)
+
+
+@pytest.mark.parametrize("model", [ByFour, Above])
+def test_a_model_that_asks_how_many_rows_there_are_gets_one_a_request(model: type[Base]) -> None:
+    found = captured(model(), "x=float32[batch,8]", torch.randn(6, 8))
+    assert found.fixed.endswith("it takes one row a request)")
+    assert found.graph.inputs[0].shape == (1, 8)
 
 
 def test_a_length_is_fixed_as_in_the_samples_and_the_batch_stays_free() -> None:
