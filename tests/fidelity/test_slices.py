@@ -250,3 +250,34 @@ def test_scores_beside_boxes_are_refused_or_kept_finer(tmp_path: Path) -> None:
     )
     with pytest.raises(GateError, match=r"output 'output', axis 1 index 4\.\.11: error relative to its dev"):
         optimize(plan, tmp_path / "model.infer")
+
+
+def test_one_short_row_is_judged_in_the_units_of_the_others() -> None:
+    whole = fidelity.Comparison("tensors")
+    rows = scores(12, 16)
+    whole.add({"y": rows}, {"y": noisy(rows, 0.02)})
+    short = scores(1, 16, seed=1)[:1]
+    short[0, 0, 3] = 1e-6  # by chance nearly zero
+    for share, most in ((0.02, 0.1), (1.0, math.inf)):
+        fewer = whole.of_fewer_rows()
+        fewer.add({"y": short}, {"y": noisy(short, share)})
+        (error,) = [m.value for m in fewer.metrics() if m.name == "worst_slice_error"]
+        assert isinstance(error, float)
+        assert (error < most) if share < 1 else error > 0.5
+
+
+def test_padded_places_are_no_best_place() -> None:
+    rows, mask = scores(9, 6), torch.ones(ROWS, 9, dtype=torch.int64)
+    mask[:, 6:] = 0
+    wrong = rows.clone()
+    wrong[:, 6:] = 50.0
+    assert values(rows, wrong, attention_mask=mask)["choice_loss"] == 0.0
+
+
+def test_float64_may_not_be_computed_in_float32() -> None:
+    seconds = 1.7e9 + 1000 * torch.rand(32, 2, dtype=torch.float64)
+    found = values(seconds, seconds.float().double())
+    assert isinstance(error := found["worst_slice_error"], float)
+    assert error > LIMITS["float32"].worst_slice  # type: ignore[operator]
+    cast = seconds.float().double()  # the float model itself computes in float32, and casts at the end
+    assert values(cast, cast + 64)["worst_slice_error"] == 0.0

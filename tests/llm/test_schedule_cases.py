@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from infer.llm.step.schedules.schedule_cases import SCHEDULES
 from infer.llm.step.schedules.schedule_consistency import (
     compare_schedules,
     judged_windows,
+    late_window,
     require_float_step,
 )
 from infer.llm.step.step_shape import StepShape
@@ -170,6 +171,37 @@ def test_a_runner_that_reads_other_pages_is_refused_in_every_class(
     for allowed in LIMITS.values():
         reason = judge(found, allowed, max_error=100.0)  # no --max-error allows it
         assert f"{words} differs most from one prefill at position" in str(reason)
+
+
+def angles_end_at_100(given: dict[str, Tensor]) -> None:
+    """Turn positions behind the hundredth as if they were the hundredth."""
+    given["positions"] = given["positions"].clamp(max=100)
+
+
+def test_a_fault_at_late_positions_alone_is_refused() -> None:
+    model = build("llama")
+    shape = llm.probe(model)
+    late = late_window(IDS, VOCABULARY, 250, 1000)
+    assert late is not None and len(late) == 250
+
+    def logits(ids: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        found = model(input_ids=ids[None]).logits[0]
+        return found if rows is None else found[list(rows)]  # type: ignore[no-any-return]
+
+    def compared(wrong: Callable[[dict[str, Tensor]], None]) -> list[Metric]:
+        stepping = FullSequenceRunner(Runner(model, shape, wrong), shape)
+        with torch.no_grad():
+            return compare_schedules(stepping, judged_windows(IDS, VOCABULARY, 250), logits, late=late)
+
+    assert judge(compared(nothing), LIMITS["float32"], None) is None
+    reason = judge(compared(angles_end_at_100), LIMITS["float32"], None)
+    assert "a long text in chunks differs most from the float model at position" in str(reason)
+
+
+def test_late_windows_are_as_long_as_seconds_allow() -> None:
+    assert late_window(IDS, 49_152, 4096, 135_000_000).shape == (2000,)  # type: ignore[union-attr]
+    assert late_window(IDS, 128_256, 4096, 1_200_000_000).shape == (250,)  # type: ignore[union-attr]
+    assert late_window(IDS, VOCABULARY, 100, 1000) is None
 
 
 def test_no_user_budget_loosens_the_schedule_check() -> None:
