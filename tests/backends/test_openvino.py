@@ -19,6 +19,7 @@ from infer import device
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph.program import Graph
 from infer.kernels.ops.linear_packed import lut4_twin
+from infer.openvino import openvino_model
 from infer.openvino.openvino_layers import LayerConverter
 from infer.openvino.openvino_model import NumericSettings, clean_error_message
 from infer.plan import Plan
@@ -72,6 +73,21 @@ def test_a_signal_is_handled_after_another_thread_closed_a_model(tmp_path: Path)
     command = [sys.executable, "-c", CLOSED_IN_A_THREAD, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@needs_openvino
+def test_a_crash_of_the_compiler_is_a_refusal_with_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_model, "_COMPILE", "import os; os.kill(os.getpid(), 11)")
+    with pytest.raises(NotUsableError, match=r"crashes while it compiles this graph \(SIGSEGV\)"):
+        openvino_model.require_compilable(tmp_path / "m.xml", NumericSettings())
+
+
+@needs_openvino
+def test_openvino_is_imported_without_its_telemetry() -> None:
+    code = "import sys; from infer.openvino import library; library(); sys.exit('openvino_telemetry' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 @needs_openvino

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from infer import Plan, Predictor, optimize  # noqa: E402
-from infer.errors import GateError, SourceError  # noqa: E402
+from infer.errors import GateError, NotUsableError, SourceError  # noqa: E402
 
 RNG = np.random.default_rng(0)
 Array = np.ndarray
@@ -56,6 +56,15 @@ LARGEST = [
     node("QuantizeLinear", "a s z1", "b"),
     node("DequantizeLinear", "b s z1", "z"),
 ]
+# OpenVINO 2026.4.1 ends its process (SIGSEGV) while it compiles this one.
+DOUBLED = [
+    node("Concat", "x x", "t", axis=1),
+    node("QuantizeLinear", "t s z1", "a"),
+    node("DequantizeLinear", "a s z1", "b"),
+    node("QuantizeLinear", "b s z2", "c"),
+    node("DequantizeLinear", "c s z2", "d"),
+    node("Softmax", "d", "z", axis=1),
+]
 WIDE = [node("Pad", "x p", "b"), node("MaxPool", "b", "z", kernel_shape=[2, 2], strides=[2, 2])]
 # name → nodes, input, constants, sizes of the output after the batch
 GRAPHS: dict[str, tuple[list[Any], Array, dict[str, Array], list[int]]] = {
@@ -76,6 +85,12 @@ GRAPHS: dict[str, tuple[list[Any], Array, dict[str, Array], list[int]]] = {
         floats(16, 8),
         {"s": np.float32(0.05), "z1": np.uint8(120), "z2": np.uint8(20)},
         [8],
+    ),
+    "two grids of a value beside itself": (
+        DOUBLED,
+        floats(16, 6, 8),
+        {"s": np.float32(0.1), "z1": np.uint8(120), "z2": np.uint8(20)},
+        [12, 8],
     ),
     "the largest of a map, rounded": (
         LARGEST,
@@ -130,8 +145,10 @@ def test_a_published_onnx_file_gives_the_numbers_it_says(name: str, backend: str
     path, rows = write(tmp_path, nodes, x, constants, output)
     try:
         optimize(plan(path, rows, backend), tmp_path / "m.infer")
-    except GateError:
-        assert backend == "openvino"  # its own fusions change the answer, and it has no milder setting
+    except (GateError, NotUsableError):
+        assert (
+            backend == "openvino"
+        )  # its own fusions change the answer or crash, and it has no milder setting
         return
     with Predictor.load(tmp_path / "m.infer") as predictor:
         got = predictor.predict({"x": x})["z"]
