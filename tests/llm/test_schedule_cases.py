@@ -182,7 +182,8 @@ def test_a_fault_at_late_positions_alone_is_refused() -> None:
     model = build("llama")
     shape = llm.probe(model)
     late = late_window(IDS, VOCABULARY, 250, 1000)
-    assert late is not None and len(late) == 250
+    assert late is not None
+    assert len(late) == 250
 
     def logits(ids: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         found = model(input_ids=ids[None]).logits[0]
