@@ -183,7 +183,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[
         str | None,
         Option(
-            "real inputs to calibrate and judge with: .npz, .npy, .pt, text, a folder, FILE.py:FUNCTION, or random",
+            "real inputs to calibrate and judge with: .npz, .npy, .pt, text, a folder, FILE.py:FUNCTION, or random; "
+            "without it the source's own, else inputs of ours; required: an error in their place",
             group=CHECKS,
         ),
     ] = None

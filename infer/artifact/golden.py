@@ -161,7 +161,7 @@ def stored_user_data(folder: Path, manifest: Manifest) -> list[str]:
         lines.append(
             f"{size} bytes of example inputs in graph.pt2, as older versions of infer stored them: make it again"
         )
-    if manifest.plan.data not in (None, "random"):
+    if manifest.plan.data not in (None, "random", "ours", "required"):
         lines.append(f"the path of --data, {manifest.plan.data}, and its sha256")
     return lines
 

@@ -28,6 +28,7 @@ TOP1_TASKS = (
     "time-series-classification",
 )
 
+OURS_SHARE = 0.75  # of the errors allowed, where the inputs are not the user's
 SLICE_ROOM = (
     2.0  # what --max-drop allows the worst slice, in units of its deviation, of the error of the whole
 )
@@ -239,9 +240,17 @@ def limits(plan: Plan, task: str) -> Limits:
     of everything else, of which no slice may lose more than `SLICE_ROOM` times as much.
     """
     if plan.max_drop is None:
-        return LIMITS[precision(plan)]
+        row = LIMITS[precision(plan)]
+        return _stricter(row) if plan.data == "ours" and precision(plan) != "float32" else row
     if task == "text-generation":
         return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
     if task in TOP1_TASKS:
         return Limits(top1=1 - plan.max_drop)
     return Limits(relative_error=plan.max_drop, worst_slice=SLICE_ROOM * plan.max_drop)
+
+
+def _stricter(row: Limits) -> Limits:
+    """Return the limits for inputs that are not the user's: a share of the errors, since theirs may lose more."""
+    errors = ("relative_error", "worst_slice", "worst_row", "choice")
+    less = {name: value * OURS_SHARE for name in errors if (value := getattr(row, name)) is not None}
+    return msgspec.structs.replace(row, **less)

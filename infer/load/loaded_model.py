@@ -25,6 +25,7 @@ class LoadedModel:
     inputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
+    ours: bool = False  # the samples were made here
     outputs: tuple[str, ...] = ()  # names, when the source knows them
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)

@@ -24,6 +24,7 @@ from ..graph.agreement import require_comparable
 from ..graph.program import Graph
 from ..kernels import cpu
 from ..llm.step.full_sequence_runner import full_sequence_outputs
+from ..load.samples.read_samples import OURS
 from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
@@ -110,6 +111,8 @@ def load(
     reporter.step("load", run.plan.source)
     loaded = sources.load(run.plan, calibrates=calibrates)
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
+    if loaded.ours:
+        run = replace(run, plan=run.plan.with_(data=OURS))
     prepare_kernels(run.plan, reporter)
     if loaded.task == "text-generation":
         loaded.files, found = chat_template.carry(run.plan.chat_template, loaded.files)

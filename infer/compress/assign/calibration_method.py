@@ -27,8 +27,8 @@ def choose(plan: Plan, has_model: bool, has_rows: bool) -> tuple[str, str]:
         return plan.calibrate, "asked for"
     if not has_model:
         return "none", "the weights are not in memory"
-    if plan.data == "random":
-        return "none", "random inputs say nothing about what a layer sees"
+    if plan.data in ("random", "ours"):
+        return "none", f"{'random inputs' if plan.data == 'random' else 'inputs of ours'} say nothing about what a layer sees"
     if not has_rows:
         return "none", "there are no rows but those that judge"
     return (

@@ -17,10 +17,11 @@ from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights import raw_bytes
-from . import sample_split
+from . import inputs_of_ours, sample_split
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
+OURS, REQUIRED = "ours", "required"  # values of --data: inputs made here, and an error in their place
 RANDOM_ROWS = 8
 MOST_TRAINING_ROWS = 4096  # of text
 PAGE_SIZE = 1000  # of the corners of tokens on a page
@@ -36,12 +37,15 @@ class ReadRows:
     source: str
     digest: str
     texts: bool = False
+    ours: bool = False  # made here, since the user gave none
 
 
 def attach_samples(
     plan: Plan, loaded: LoadedModel, user_module: UserModule | None, *, calibrates: bool | None = None
 ) -> None:
-    """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
+    """Set the samples of `loaded` from `plan.data`, else from the source, else of ours.
+
+    Raises `UsageError` asking for --data where that is `required` and the source has none.
 
     When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
     whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
@@ -49,17 +53,19 @@ def attach_samples(
     """
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
-    if plan.data is not None:
+    if plan.data not in (None, REQUIRED):
         read = _read(plan.data, loaded, plan.seed, most)
         why = RANDOM_NOTE if plan.data == "random" else read.source
     else:
-        read = _shipped_or_asked(plan, loaded, user_module, most)
+        read = _shipped_or_ours(plan, loaded, user_module, most)
         why = read.source
+    if read.ours:
+        loaded.limitations.append(inputs_of_ours.NOTE)
     rows = len(next(iter(read.samples.values())))
     loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {read.digest}"))
     has_more = most is not None and (read.texts or bool(plan.recover))
     samples = sample_split.spread_rows(read.samples, MAX_ROWS) if has_more else read.samples
-    loaded.samples, loaded.samples_from = samples, read.source
+    loaded.samples, loaded.samples_from, loaded.ours = samples, read.source, read.ours
     source = read.source
     more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
     if more and user_module:
@@ -87,20 +93,28 @@ def _calibrates_with_texts(plan: Plan, loaded: LoadedModel) -> bool:
     return takes_texts and (bool(plan.recover) or plan.calibrate != "none")
 
 
-def _shipped_or_asked(
+def _shipped_or_ours(
     plan: Plan, loaded: LoadedModel, user_module: UserModule | None, most: int | None
 ) -> ReadRows:
     shipped = _shipped(loaded, plan, user_module, most)
+    if shipped is None and plan.data != REQUIRED:
+        return _ours(loaded, plan.seed, most)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
             f"no real inputs to check the result with; the model takes {takes}",
             where="--data",
-            hint=f"Give some: {example_option(loaded)}. '--data random' checks the numbers only, not the fidelity",
+            hint=f"Give some: {example_option(loaded)}. Without --data, inputs of ours check it",
         )
     found, source, texts = shipped
     samples = select_inputs(found, loaded.inputs, source)
     return ReadRows(samples, source, digest_of(samples), texts)
+
+
+def _ours(loaded: LoadedModel, seed: int, most: int | None) -> ReadRows:
+    samples, kind, texts = inputs_of_ours.make(loaded, seed, most)
+    samples = select_inputs(samples, loaded.inputs, f"{kind} of ours")
+    return ReadRows(samples, f"{kind} of ours", digest_of(samples), texts, ours=True)
 
 
 def read_data(
@@ -117,6 +131,8 @@ def read_data(
 
 
 def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRows:
+    if spec == OURS:
+        return _ours(loaded, seed, most)
     if spec == "random":
         vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
         rows = RANDOM_ROWS * _together(loaded)

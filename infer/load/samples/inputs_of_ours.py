@@ -1,0 +1,270 @@
+"""Inputs of ours for a model whose user gives none: they fit what it takes, and claim nothing about the user's data.
+
+Texts are docstrings of Python's standard library; images and sounds are drawn. Other tensors are numbers of several
+distributions and scales, integers within the range that the model itself takes, which is tried on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+import wave
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...preprocess.audio import AudioPreprocessor
+from ...spec import TensorSpec
+from ..loaded_model import LoadedModel
+from .sample_files import Samples, read_files
+from .text_samples import TEXT_INPUTS
+
+ROWS = 64
+IMAGES, SOUNDS = 32, 12
+RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
+SECONDS = 3
+LENGTHS = (64, 128, 256, 512, 100, 1000, 4000, 16_000, 1, 576)  # tried for a symbolic size
+MOST_INTEGER = 1 << 20
+USUAL_INTEGER = 1000  # where a model takes any
+MODULES = (
+    "argparse", "asyncio", "calendar", "codecs", "collections", "configparser", "contextlib", "csv", "datetime",
+    "decimal", "difflib", "email.message", "fractions", "functools", "heapq", "html", "http.client", "inspect", "io",
+    "itertools", "json", "logging", "math", "os", "pathlib", "pickle", "random", "re", "shutil", "socket", "sqlite3",
+    "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "time", "typing", "unittest",
+    "urllib.request", "uuid", "zipfile",
+)  # fmt: skip
+NOTE = "checked on inputs of ours: give --data for a claim about yours"
+Runs = Callable[[Mapping[str, Tensor]], bool]
+
+
+def make(loaded: LoadedModel, seed: int, most: int | None = None) -> tuple[Samples, str, bool]:
+    """Return inputs that fit the model, by name, what they are, and whether they are texts."""
+    kind, write = _files(loaded)
+    if write is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            files = list(write(Path(folder), seed))
+            samples, _ = read_files(files, loaded, f"{kind} of ours", most)
+        return samples, kind, kind == "texts"
+    return tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=_runs(loaded), most=_tables(loaded)), "numbers", False
+
+
+def _files(loaded: LoadedModel) -> tuple[str, Callable[[Path, int], Iterator[Path]] | None]:
+    """Return the kind of files that the model's inputs are made of, and what writes them."""
+    if "tokenizer.json" in loaded.files and all(spec.name in TEXT_INPUTS for spec in loaded.inputs):
+        return "texts", _write_texts
+    steps = loaded.preprocessor
+    if steps is None:
+        return "numbers", None
+    if isinstance(steps, AudioPreprocessor) or getattr(steps, "sampling_rate", 0):
+        return "sounds", _write_sounds
+    return "images", _write_images
+
+
+def texts() -> list[str]:
+    """Return docstrings of Python's standard library, which every machine has."""
+    found: dict[str, None] = {}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for value in (module, *(value for key, value in sorted(vars(module).items()) if not key.startswith("_"))):
+            own = value is module or getattr(value, "__module__", "") == name
+            said = inspect.getdoc(value) if own and (value is module or callable(value)) else None
+            if said and len(said) > 80:
+                found[said] = None
+    return list(found)
+
+
+def _write_texts(folder: Path, seed: int) -> Iterator[Path]:
+    path = folder / "texts.txt"
+    path.write_text("\n\n".join(" ".join(text.split()) for text in texts()))
+    yield path
+
+
+def _write_images(folder: Path, seed: int) -> Iterator[Path]:
+    from PIL import Image
+
+    for index in range(IMAGES):
+        path = folder / f"{index:02}.png"
+        Image.fromarray(_scene(np.random.default_rng(seed + index))).save(path)
+        yield path
+
+
+def _scene(draw: np.random.Generator, size: int = 256) -> np.ndarray:
+    """Draw smooth light, a few shapes with edges, texture and noise: uint8 [size, size, 3]."""
+    y, x = np.mgrid[0:size, 0:size] / size
+    slopes, base = draw.normal(0, 60, (2, 3)), draw.uniform(60, 200, 3)
+    picture = base + x[..., None] * slopes[0] + y[..., None] * slopes[1]
+    for _ in range(int(draw.integers(2, 7))):
+        cx, cy, w, h = draw.uniform(0, 1, 4)
+        inside = ((x - cx) / (0.05 + w / 3)) ** 2 + ((y - cy) / (0.05 + h / 3)) ** 2 < 1
+        if draw.random() < 0.5:
+            inside = (abs(x - cx) < 0.03 + w / 4) & (abs(y - cy) < 0.03 + h / 4)
+        stripes = 20 * np.sin(2 * np.pi * draw.uniform(4, 40) * (x * draw.normal() + y * draw.normal()))
+        picture = np.where(inside[..., None], draw.uniform(0, 255, 3) + stripes[..., None], picture)
+    return np.clip(picture + draw.normal(0, draw.uniform(1, 8), picture.shape), 0, 255).astype(np.uint8)
+
+
+def _write_sounds(folder: Path, seed: int) -> Iterator[Path]:
+    for index in range(SOUNDS):
+        path = folder / f"{index:02}.wav"
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1), file.setsampwidth(2), file.setframerate(RATE)
+            file.writeframes((_voice(np.random.default_rng(seed + index)) * 20_000).astype("<i2").tobytes())
+        yield path
+
+
+def _voice(draw: np.random.Generator) -> np.ndarray:
+    """Draw syllables: harmonics of a moving pitch within moving bands, pauses and noise, float [SECONDS * RATE]."""
+    count = SECONDS * RATE
+    time = np.arange(count) / RATE
+    pitch = draw.uniform(90, 220) * (1 + 0.15 * np.sin(2 * np.pi * draw.uniform(0.5, 3) * time))
+    phase = 2 * np.pi * np.cumsum(pitch) / RATE
+    band = draw.uniform(400, 1800) * (1 + 0.4 * np.sin(2 * np.pi * draw.uniform(1, 4) * time))
+    sound = sum(np.sin(k * phase) * np.exp(-(((k * pitch - band) / 500) ** 2)) / k**0.3 for k in range(1, 25))
+    loud = np.clip(np.sin(2 * np.pi * draw.uniform(2, 4) * time + draw.uniform(0, 6)) + 0.3, 0, 1)
+    mixed = np.asarray(sound) * loud + 0.02 * draw.normal(size=count)
+    return mixed / np.abs(mixed).max()
+
+
+def tensors(
+    specs: tuple[TensorSpec, ...],
+    seed: int,
+    *,
+    sizes: Mapping[str, tuple[int, int]],
+    runs: Runs | None = None,
+    most: Mapping[str, int] | None = None,
+) -> Samples:
+    """Draw inputs of any kind, `ROWS` rows; `runs` tells whether the model takes inputs, `most` its largest integers.
+
+    A symbolic size is the first of `LENGTHS` that the model runs with; integers reach from 0 to the largest it takes.
+    """
+    largest = {spec.name: 1 for spec in specs if not _is_float(spec)} | dict(most or {})
+    chosen = _lengths(specs, sizes, runs, largest)
+    if runs is not None:
+        for spec in specs:
+            if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
+                largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
+    generator = torch.Generator().manual_seed(seed)
+    return {spec.name: _draw(spec, chosen, largest, generator) for spec in specs}
+
+
+def _lengths(
+    specs: tuple[TensorSpec, ...],
+    sizes: Mapping[str, tuple[int, int]],
+    runs: Runs | None,
+    largest: Mapping[str, int],
+) -> dict[str, int]:
+    """Return a number for every symbolic size, those other than the batch being equal where the model runs so."""
+    named = dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str))
+    bounds = {name: sizes.get(name, (1, 1 << 30)) for name in named}
+    rows = min(max(ROWS, bounds.get("batch", (1, ROWS))[0]), bounds.get("batch", (1, ROWS))[1])
+    tried = []
+    for length in LENGTHS:
+        chosen = {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {"batch": 1}
+        tried.append(chosen)
+        if runs is None or runs({spec.name: _constant(spec, chosen, 1) for spec in specs}):
+            return {**chosen, "batch": rows}
+    return {**tried[0], "batch": rows}
+
+
+def _largest(
+    spec: TensorSpec,
+    specs: tuple[TensorSpec, ...],
+    chosen: Mapping[str, int],
+    runs: Runs,
+    largest: Mapping[str, int],
+) -> int:
+    """Return the largest integer that the model takes in one input, the others being 0 or 1."""
+
+    def takes(value: int) -> bool:
+        one = {**chosen, "batch": 1}
+        return runs({s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs})
+
+    top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
+    if top == 1 or takes(top):
+        return min(top, USUAL_INTEGER)
+    low, high = 0, top  # taken, not taken
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    return low
+
+
+def _constant(spec: TensorSpec, chosen: Mapping[str, int], value: int) -> Tensor:
+    shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
+    return torch.full(shape, RATE if _is_rate(spec) else value, dtype=spec.torch_dtype)
+
+
+def _draw(
+    spec: TensorSpec, chosen: Mapping[str, int], largest: Mapping[str, int], generator: torch.Generator
+) -> Tensor:
+    shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
+    if _is_rate(spec) or _is_mask(spec):
+        return torch.full(shape, RATE if _is_rate(spec) else 1, dtype=spec.torch_dtype)
+    if not _is_float(spec):
+        return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
+    if not spec.batched:
+        return torch.randn(shape, generator=generator).to(spec.torch_dtype)
+    rows = [_row(shape[1:], index, generator) for index in range(shape[0])]
+    return torch.stack(rows).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
+
+
+def _row(shape: list[int], index: int, generator: torch.Generator) -> Tensor:
+    """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn."""
+    noise = torch.randn(shape, generator=generator)
+    if index % 4 == 1:
+        for axis in range(max(0, noise.dim() - 2), noise.dim()):
+            noise = noise.cumsum(axis)
+        deviation = float(noise.std()) if noise.numel() > 1 else 1.0
+        return (noise - noise.mean()) / max(deviation, 1e-6)
+    if index % 4 == 2:
+        return torch.rand(shape, generator=generator)
+    return noise * 0.1 if index % 4 == 3 else noise
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.torch_dtype.is_floating_point
+
+
+def _is_mask(spec: TensorSpec) -> bool:
+    return spec.dtype == "bool" or "mask" in spec.name.lower()
+
+
+def _is_rate(spec: TensorSpec) -> bool:
+    return spec.name.lower() in ("sr", "rate", "sample_rate", "sampling_rate")
+
+
+def _tables(loaded: LoadedModel) -> dict[str, int]:
+    """Return the largest token of each integer input of a torch model: of its smallest table with that many rows."""
+    if loaded.module is None:
+        return {}
+    rows = [m.num_embeddings for m in loaded.module.modules() if isinstance(m, nn.Embedding)]
+    vocabulary = loaded.meta.get("vocab_size")
+    most = min(rows, default=2) - 1
+    return {
+        spec.name: (min(most, vocabulary - 1) if vocabulary else most)
+        for spec in loaded.inputs
+        if not _is_float(spec) and not _is_mask(spec)
+    }
+
+
+def _runs(loaded: LoadedModel) -> Runs | None:
+    """Return whether an ONNX model takes inputs, as tried in ONNX Runtime without optimizations; None of others."""
+    if loaded.onnx is None:
+        return None
+    from ...onnx.ort.ort_session import EXACT, OrtRunner
+
+    runner = OrtRunner(loaded.onnx, loaded.inputs, tuple(loaded.meta["outputs"]), "cpu", settings=EXACT)
+
+    def runs(inputs: Mapping[str, Tensor]) -> bool:
+        try:
+            runner.run(inputs)
+        except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
+            return False
+        return True
+
+    return runs
+
