@@ -182,7 +182,7 @@ def test_an_early_refusal_of_files_asks_for_their_own_key(tmp_path: Path) -> Non
 
         def gated(inputs: dict[str, np.ndarray], run: object = run) -> dict[str, np.ndarray]:
             calls.append(1)
-            assert gate.wait(30)
+            assert gate.wait(120)
             return run(inputs)  # type: ignore[operator,no-any-return]
 
         model.function = gated
