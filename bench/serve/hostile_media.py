@@ -4,8 +4,8 @@
 
 Attacks, each from one API key, the canary from another: `scans`: six JPEGs of 2,000 scans (440 KB) at once; `slow` and
 `many slow`: of as many scans as are allowed, six or 64 at once; `leaving`: two clients that post 16 small PNGs each and
-hang up; `slow, leaving`: or such JPEGs; `large`: small files that decode to gigabytes; `sounds`: long silences. A canary,
-and `/ops/models`, go every 0.5 s. Prints what the attackers got, median and worst of the others, and the largest
+leave; `slow, leaving`: or such JPEGs; `large`: small files that decode to gigabytes; `sounds`: long silences. A
+canary, and `/ops/models`, go every 0.5 s. Prints what attackers got, median and worst of the others, and the largest
 memory of all processes of the server. A canary without an answer, or one of more than 2 s on a quiet machine, breaks
 the bar.
 """
@@ -113,7 +113,7 @@ def hang_up(url: str, data: bytes, count: int) -> None:
         connection.close()
 
 
-def at_once(url: str, files: list[bytes], until: float, model: str = "colors") -> Counter[str]:
+def at_once(url: str, files: list[bytes], seconds: float, model: str = "colors") -> Counter[str]:
     """Send all files at once, again and again."""
     found, until = Counter[str](), time.monotonic() + seconds
     with ThreadPoolExecutor(len(files)) as pool:
