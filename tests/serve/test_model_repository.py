@@ -123,6 +123,23 @@ def test_version_change_under_load_drops_no_request(tmp_path: Path) -> None:
         assert gauge % 3 in text
 
 
+@pytest.mark.parametrize("change", ["load", "unload"])
+def test_a_change_ends_whose_client_leaves_before(tmp_path: Path, change: str) -> None:
+    put(tmp_path / "m/1", factor=1)
+    with serving(opener="multiplies", path=str(tmp_path), run={"allow_reload": True}) as (running, url):
+        put(tmp_path / "m/2", factor=2)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v2/repository/models/m/{change}", timeout=httpx.Timeout(60, read=0.05))
+
+        def states() -> list[tuple[str, str]]:
+            listed = httpx.post(f"{url}/v2/repository/index").json()
+            return [(one["version"], one["state"]) for one in listed]
+
+        loaded = {"load": ["UNAVAILABLE", "READY"], "unload": ["UNAVAILABLE", "UNAVAILABLE"]}[change]
+        wait_until(lambda: states() == list(zip("12", loaded, strict=True)))
+        wait_until(lambda: len(children(running.pid)) == (change == "load"))
+
+
 def test_failed_load_keeps_the_served_version_and_reports_why(tmp_path: Path) -> None:
     put(tmp_path / "m/1", factor=1)
     run = {"allow_reload": True, "memory": "4GiB"}
