@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -174,6 +175,8 @@ class ModelAdmin:
         self.service.forget(old)
         await asyncio.to_thread(old.predictor.close)
         self._opened.discard(old.predictor)
+        del old
+        gc.collect()  # cycles, some of which hold descriptors; in a server it seldom runs by itself
 
 
 def _number(version: str) -> tuple[int, str]:
