@@ -570,6 +570,21 @@ def test_tool_calls_are_parsed_in_full_and_streamed(choice: Any, tmp_path: Path)
         assert tokens == len(choice.logprobs.content) == len(f"Let me see.\n{CALLS}")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_tool_calls_the_first_call_stands(tmp_path: Path, stream: bool) -> None:
+    with live(FakeLLMPredictor(tmp_path, engine=FakeEngine(script=CALLS))) as server:
+        body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
+        url = f"{server.url}/v1/chat/completions"
+        answer = httpx.post(url, json={**body, "parallel_tool_calls": False, "stream": stream})
+        if stream:
+            parts = [choice["delta"] for event in events(answer) for choice in event["choices"]]
+            calls = [call for part in parts for call in part.get("tool_calls", [])]
+        else:
+            calls = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert {call.get("index", 0) for call in calls} == {0}
+        assert len([call for call in calls if call.get("id")]) == 1
+
+
 def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
     with live(FakeLLMPredictor(tmp_path, engine=FakeEngine(script=CALLS))) as server:
         body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
