@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import InputError
 
-IDLE = (None, False, 0, "", [], {})  # ask for nothing
+IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})  # ask for nothing
 _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
     # hint, names, values that ask for nothing
     (
