@@ -9,13 +9,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
+from infer.errors import DeadlineError
+from infer.serve.api.openai import openai_request
+from infer.serve.api.openai.chat_types import ChatRequest, Message
+from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.media_decoder.processes import PLACES, MediaDecoders
 from tests.support import fake_media
@@ -126,6 +132,16 @@ def test_samples_that_are_no_sound_are_refused(server: Live, value: float) -> No
         answer = hear(server, floats(samples, "<f8" if value == 1e300 else "<f4"), path)
         assert answer.status_code == 400
         assert "expected samples of -1 to 1" in answer.text
+
+
+def test_the_timeout_in_a_body_counts_for_its_image_too(server: Live) -> None:
+    body = ChatRequest(model="m", messages=[Message(role="user")], timeout=3.0)
+    route: Any = None
+    for spent, fails in ((1.0, False), (4.0, True)):
+        context = RequestContext(server.service, route, {}, {}, "a", began=time.monotonic() - spent)
+        with pytest.raises(DeadlineError) if fails else nullcontext():
+            assert 0 < openai_request.timeout(context, body) <= 2
+            assert 0 < context.timeout() <= 2, "that of decoding"
 
 
 @pytest.fixture

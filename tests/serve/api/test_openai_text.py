@@ -416,7 +416,7 @@ REFUSED = [
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ({"typical_p": 0.5}, "typical_p"),
-    ({"mirostat": 2}, "mirostat"),
+    ({"mirostat": 1}, "mirostat"),
     ({"do_sample": False}, "do_sample"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"n_predict": 3}, "n_predict"),

@@ -125,8 +125,9 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
 
 
 def timeout(context: RequestContext, request: CommonFields) -> float:
-    """Return the timeout in seconds: the field, the header, or the server's limit for generation."""
-    return request.timeout or context.timeout(context.service.limits.generation_seconds)
+    """Return the seconds left of the field, the header, or the server's limit for generation."""
+    context.seconds = request.timeout
+    return context.timeout(context.service.limits.generation_seconds)
 
 
 def grammar(request: CommonFields) -> tuple[dict[str, Any] | None, str]:

@@ -35,10 +35,11 @@ _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
     ),
     (
         "Use temperature, top_k, top_p and min_p",
-        "typical_p typical tfs_z tfs mirostat mirostat_mode dynatemp_range dynatemp_min dynatemp_max smoothing_factor "
-        "xtc_probability dry_multiplier top_a epsilon_cutoff eta_cutoff penalty_alpha samplers watermark",
-        (*IDLE, 1),
+        "mirostat mirostat_mode dynatemp_range dynatemp_min dynatemp_max smoothing_factor xtc_probability "
+        "dry_multiplier top_a epsilon_cutoff eta_cutoff penalty_alpha samplers watermark",
+        IDLE,
     ),
+    ("Use temperature, top_k, top_p and min_p", "typical_p typical tfs_z tfs", (*IDLE, 1)),
     ("Use temperature, top_k, top_p and min_p", "top_n_sigma nsigma", (*IDLE, -1)),
     ("Use temperature 0", "do_sample", (None, True)),
     ("Use repetition_penalty", "repeat_penalty", (*IDLE, 1)),
