@@ -122,8 +122,8 @@ def enforce(
     small: Compressed,
     stuck: str = "",
 ) -> None:
-    """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises, that of speed
-    how many left the format; both say the way out.
+    """Raise `GateError` at the gates. That of fidelity names the worst layers, and why none rises, that of speed
+    how many left the format, that of gain is for models that nothing changes; all say the way out.
     """
     reason = best.unfaithful(plan)
     if reason:
@@ -147,6 +147,11 @@ def enforce(
         raise GateError(
             f"refused, slower: {best.verdict}{_left_format(plan, small.layers)}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
+        )
+    if reason := best.no_gain(plan):
+        raise GateError(
+            f"refused, no gain: {reason}",
+            hint="Nothing was published. --allow-slower keeps it, --backend auto takes the fastest",
         )
 
 
