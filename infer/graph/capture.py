@@ -20,12 +20,15 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
+from ..sanitize import shortened
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
+
+MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
 
 
 def capture(
@@ -173,7 +176,9 @@ def _refusal(
     text, line = str(error), line_of_model(error)
     asked = ", ".join(spec.format() for spec in inputs)
     if "data-dependent" in text:
-        where = f"its code asks for the value of a tensor{f' at {line[:160]}' if line else ''}"
+        where = (
+            f"its code asks for the value of a tensor{f' at {shortened(line, MOST_LINE)}' if line else ''}"
+        )
         hint = "Write that with torch.where or torch.cond: a graph has no branches and sizes that depend on values"
         return NotUsableError(f"the model can't be captured with inputs {asked}: {where}", hint=hint)
     constant = specialized(text)
@@ -182,7 +187,7 @@ def _refusal(
         f"--input {spec.name}={spec.dtype}[{','.join(map(str, _numbers(spec, examples[spec.name], constant)))}]"
         for spec in inputs
     )
-    at = f" (at {line[:160]})" if line else ""
+    at = f" (at {shortened(line, MOST_LINE)})" if line else ""
     hint = f"Give what must not vary as a number: {numbers}"
     return NotUsableError(f"the model can't be captured with inputs {asked}: {reason}{at}", hint=hint)
 
@@ -206,7 +211,7 @@ def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[in
 
 def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or "no reason given"
+    return shortened(" ".join(lines[:3]), MOST_REASON).rstrip(" :") or "no reason given"
 
 
 def _zeros(program: ExportedProgram) -> Any:

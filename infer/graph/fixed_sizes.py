@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError
+from ..library_errors import first_sentence
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
@@ -229,8 +230,7 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     named = [name for name in specialized(reason) if name in fixed]
     if named:
         return f"the model's code makes a constant of {' and '.join(named)}"
-    first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
-    return f"the exporter can't vary it: {first[:120].rstrip('.')}"
+    return f"the exporter can't vary it: {first_sentence(cause).rstrip('.')}"
 
 
 def _with_rows(module: nn.Module, graph: Graph) -> Graph:

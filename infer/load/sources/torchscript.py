@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError, SourceError, UsageError
+from ...library_errors import first_sentence
 from ...plan import Plan
 from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
@@ -76,9 +77,7 @@ def _read_script(source: str) -> Any:
         try:
             return torch.jit.load(source, map_location="cpu").eval()
         except RuntimeError as error:
-            raise SourceError(
-                f"torch.jit can't read it: {str(error).splitlines()[0][:200]}", where=source
-            ) from error
+            raise SourceError(f"torch.jit can't read it: {first_sentence(error)}", where=source) from error
 
 
 def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.export.ExportedProgram:
@@ -93,9 +92,8 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
         try:
             return converter(script, examples).convert()
         except Exception as error:
-            text = str(error).strip().splitlines()
             raise NotUsableError(
-                f"this TorchScript can't be converted: {text[0][:200] if text else type(error).__name__}",
+                f"this TorchScript can't be converted: {first_sentence(error)}",
                 hint=f"Save the state dict of the original of {source} and give --model file.py:factory",
             ) from error
 
