@@ -238,3 +238,34 @@ def test_the_page_cuts_no_word_and_fits_windows_of_every_width(tmp_path: Path) -
                 assert tab.run("document.documentElement.scrollWidth") <= width, (kind, text, width)
                 assert tab.run(CUT) == [], (kind, text, width)
         assert tab.errors == []
+
+
+def at_sizes() -> document.Report:
+    """A report of an output and of all outputs at nine sizes, of which batch 3 is the worst."""
+    sizes = [*(f"batch {n}" for n in (1, 2, 3, 64)), *(f"seq {n}" for n in (1, 7, 64, 128, 512))]
+    rows = []
+    for size in sizes:
+        value = 0.09 if size == "batch 3" else 0.01
+        for subject, metric in ((f"embedding at {size}", "worst_slice_error"), (size, "relative_error")):
+            label, why = f"{subject}.{metric}", f"said at {size}"
+            used = value / 0.1
+            rows.append(
+                document.FidelityRow(label, value, "", why, subject, metric, 0.1, used=used, ok=value < 0.1)
+            )
+    return msgspec.structs.replace(sample(), fidelity=(*sample().fidelity, *rows))
+
+
+def test_of_many_sizes_the_terminal_shows_the_worst() -> None:
+    report = at_sizes()
+    (section,) = (part for part in sections.sections(report, brief=True) if part.title == "Fidelity")
+    rows = {row[0]: row[-1] for row in section.tables[0].rows if "size" in row[0]}
+    said = "worst of 9 sizes: batch 3; said at batch 3"
+    assert rows == {"sizes: embedding.worst_slice_error": said, "sizes: relative_error": said}
+    assert "embedding at seq 512.worst_slice_error" in document.encode(report).decode()
+    assert "seq 512" in render_html(report)
+
+
+@pytest.mark.parametrize("width", [80, 100, None])
+def test_the_label_of_a_metric_breaks_only_before_its_name(width: int | None) -> None:
+    lines = [line for line in printed(at_sizes(), width) if "embedding" in line]
+    assert any(re.match(r"(sizes: )?embedding\.worst_slice_error", line) for line in lines), lines
