@@ -241,7 +241,7 @@ def test_the_page_cuts_no_word_and_fits_windows_of_every_width(tmp_path: Path) -
 
 
 def at_sizes() -> document.Report:
-    """A report of an output and of all outputs at nine sizes, of which batch 3 is the worst."""
+    """Return a report of an output and of all outputs at nine sizes, of which batch 3 is the worst."""
     sizes = [*(f"batch {n}" for n in (1, 2, 3, 64)), *(f"seq {n}" for n in (1, 7, 64, 128, 512))]
     rows = []
     for size in sizes:
@@ -263,9 +263,3 @@ def test_of_many_sizes_the_terminal_shows_the_worst() -> None:
     assert rows == {"sizes: embedding.worst_slice_error": said, "sizes: relative_error": said}
     assert "embedding at seq 512.worst_slice_error" in document.encode(report).decode()
     assert "seq 512" in render_html(report)
-
-
-@pytest.mark.parametrize("width", [80, 100, None])
-def test_the_label_of_a_metric_breaks_only_before_its_name(width: int | None) -> None:
-    lines = [line for line in printed(at_sizes(), width) if "embedding" in line]
-    assert any(re.match(r"(sizes: )?embedding\.worst_slice_error", line) for line in lines), lines
