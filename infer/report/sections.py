@@ -37,9 +37,7 @@ class Section:
 
 
 def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
-    """Yield the sections that have contents; with `brief`, of the layers only those that cost most, and of the sizes
-    at which a metric was compared the worst.
-    """
+    """Yield the sections that have contents; with `brief`, of the layers only those that cost most."""
     if report.search is not None:
         yield _search(report.search)
     if tables := list(_decisions(report)):
@@ -53,7 +51,7 @@ def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
             *(Column("what"), Column("value", right=True), Column("limit", right=True)),
             *(Column("verdict", drop=1), Column("meaning")),
         )
-        rows = [_fidelity_cells(row) for row in (_worst_sizes(report) if brief else report.fidelity)]
+        rows = [_fidelity_cells(row) for row in worst_sizes(report)]
         yield Section("Fidelity", tables=[Table(columns, rows, caption)], chart="fidelity")
     if report.layers:
         yield _layers(report, brief=brief)
@@ -178,8 +176,8 @@ def _fidelity_cells(row: FidelityRow) -> tuple[str, ...]:
     return row.what, formatting.number(row.value, row.unit), bound, VERDICTS[row.ok], row.why
 
 
-def _worst_sizes(report: Report) -> Iterator[FidelityRow]:
-    """Yield the fidelity rows, of those that differ only in the size at which they were compared the worst."""
+def worst_sizes(report: Report) -> Iterator[FidelityRow]:
+    """Yield the fidelity rows; of those that differ only in the size at which they were compared, the worst one."""
     by_metric: dict[tuple[str, str], list[tuple[str, FidelityRow]]] = {}
     for row in report.fidelity:
         if (found := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):

@@ -255,11 +255,19 @@ def at_sizes() -> document.Report:
     return msgspec.structs.replace(sample(), fidelity=(*sample().fidelity, *rows))
 
 
-def test_of_many_sizes_the_terminal_shows_the_worst() -> None:
+def test_of_many_sizes_the_report_shows_the_worst_and_json_all() -> None:
     report = at_sizes()
-    (section,) = (part for part in sections.sections(report, brief=True) if part.title == "Fidelity")
+    (section,) = (part for part in sections.sections(report) if part.title == "Fidelity")
     rows = {row[0]: row[-1] for row in section.tables[0].rows if "size" in row[0]}
     said = "worst of 9 sizes: batch 3; said at batch 3"
     assert rows == {"sizes: embedding.worst_slice_error": said, "sizes: relative_error": said}
     assert "embedding at seq 512.worst_slice_error" in document.encode(report).decode()
-    assert "seq 512" in render_html(report)
+    page = render_html(report)
+    assert "seq 512" not in page
+    assert page.count("worst of 9 sizes") == 2
+
+
+def test_a_cell_without_a_figure_is_empty_so_that_narrow_pages_hide_it() -> None:
+    row = document.FidelityRow("y.rows", 100, "", "rows compared", "y", "rows")
+    page = render_html(msgspec.structs.replace(sample(), fidelity=(row,)))
+    assert '<td class="num" data-head="limit"></td>' in page
