@@ -134,7 +134,7 @@ def first_sentence(error: BaseException) -> str:
     said = ""
     while lines and (not said or said.endswith(":")):
         said = f"{said} {lines.pop(0)}".strip()
-    return shortened(said.rstrip(": "), MOST_SAID) or type(error).__name__
+    return shortened(said.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:

@@ -108,13 +108,22 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = [name for name in known if name not in {spec.name for spec in inputs}] or known or ["x"]
     for spec in inputs:
         if spec.name not in known:
             raise UsageError(
                 f"the model has no input named {spec.name!r}",
                 hint=f"Its forward takes: {', '.join(known)}. "
-                + (remedy or f"Name it with --input {known[0] if known else 'x'}=…"),
+                + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
+    given = {spec.name for spec in inputs}
+    needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
+    if inputs and (absent := [name for name in needed if name not in given]):
+        raise UsageError(
+            f"the model's forward takes {absent[0]!r} too",
+            hint=remedy
+            or f"Name it with --input {TensorSpec(absent[0], inputs[0].dtype, inputs[0].shape).format()}",
+        )
 
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:

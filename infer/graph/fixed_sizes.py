@@ -27,7 +27,7 @@ from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
 from .called_paths import as_if_called
-from .capture import capture, specialized
+from .capture import capture, check_input_names, specialized
 from .program import Graph, flatten
 
 ROWS = 3  # tried together and one by one
@@ -61,6 +61,7 @@ def capture_at_any_sizes(
     numbers and the line of the model's code in the sentence.
     """
     source = _Source(module, called or module, inputs, samples, outputs, task)
+    check_input_names(source.called, inputs)
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
         return Capture(_with_rows(module, source.agreeing(sizes)))

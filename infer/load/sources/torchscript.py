@@ -39,8 +39,8 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         raise UsageError(
             f"TorchScript does not record the sizes of its inputs; its forward takes {', '.join(names)}",
             where="--input",
-            hint=f"First weights: {sizes}. Give --data with an array of each input, or name it: "
-            f"--input {(*names, 'x')[0]}=float32[batch,3,224,224]",
+            hint=f"First weights: {sizes}. Give --data with an array of each input, or name each, such as "
+            + " ".join(f"--input {name}=float32[{_usual_sizes(script)}]" for name in names or ("x",)),
         )
     inputs, _ = resolve_inputs(plan, known, None)
     by_name = {spec.name: spec for spec in inputs}
@@ -78,6 +78,13 @@ def _read_script(source: str) -> Any:
             return torch.jit.load(source, map_location="cpu").eval()
         except RuntimeError as error:
             raise SourceError(f"torch.jit can't read it: {first_sentence(error)}", where=source) from error
+
+
+def _usual_sizes(script: Any) -> str:
+    """Return the sizes of an input that the first weight of several dimensions multiplies."""
+    weights = (tuple(value.shape) for value in script.state_dict().values())
+    shape = next((shape for shape in weights if len(shape) > 1), (1, 3, 3, 3))
+    return ",".join(("batch", str(shape[1]), *(["32"] * (len(shape) - 2))))
 
 
 def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.export.ExportedProgram:
