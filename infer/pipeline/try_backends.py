@@ -162,8 +162,11 @@ class Trials:
         named = self.plan.backend
         if named != "auto" and (able := _other_backends(named, self.small.graph, self.plan)):
             quantized = f" quantized to {self.plan.quant}" if self._format_refused(named) else ""
-            why = f"{named} can't run this model{quantized}: {self.refused[-1].why}"
-            return NotUsableError(why, hint="" if "use --backend" in why else f"Use --backend {able[0]}")
+            reason = self.refused[-1].why
+            return NotUsableError(
+                f"{named} can't run this model{quantized}: {reason}",
+                hint="" if "use --backend" in reason else f"Use --backend {able[0]}",
+            )
         for name in sorted(plugins.names("backends"), key=lambda one: one != "ort"):
             if why := self._format_refused(name):
                 another = f" with --backend {name}" if named not in ("auto", name) else ""

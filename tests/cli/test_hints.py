@@ -1,4 +1,4 @@
-"""What a refusal advises is done as it stands, and works."""
+"""Advice of refusals, done as it stands: it has to work."""
 
 from __future__ import annotations
 
