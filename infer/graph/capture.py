@@ -20,12 +20,15 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
+from ..sanitize import shortened
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
+
+MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
 
 
 def capture(
@@ -105,13 +108,22 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = [name for name in known if name not in {spec.name for spec in inputs}] or known or ["x"]
     for spec in inputs:
         if spec.name not in known:
             raise UsageError(
                 f"the model has no input named {spec.name!r}",
                 hint=f"Its forward takes: {', '.join(known)}. "
-                + (remedy or f"Name it with --input {known[0] if known else 'x'}=…"),
+                + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
+    given = {spec.name for spec in inputs}
+    needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
+    if inputs and (absent := [name for name in needed if name not in given]):
+        raise UsageError(
+            f"the model's forward takes {absent[0]!r} too",
+            hint=remedy
+            or f"Name it with --input {TensorSpec(absent[0], inputs[0].dtype, inputs[0].shape).format()}",
+        )
 
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
@@ -173,7 +185,9 @@ def _refusal(
     text, line = str(error), line_of_model(error)
     asked = ", ".join(spec.format() for spec in inputs)
     if "data-dependent" in text:
-        where = f"its code asks for the value of a tensor{f' at {line[:160]}' if line else ''}"
+        where = (
+            f"its code asks for the value of a tensor{f' at {shortened(line, MOST_LINE)}' if line else ''}"
+        )
         hint = "Write that with torch.where or torch.cond: a graph has no branches and sizes that depend on values"
         return NotUsableError(f"the model can't be captured with inputs {asked}: {where}", hint=hint)
     constant = specialized(text)
@@ -182,7 +196,7 @@ def _refusal(
         f"--input {spec.name}={spec.dtype}[{','.join(map(str, _numbers(spec, examples[spec.name], constant)))}]"
         for spec in inputs
     )
-    at = f" (at {line[:160]})" if line else ""
+    at = f" (at {shortened(line, MOST_LINE)})" if line else ""
     hint = f"Give what must not vary as a number: {numbers}"
     return NotUsableError(f"the model can't be captured with inputs {asked}: {reason}{at}", hint=hint)
 
@@ -206,7 +220,7 @@ def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[in
 
 def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or "no reason given"
+    return shortened(" ".join(lines[:3]), MOST_REASON).rstrip(" :") or "no reason given"
 
 
 def _zeros(program: ExportedProgram) -> Any:
