@@ -42,31 +42,20 @@ def attention(
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = node.get("scale") or 1 / math.sqrt(int(q.shape[-1]))
     root = math.sqrt(scale)
-    logits = torch.matmul(q * root, (k * root).transpose(-1, -2))
-    seen, raw = logits, logits
-    bias = _bias(node, mask, q, k, past_key, lengths)
-    if node.get("qk_matmul_output_mode", 0) == 0:
-        raw = logits
+    raw = torch.matmul(q * root, (k * root).transpose(-1, -2))
     cap = node.get("softcap", 0.0)
-    modes = {0: logits}
-    if node.version >= 24:
-        seen = cap * torch.tanh(logits / cap) if cap else logits
-        modes[1] = seen
-        seen = seen if bias is None else seen + bias
-        modes[2] = seen
-    else:
-        seen = logits if bias is None else logits + bias
-        modes[1] = seen
-        seen = cap * torch.tanh(seen / cap) if cap else seen
-        modes[2] = seen
+    capped = cap * torch.tanh(raw / cap) if cap else raw
+    bias = _bias(node, mask, q, k, past_key, lengths)
+    seen = capped if bias is None else capped + bias
     weights = torch.softmax(seen, -1)
-    weights = torch.where(weights.isnan(), torch.zeros_like(weights), weights)  # a row that sees nothing
-    modes[3] = weights
-    raw = modes[node.get("qk_matmul_output_mode", 0)]
+    if bias is not None:  # a query that sees no key gives 0
+        blind = bias.amax(-1, keepdim=True) == -math.inf
+        weights = torch.where(blind, torch.zeros_like(weights), weights)
+    shown = (raw, capped, seen, weights)[node.get("qk_matmul_output_mode", 0)]
     out = torch.matmul(weights.to(v.dtype), v)
     if flat:
         out = out.transpose(1, 2).reshape(out.shape[0], out.shape[2], -1)
-    return out, *present, raw
+    return out, *present, shown
 
 
 def _bias(
@@ -79,14 +68,18 @@ def _bias(
         bias = _additive(mask, q.dtype)
         if bias.shape[-1] != keys:
             bias = F.pad(bias, (0, keys - bias.shape[-1]), value=-math.inf)
-    rows, columns = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
-    if node.get("is_causal", 0):
-        start: Any = 0 if past is None else past.shape[2]
-        if lengths is not None and past is None:
-            start = (lengths - queries).reshape(-1, 1, 1, 1)
-        bias = _plus(bias, _additive(columns <= rows + start, q.dtype))
+    start: Any = 0 if past is None else past.shape[2]
+    if lengths is not None and past is None:
+        start = (lengths - queries).reshape(-1, 1, 1, 1)
+    ahead = torch.arange(keys)[None, :] - torch.arange(queries)[:, None] - start  # of a key before its query
+    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
+    right = 0 if node.get("is_causal", 0) else right
+    if right >= 0:
+        bias = _plus(bias, _additive(ahead <= right, q.dtype))
+    if left >= 0:
+        bias = _plus(bias, _additive(ahead >= -left, q.dtype))
     if lengths is not None:
-        bias = _plus(bias, _additive(columns < lengths.reshape(-1, 1, 1, 1), q.dtype))
+        bias = _plus(bias, _additive(torch.arange(keys) < lengths.reshape(-1, 1, 1, 1), q.dtype))
     return bias
 
 

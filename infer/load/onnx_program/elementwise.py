@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .operators import MICROSOFT, Node, operator
-from .values import DTYPES, Unsupported, torch_dtype
+from .values import NARROW, Unsupported, number_of, torch_dtype
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes with few operators of them
 _LARGEST = {
@@ -81,20 +81,20 @@ def binary(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("Mod")
 def modulo(node: Node, a: Tensor, b: Tensor) -> Tensor:
-    return signed(torch.fmod if node.get("fmod", 0) or a.is_floating_point() else torch.remainder)(a, b)
+    return signed(torch.fmod if node.get("fmod", 0) else torch.remainder)(a, b)
 
 
 @operator("BitShift")
 def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
-    """Shift; by the width of the type or more gives 0, which torch leaves undefined."""
+    """Shift; by less than 0 or by the width and more, every bit is moved out."""
     left = node.get("direction") == "LEFT"
-    bits = a.dtype.itemsize * 8
     if a.dtype == torch.uint64 and not left:
         raise Unsupported("uint64 shifted to the right")
     wide, by = a.to(torch.int64), b.to(torch.int64)
-    held = by.clamp(0, 63)
-    moved = wide << held if left else wide >> held
-    return torch.where(by < bits, moved, torch.zeros_like(moved)).to(a.dtype)
+    by = torch.where((by < 0) | (by >= a.dtype.itemsize * 8), torch.full_like(by, 63), by)
+    if left:
+        return torch.where(by == 63, torch.zeros_like(wide), wide << by).to(a.dtype)
+    return (wide >> by).to(a.dtype)
 
 
 @operator("Max", "Min", "Sum", "Mean")
@@ -144,25 +144,30 @@ def cast(node: Node, x: Tensor) -> Tensor:
 
 @operator("CastLike")
 def cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
-    number = next(key for key, dtype in DTYPES.items() if dtype == like.dtype)
-    return to_type(x, number, bool(node.get("saturate", 1)))
+    return to_type(x, node.types.get(1, number_of(like.dtype)), bool(node.get("saturate", 1)))
 
 
 def to_type(x: Tensor, number: int, saturate: bool = True, round_mode: str = "up") -> Tensor:
     """Convert to a `TensorProto.DataType`: toward zero to integers, beyond the range of 8-bit floats to its end."""
     dtype = torch_dtype(number)
-    if number in (21, 22):
-        raise Unsupported("a cast to 4-bit integers")
-    if dtype in _LARGEST:
-        largest = _LARGEST[dtype]
-        wide = x.float()
-        if saturate:
-            wide = torch.where(wide.isnan(), wide, wide.clamp(-largest, largest))
-        return wide.to(dtype)
     if x.is_complex():
         raise Unsupported("a cast of complex numbers")
+    if number in NARROW:
+        low, high = NARROW[number]
+        return (((x.to(torch.int64) - low) & (high - low)) + low).to(dtype)
+    if dtype in _LARGEST:
+        return _to_float8(x.float(), dtype, saturate)
     if x.is_floating_point() and dtype.itemsize < 4 and not dtype.is_floating_point and dtype != torch.bool:
         return x.to(torch.int64).to(dtype)
+    return x.to(dtype)
+
+
+def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
+    largest = _LARGEST[dtype]
+    if saturate:
+        return torch.where(x.isnan(), x, x.clamp(-largest, largest)).to(dtype)
+    if dtype == torch.float8_e4m3fn:  # it has no infinity; half a step above the largest rounds to it
+        x = torch.where(x.abs() > largest + 16, torch.full_like(x, math.nan), x)
     return x.to(dtype)
 
 
@@ -217,6 +222,11 @@ def shrink(node: Node, x: Tensor) -> Tensor:
 @operator("Swish")
 def swish(node: Node, x: Tensor) -> Tensor:
     return x * torch.sigmoid(node.get("alpha", 1.0) * x)
+
+
+@operator("SwiGLU")
+def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
+    return swish(node, gate) * x  # type: ignore[no-any-return]
 
 
 @operator("Gelu")

@@ -40,6 +40,7 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     constants: dict[int, Tensor] = field(default_factory=dict)  # inputs that are the same in every call
+    types: dict[int, int] = field(default_factory=dict)  # inputs of 4 and 2 bits, which torch holds in 8: their type
     blocks: dict[str, Any] = field(default_factory=dict)  # subgraphs by attribute
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...errors import NotUsableError
 from . import layers
 from .operators import ON_SIZES, Node, Operator, find
-from .values import Sizes, Unsupported, Value, as_tensor, numbers, tensor_of
+from .values import NARROW, Sizes, Unsupported, Value, as_tensor, numbers, tensor_of
 
 if TYPE_CHECKING:
     import onnx
@@ -61,7 +61,8 @@ class Block(nn.Module):
         outer: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.inputs = [value.name for value in graph.input]
+        stored = {proto.name for proto in graph.initializer}
+        self.inputs = [value.name for value in graph.input if value.name not in stored]
         self.outputs = [value.name for value in graph.output]
         self.constants: dict[str, Tensor] = dict(outer or {})
         self._own = Counter[str]()  # how often a name was given
@@ -69,20 +70,14 @@ class Block(nn.Module):
         self.known: dict[str, Sizes] = {}
         self.steps: list[Step] = []
         self._opsets, self._folder = opsets, folder
-        given = set(self.inputs)
+        self._narrow = {value.name: value.type.tensor_type.elem_type for value in graph.input}
         for proto in graph.initializer:
-            if outer is not None or proto.name not in given:
-                self.constants[proto.name] = self._read(proto)
-            else:  # a default that a caller may replace is no constant
-                self.defaults[proto.name] = self._read(proto)
+            self.constants[proto.name] = self._read(proto)
+            self._narrow[proto.name] = proto.data_type
         if graph.sparse_initializer:
             raise NotUsableError("not imported: sparse weights", hint="It runs as ONNX")
         self._build(list(graph.node))
         self._keep()
-
-    @property
-    def defaults(self) -> dict[str, Tensor]:
-        return self.__dict__.setdefault("_defaults", {})
 
     def _read(self, proto: onnx.TensorProto) -> Tensor:
         try:
@@ -104,6 +99,8 @@ class Block(nn.Module):
             node.constants = {
                 i: self.constants[n] for i, n in enumerate(node.inputs) if n and n in self.constants
             }
+            node.types = {i: t for i, n in enumerate(node.inputs) if (t := self._narrow.get(n, 0)) in NARROW}
+            self._narrow.update(dict.fromkeys(node.outputs, _narrow_output(node)))
             implementation = find(node.domain, node.op, node.version)
             if implementation is None:
                 raise NotImportedError(node)
@@ -208,9 +205,6 @@ class Block(nn.Module):
                 self.register_buffer(buffer, self.constants[name])
                 if (known := Sizes.known(self.constants[name])) is not None:
                     self.known[name] = known
-        for name, default in self.defaults.items():
-            self.buffer_of[name] = buffer = f"constant_{len(self.buffer_of)}"
-            self.register_buffer(buffer, default)
         last: dict[str, int] = {}
         for i, step in enumerate(self.steps):
             last.update(dict.fromkeys(self._needs(step), i))
@@ -308,7 +302,6 @@ class OnnxProgram(nn.Module):
                 f"not imported: opset {opsets['']} is older than {OLDEST}", hint="It runs as ONNX"
             )
         self.graph = Block(model.graph, opsets, folder)
-        self.names = [name for name in self.graph.inputs if name not in self.graph.defaults]
 
     def forward(self, **inputs: Tensor) -> tuple[Any, ...]:
         return tuple(as_tensor(value) for value in self.graph.run(inputs))
@@ -351,9 +344,18 @@ def _reads(proto: onnx.NodeProto) -> Iterator[str]:
             yield from (value.name for value in graph.output)
 
 
+def _narrow_output(node: Node) -> int:
+    """Return the type of a node's output where it is of 4 or 2 bits by what the node says."""
+    if node.op == "Cast":
+        return int(node.get("to", 0))
+    if node.op == "QuantizeLinear":
+        return int(node.get("output_dtype", 0)) or node.types.get(2, 0)
+    if node.op == "CastLike":
+        return node.types.get(1, 0)
+    return node.types.get(0, 0) if node.op in ("Identity", "Reshape", "Transpose", "Gather", "Slice") else 0
+
+
 def _with_outputs(node: Node, outputs: tuple[str, ...]) -> Node:
-    return Node(
-        node.op, node.domain, node.name, node.version, node.inputs, outputs, node.attributes, node.constants
-    )
+    return replace(node, outputs=outputs)
 
 

@@ -10,9 +10,7 @@ from torch import Tensor
 from . import convolution
 from .elementwise import to_type
 from .operators import MICROSOFT, Node, find, operator
-from .values import DTYPES, Unsupported, torch_dtype
-
-_RANGES = {21: (0, 15), 22: (-8, 7)}
+from .values import NARROW, Unsupported, number_of, torch_dtype
 
 
 def _along(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
@@ -45,9 +43,7 @@ def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -
     axis, block = node.get("axis", 1), node.get("block_size", 0)
     number = node.get("output_dtype", 0)
     if not number:
-        number = 2 if zero is None else next(key for key, dtype in DTYPES.items() if dtype == zero.dtype)
-    if number in _RANGES or torch_dtype(number).itemsize == 8:
-        raise Unsupported("codes of this type")
+        number = 2 if zero is None else node.types.get(2, number_of(zero.dtype))
     spread = x.to(torch.float32) / _along(scale.to(torch.float32), x, axis, block)
     if torch_dtype(number).is_floating_point:
         return to_type(spread, number, bool(node.get("saturate", 1)))
@@ -55,7 +51,8 @@ def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -
     if zero is not None:
         codes = codes + _along(zero.to(torch.float32), x, axis, block)
     info = torch.iinfo(torch_dtype(number))
-    return codes.clamp(info.min, info.max).to(torch.int32).to(torch_dtype(number))
+    low, high = NARROW.get(number, (info.min, info.max))
+    return codes.clamp(low, high).to(torch.int32).to(torch_dtype(number))
 
 
 @operator("DynamicQuantizeLinear")

@@ -60,6 +60,9 @@ def resize(
     elif scales:
         factors = list(scales)
         wanted = [_scaled(h, f) for h, f in zip(have, factors, strict=True)]
+        cut = any(is_static(h) and h * f != w for h, f, w in zip(have, factors, wanted, strict=True))
+        if cut and options["coordinate_transformation_mode"] == "align_corners":
+            raise Unsupported("align_corners with a part of a pixel, which runtimes compute differently")
     else:
         raise Unsupported("no scales and no sizes")
     return _resize(options, x, axes, factors, wanted, list(roi or []))
@@ -162,7 +165,7 @@ def _along(options: dict[str, Any], x: Tensor, axis: int, place: Tensor, scale: 
     shape[axis] = -1
     taps = weights.shape[1]
     columns = first[:, None] + torch.arange(taps)
-    if options.get("exclude_outside", 0) or (options.get("antialias", 0) and mode in ("linear", "cubic")):
+    if options.get("exclude_outside", 0):
         inside = (columns >= 0) & (columns < have)
         weights = torch.where(inside, weights, torch.zeros_like(weights))
         weights = weights / weights.sum(1, keepdim=True)

@@ -26,9 +26,10 @@ DTYPES = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 4: torch.uint16, 5: torch.int16, 6: torch.int32, 7: torch.int64,
     9: torch.bool, 10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64, 14: torch.complex64,
     15: torch.complex128, 16: torch.bfloat16, 17: torch.float8_e4m3fn, 18: torch.float8_e4m3fnuz,
-    19: torch.float8_e5m2, 20: torch.float8_e5m2fnuz, 21: torch.uint8, 22: torch.int8,
+    19: torch.float8_e5m2, 20: torch.float8_e5m2fnuz, 21: torch.uint8, 22: torch.int8, 25: torch.uint8, 26: torch.int8,
 }  # fmt: skip
-NAMES = {0: "undefined", 8: "string", 23: "float4e2m1", 24: "float8e8m0", 25: "uint2", 26: "int2"}
+NAMES = {0: "undefined", 8: "string", 23: "float4e2m1", 24: "float8e8m0"}
+NARROW = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}  # integers of 4 and 2 bits: their ranges
 
 
 class Unsupported(Exception):
@@ -101,16 +102,16 @@ def tensor_of(proto: onnx.TensorProto, folder: Path) -> Tensor:
         fields = {entry.key: entry.value for entry in proto.external_data}
         path, offset = folder / fields["location"], int(fields.get("offset", "0"))
         count = math.prod(shape)
-        if proto.data_type in (21, 22):
-            raise Unsupported("4-bit integers in an external file")
+        if proto.data_type in NARROW:
+            raise Unsupported("integers of 4 or 2 bits in an external file")
         if not count:
             return torch.zeros(shape, dtype=dtype)
         # "c": a private mapping that torch may call writable; nothing is written to the file
         raw = np.memmap(path, np.uint8, "c", offset, (count * dtype.itemsize,))
         return torch.from_numpy(raw).view(dtype).reshape(shape)
     array = numpy_helper.to_array(proto)
-    if proto.data_type in (21, 22):
-        return torch.from_numpy(array.astype(np.uint8 if proto.data_type == 21 else np.int8))
+    if proto.data_type in NARROW:
+        array = array.astype(np.int8 if NARROW[proto.data_type][0] else np.uint8)
     return from_numpy(array, dtype)
 
 
@@ -125,6 +126,11 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> Tensor:
 def whole(value: Any) -> Any:
     """Return a number as an integer where it is one in value: `2.0` times a symbolic size stays a size."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def number_of(dtype: torch.dtype) -> int:
+    """Return the `TensorProto.DataType` of a dtype."""
+    return next(number for number, known in DTYPES.items() if known == dtype)
 
 
 def prod(values: Sequence[Any]) -> Any:
