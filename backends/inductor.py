@@ -176,7 +176,7 @@ class Runner:
     def _input_order(self) -> list[str]:
         """Return the input names in the package's order; the package itself takes 0.1 ms per call to find it."""
         given, _ = self._model.loader.get_call_spec()
-        named = {tensor.name: tensor.name for tensor in self.inputs}
+        named = {spec.keyword: spec.name for spec in self.inputs}
         return list(reorder_kwargs(named, pytree.treespec_loads(given)).values())
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

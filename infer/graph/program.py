@@ -60,8 +60,12 @@ class Graph:
 
     def callable(self) -> Callable[..., list[Tensor]]:
         """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
-        module: Any = self.module or self.exported.module()
-        return lambda **inputs: flatten(module(**inputs))
+        if self.module is not None:
+            whole: Any = self.module
+            return lambda **inputs: flatten(whole(**inputs))
+        module: Any = self.exported.module()
+        keywords = {spec.name: spec.keyword for spec in self.inputs}
+        return lambda **inputs: flatten(module(**{keywords[name]: value for name, value in inputs.items()}))
 
 
 def plain_call(
@@ -73,7 +77,7 @@ def plain_call(
     """
     module: Any = program.module()
     names = list(
-        reorder_kwargs({spec.name: spec.name for spec in inputs}, program.call_spec.in_spec).values()
+        reorder_kwargs({spec.keyword: spec.name for spec in inputs}, program.call_spec.in_spec).values()
     )
     for node in [n for n in module.graph.nodes if n.op == "call_module" and n.target == "_guards_fn"]:
         module.graph.erase_node(node)

@@ -6,6 +6,7 @@ torch (`layers.py`), so that what quantizes layers finds them. `forward` runs th
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...errors import NotUsableError
+from ...spec import keyword
 from . import layers
 from .operators import ON_SIZES, Node, Operator, find
 from .values import NARROW, Sizes, Unsupported, Value, as_tensor, numbers, tensor_of
@@ -194,7 +196,8 @@ class Block(nn.Module):
         name = f"n{name}" if name[0].isdigit() else name
         self._own[name] += 1
         name = name if self._own[name] == 1 else f"{name}_{self._own[name]}"
-        return name if not hasattr(self, name) else f"{name}_layer"
+        taken = hasattr(self, name) or hasattr(fx.GraphModule, name) or name == "graph"
+        return f"{name}_layer" if taken else name
 
     def _keep(self) -> None:
         """Keep the constants that are read as buffers, and drop the others."""
@@ -289,11 +292,13 @@ class Block(nn.Module):
             raise NotImportedError(node, str(error)) from error
 
 
-class OnnxProgram(nn.Module):
-    """An ONNX model as a module that is called by the names of its inputs and returns its outputs in order."""
+class OnnxProgram(Block):
+    """An ONNX model as a module that is called by the names of its inputs and returns its outputs in order.
+
+    The exporter calls it by identifiers (`TensorSpec.keyword`), which the signature of `forward` lists.
+    """
 
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        super().__init__()
         opsets = {
             "" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import
         }
@@ -301,21 +306,44 @@ class OnnxProgram(nn.Module):
             raise NotUsableError(
                 f"not imported: opset {opsets['']} is older than {OLDEST}", hint="It runs as ONNX"
             )
-        self.graph = Block(model.graph, opsets, folder)
+        super().__init__(model.graph, opsets, folder)
+        self.names = {keyword(name): name for name in self.inputs}
+        if len(self.names) < len(self.inputs):
+            raise NotUsableError("not imported: names of inputs differ only in signs", hint="It runs as ONNX")
 
-    def forward(self, **inputs: Tensor) -> tuple[Any, ...]:
-        return tuple(as_tensor(value) for value in self.graph.run(inputs))
+    def call(self, given: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        """Return the outputs for inputs by their own names or by identifiers."""
+        return tuple(as_tensor(v) for v in self.run({self.names.get(n, n): x for n, x in given.items()}))
+
+
+def _with_signature(program: OnnxProgram) -> OnnxProgram:
+    """Give a program a `forward` whose signature names its inputs."""
+    names = list(program.names)
+
+    def forward(self: OnnxProgram, *args: Tensor, **named: Tensor) -> tuple[Any, ...]:
+        return self.call({**dict(zip(names, args, strict=False)), **named})
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    program.__class__ = type("OnnxProgram", (OnnxProgram,), {"forward": forward})
+    return program
+
+
+def from_proto(model: onnx.ModelProto, folder: Path) -> OnnxProgram:
+    """Return the module of a model whose external data lies in `folder`."""
+    from onnx import inliner
+
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    return _with_signature(OnnxProgram(model, folder)).eval()
 
 
 def import_onnx(path: Path) -> OnnxProgram:
     """Return the module of an ONNX file; raises `NotImportedError` for an operator without a torch form."""
     import onnx
-    from onnx import inliner
 
-    model = onnx.load(path, load_external_data=False)
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    return OnnxProgram(model, path.parent).eval()
+    return from_proto(onnx.load(path, load_external_data=False), path.parent)
 
 
 def _as_tuple(found: Any) -> tuple[Any, ...]:

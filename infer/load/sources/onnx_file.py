@@ -22,7 +22,7 @@ from . import onnx_outputs
 
 MAX_DEPTH = 16
 MAX_NAME = 80  # characters of a name that a message shows
-_UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
+_UNNAMED = re.compile(r"unk__\d+|-?\d+|\W*")  # what exporters call a size without a name: "unk__12", "-1", "?"
 Specs = tuple[TensorSpec, ...]
 
 
@@ -218,7 +218,7 @@ def _spec(value: Any, path: Path) -> TensorSpec:
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
         fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
-        named = "" if _UNNAMED.fullmatch(dim.dim_param) else dim.dim_param
+        named = "" if _UNNAMED.fullmatch(dim.dim_param) else re.sub(r"\W", "_", dim.dim_param)
         shape.append(fixed or named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
     return TensorSpec(value.name, dtype, tuple(shape))
 
