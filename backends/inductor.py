@@ -63,7 +63,7 @@ def unopenable() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
+    return graph.no_program if graph.program is None else None
 
 
 def searched_dtypes() -> tuple[str, ...]:

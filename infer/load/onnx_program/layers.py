@@ -16,6 +16,11 @@ FEWEST = 256  # values of a table below which a lookup stays an operator
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+# Inputs that are the layer's own: weights and biases.
+HELD = {"MatMul": (1,), "Gemm": (1, 2), "Gather": (0,), "Conv": (1, 2), "ConvTranspose": (1, 2)}
+HELD |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3))
+
+
 @dataclass
 class Layer:
     """A module that does the work of a node, and of the next one where it adds the bias."""
@@ -43,7 +48,7 @@ def layer_of(node: Node, following: Node | None, constants: Mapping[str, Tensor]
 
 
 def call(layer: nn.Module, node: Node, inputs: list[Any]) -> Any:
-    """Run a layer on the inputs of its node that are not constant."""
+    """Run a layer on the inputs of its node; those that it holds are None."""
     if node.op == "MatMul":
         return layer(inputs[0])
     if node.op == "Gemm":

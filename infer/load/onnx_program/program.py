@@ -49,6 +49,7 @@ class Step:
     node: Node
     implementation: Operator | None
     layer: str = ""
+    held: tuple[int, ...] = ()  # inputs that are the layer's own
     frees: tuple[str, ...] = ()
 
 
@@ -113,7 +114,9 @@ class Block(nn.Module):
             if made is not None:
                 name = self._name(node, made.weight)
                 self.add_module(name, made.module)
-                step = Step(node, None, name)
+                held = layers.HELD[node.op]
+                node.constants = {i: value for i, value in node.constants.items() if i not in held}
+                step = Step(node, None, name, held)
                 if made.takes_next and following is not None:
                     skipped[id(following)] = name
                     step.node = _with_outputs(node, following.outputs)
@@ -219,7 +222,7 @@ class Block(nn.Module):
     def _needs(self, step: Step) -> Iterator[str]:
         """Yield the values that a step reads, those of its subgraphs included; a layer has its own constants."""
         for i, name in enumerate(step.node.inputs):
-            if name and not (step.layer and i in step.node.constants):
+            if name and i not in step.held:
                 yield name
         for name in step.node.blocks.values():
             yield from getattr(self, name).free()
@@ -249,7 +252,7 @@ class Block(nn.Module):
         if step.layer:
             layer = getattr(self, step.layer)
             own = [
-                None if not name or i in node.constants else as_tensor(values[name])
+                None if not name or i in step.held else as_tensor(values[name])
                 for i, name in enumerate(node.inputs)
             ]
             return _as_tuple(self._guarded(node, layers.call, layer, node, own))

@@ -72,9 +72,7 @@ def _ordered(op: str, weight: Tensor) -> Tensor:
 def call(layer: nn.Module, node: Node, inputs: list[Any]) -> tuple[Tensor | None, ...]:
     """Run torch's layer; outputs Y [time, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]."""
     own: Any = layer.layer
-    inputs = [
-        node.constants[i] if value is None and i in node.constants else value for i, value in enumerate(inputs)
-    ] + [None] * 8
+    inputs = [*inputs, *[None] * 8]
     x, hidden, cell = inputs[0], inputs[_HIDDEN], inputs[_CELL]
     if node.get("layout", 0):
         x, hidden, cell = (None if v is None else v.transpose(0, 1) for v in (x, hidden, cell))

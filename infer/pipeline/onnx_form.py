@@ -1,0 +1,57 @@
+"""Form in which an ONNX source runs: the file as it is, or a torch program imported from it.
+
+The file stays where a backend takes it as it is. Where none does - torch's own backends, formats that quantize layers,
+int8 of an opset without scales for each channel - the program is captured, quantized and lowered like that of a torch
+source. ONNX Runtime without optimizations on the user's own file judges both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .. import load, plugins
+from ..errors import NotUsableError
+from ..graph.program import Graph
+from ..load import module_copies, onnx_program
+from ..plan import Plan
+from ..reporter import Reporter
+from ..spec import Finding
+from .try_backends import candidates
+
+AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale for each channel
+
+
+def choose(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> None:
+    """Give an ONNX source its torch module where the plan needs one; a finding says so, or why there is none."""
+    if loaded.onnx is None or loaded.module is not None or not (why := needs_program(plan, loaded)):
+        return
+    try:
+        module = onnx_program.import_onnx(loaded.onnx)
+    except NotUsableError as error:
+        keep_file(loaded, str(error), reporter)
+        return
+    loaded.module, loaded.rebuild = module, partial(module_copies.copy_structure, module)
+    reporter.found([Finding("load", "form", "torch program", why=f"imported from ONNX: {why}")])
+
+
+def needs_program(plan: Plan, loaded: load.LoadedModel) -> str:
+    """Return why the file can't stay ONNX for this plan, "" where it can."""
+    outputs = tuple(loaded.meta.get("outputs", ()))
+    graph = Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
+    refusals = []
+    for name in candidates(plan):
+        if plugins.why_not("backends", name) is None:
+            reason = plugins.get("backends", name).refuses(graph, plan.with_(backend=name))
+            if reason is None:
+                opset = int(loaded.meta.get("opset", AXIS_OPSET))
+                old = plan.quant_name == "int8" and opset < AXIS_OPSET
+                return f"opset {opset} has no int8 weights with a scale per channel" if old else ""
+            refusals.append(f"{name}: {reason}")
+    return refusals[0] if refusals else ""
+
+
+def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
+    """Run the source as ONNX, for which a finding gives the reason."""
+    loaded.module = loaded.rebuild = None
+    loaded.meta = {**loaded.meta, "unimported": why}
+    reporter.found([Finding("load", "form", "ONNX", why=why)])
