@@ -19,6 +19,6 @@ from . import (
     signal,
     sizes,
 )
-from .program import NotImportedError, OnnxProgram, import_onnx
+from .program import NotImportedError, OnnxProgram, from_proto, import_onnx
 
-__all__ = ["NotImportedError", "OnnxProgram", "import_onnx"]
+__all__ = ["NotImportedError", "OnnxProgram", "from_proto", "import_onnx"]

@@ -107,9 +107,9 @@ def variadic(node: Node, *inputs: Tensor) -> Tensor:
 @operator("Pow")
 def power(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Raise to a power in the dtype of the base."""
-    constant = node.constants.get(1)
-    if constant is not None and constant.numel() == 1 and constant.dim() <= x.dim() and x.is_floating_point():
-        return torch.pow(x, constant.reshape(-1).tolist()[0])
+    known = node.known.get(1, [])
+    if len(known) == 1 and y.dim() <= x.dim() and x.is_floating_point():
+        return torch.pow(x, known[0])
     if x.is_floating_point() or (not y.is_floating_point() and x.dtype not in UNSIGNED):
         return torch.pow(x, y).to(x.dtype)
     return torch.pow(x.double(), y.double()).to(x.dtype)
@@ -123,11 +123,12 @@ def clip_attributes(node: Node, x: Tensor) -> Tensor:
 @operator("Clip", since=11)
 def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Clip; where the least is above the largest, the largest holds."""
-    limits = [node.constants.get(1), node.constants.get(2)]
-    given = [low, high]
-    if x.is_floating_point() and all(g is None or c is not None for g, c in zip(given, limits, strict=True)):
-        low_value, high_value = (None if c is None else float(c) for c in limits)
-        return x if low_value is None and high_value is None else torch.clamp(x, low_value, high_value)
+    if low is None and high is None:
+        return x
+    is_known = (low is None or 1 in node.known) and (high is None or 2 in node.known)
+    if x.is_floating_point() and is_known:
+        least, most = (None if v is None else node.known[i][0] for i, v in ((1, low), (2, high)))
+        return torch.clamp(x, least, most)
     found = x if low is None else signed(torch.maximum)(x, low)
     return found if high is None else signed(torch.minimum)(found, high)
 

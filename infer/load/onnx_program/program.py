@@ -104,6 +104,9 @@ class Block(nn.Module):
             }
             node.types = {i: t for i, n in enumerate(node.inputs) if (t := self._narrow.get(n, 0)) in NARROW}
             self._narrow.update(dict.fromkeys(node.outputs, _narrow_output(node)))
+            node.known = {
+                i: known.list() for i, v in node.constants.items() if (known := Sizes.known(v)) is not None
+            }
             implementation = find(node.domain, node.op, node.version)
             if implementation is None:
                 raise NotImportedError(node)
@@ -115,12 +118,13 @@ class Block(nn.Module):
                 name = self._name(node, made.weight)
                 self.add_module(name, made.module)
                 held = layers.HELD[node.op]
-                node.constants = {i: value for i, value in node.constants.items() if i not in held}
+                node.constants = {}
                 step = Step(node, None, name, held)
                 if made.takes_next and following is not None:
                     skipped[id(following)] = name
                     step.node = _with_outputs(node, following.outputs)
             else:
+                node.constants = {}
                 step = Step(node, implementation)
             self.steps.append(step)
 

@@ -189,12 +189,11 @@ def _backwards(x: Tensor, axis: int, start: Any, end: Any, step: Any) -> Tensor:
 @operator("Gather")
 def gather(node: Node, x: Tensor, indices: Tensor) -> Tensor:
     axis = node.get("axis", 0) % max(x.dim(), 1)
-    constant = node.constants.get(1)
-    if constant is not None and constant.numel() == 1 and constant.dim() == 0:
-        return x.select(axis, int(constant))
-    size = x.shape[axis]
-    if constant is None or bool((constant < 0).any()):
-        indices = torch.where(indices < 0, indices + size, indices)
+    known = node.known.get(1)
+    if known is not None and indices.dim() == 0:
+        return x.select(axis, known[0])
+    if known is None or min(known, default=0) < 0:
+        indices = _positive(indices, x.shape[axis])
     found = x.index_select(axis, indices.reshape(-1).to(torch.int64))
     return found.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
@@ -285,10 +284,7 @@ def pad(
         for i, axis in enumerate(axes):
             whole[axis % x.dim()], whole[axis % x.dim() + x.dim()] = pads[i], pads[half + i]
         pads = whole
-    constant = node.constants.get(2)
-    number: Any = 0 if value is None else value
-    if constant is not None:
-        number = constant.reshape(-1).tolist()[0]
+    number: Any = 0 if value is None else node.known.get(2, [value])[0]
     return _pad(x, pads, node.get("mode", "constant"), number)
 
 

@@ -62,8 +62,8 @@ class Sizes:
     @staticmethod
     def known(tensor: Tensor) -> Sizes | None:
         """Return a small constant as numbers, or None where it is data."""
-        plain = tensor.dtype in (torch.int64, torch.int32, torch.bool, torch.float32)
-        return Sizes.of(tensor.tolist(), tensor.dtype) if plain and tensor.numel() <= MOST else None
+        few = tensor.numel() <= MOST and not tensor.is_complex()
+        return Sizes.of(tensor.tolist(), tensor.dtype) if few else None
 
     def list(self) -> list[Any]:
         """Return the numbers in order."""
