@@ -31,7 +31,8 @@ class Signature(msgspec.Struct, frozen=True):
 class Graph:
     """The captured program. Exactly one of `program`, `onnx` and `module` is set.
 
-    An ONNX source stays ONNX, or was imported: then `imported` is the file, which judges the program; `module` is a float original whose weights are streamed from disk, too large to capture.
+    An ONNX source stays ONNX, or was imported: then `imported` is the file, which judges the program. `module` is a
+    float original whose weights are streamed from disk, too large to capture.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -71,7 +71,11 @@ def _given(value: Any) -> Any:
 def _wrong(want: Any, got: Any, rtol: float, atol: float) -> str:
     """Return how an output differs from the one that ONNX gives, or an empty string."""
     if isinstance(want, list):
-        return "count" if len(want) != len(got) else "".join(map(_wrong, want, got, *[[r] * len(got) for r in (rtol, atol)]))
+        return (
+            "count"
+            if len(want) != len(got)
+            else "".join(map(_wrong, want, got, *[[r] * len(got) for r in (rtol, atol)]))
+        )
     if want is None or got is None:
         return "" if want is got else "absent"
     if want.shape != got.shape or want.dtype != got.dtype:
@@ -120,7 +124,9 @@ def test_nine_of_ten_node_tests_of_onnx_are_right(outcomes: dict[str, str]) -> N
 
 def test_what_is_not_imported_is_refused_by_its_name(outcomes: dict[str, str]) -> None:
     named = ("refused: not imported: operator ", "refused: not imported: opset ", "refused: an input of ")
-    assert {said for said in outcomes.values() if said.startswith("refused") and not said.startswith(named)} == set()
+    assert {
+        said for said in outcomes.values() if said.startswith("refused") and not said.startswith(named)
+    } == set()
 
 
 # Graphs of several nodes
@@ -137,7 +143,7 @@ def test_random_graphs_equal_onnxruntime_as_written(seed: int) -> None:
     assert differs(want, got, references.room(rows, want)) == ""
 
 
-@pytest.mark.parametrize("seed", (0, 1, 3, 8, 9, 15))
+@pytest.mark.parametrize("seed", [0, 1, 3, 8, 9, 15])
 def test_captured_random_graphs_run_at_other_batches(seed: int) -> None:
     model = graphs.make(seed)
     shape = [d.dim_value or "batch" for d in model.graph.input[0].type.tensor_type.shape.dim]
@@ -202,7 +208,9 @@ def test_a_lookup_becomes_an_embedding_with_negative_ids() -> None:
     require_equal(program, session, {"x": np.array([0, -1, 31, -32])})
 
 
-@pytest.mark.parametrize("options", ("", "auto_pad = 'SAME_UPPER',", "pads = [1, 0, 0, 2],", "pads = [1, 1, 1, 1],"))
+@pytest.mark.parametrize(
+    "options", ["", "auto_pad = 'SAME_UPPER',", "pads = [1, 0, 0, 2],", "pads = [1, 1, 1, 1],"]
+)
 def test_a_convolution_becomes_a_layer_with_any_padding(options: str) -> None:
     options = options.replace("'", '"')
     body = f"y = Conv <{options} strides = [2, 2], kernel_shape = [3, 3]> (x, w, b)"
@@ -213,8 +221,8 @@ def test_a_convolution_becomes_a_layer_with_any_padding(options: str) -> None:
     require_equal(program, session, {"x": floats(3, 2, 9, 7)})
 
 
-@pytest.mark.parametrize("direction", ("forward", "reverse", "bidirectional"))
-@pytest.mark.parametrize("op", ("LSTM", "GRU", "RNN"))
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 def test_recurrent_operators_become_layers_of_torch(op: str, direction: str) -> None:
     count, gates = 2 if direction == "bidirectional" else 1, {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     reset = ", linear_before_reset = 1" if op == "GRU" else ""
@@ -239,7 +247,7 @@ def test_codes_of_a_weight_become_a_layer_of_its_values() -> None:
 # Versions, names, refusals
 
 
-@pytest.mark.parametrize(("opset", "want"), ((11, 1 / 6), (13, 1 / 3)))
+@pytest.mark.parametrize(("opset", "want"), [(11, 1 / 6), (13, 1 / 3)])
 def test_softmax_takes_all_axes_as_one_before_opset_13(opset: int, want: float) -> None:
     text = graph(opset, "(float[n, 2, 3] x) => (float[n, 2, 3] y)", "y = Softmax <axis = 1> (x)")
     program, session = imported(text.replace("axis = 1", "axis = 2") if opset == 13 else text)
@@ -260,7 +268,9 @@ def test_names_of_inputs_that_are_no_identifiers_are_taken() -> None:
 def test_an_operator_without_a_torch_form_is_named_with_its_node() -> None:
     model = onnx.parser.parse_model(graph(17, "(float[n, 2] x) => (float[n, 2] y)", "y = Relu (x)"))
     model.graph.node[0].op_type, model.graph.node[0].name = "Warp", "/encoder/warp"
-    with pytest.raises(onnx_program.NotImportedError, match=r"operator Warp \(opset 17\) at node '/encoder/warp'"):
+    with pytest.raises(
+        onnx_program.NotImportedError, match=r"operator Warp \(opset 17\) at node '/encoder/warp'"
+    ):
         onnx_program.from_proto(model, Path())
 
 

@@ -33,8 +33,9 @@ BODY = """
 def write(folder: Path, *, last: str = "Tanh", name: str = "x") -> Path:
     """Write a small convolutional network of opset 11 with rows of data beside it."""
     rng = np.random.default_rng(0)
-    text = f'<ir_version: 6, opset_import: ["" : 11]> g (float[batch, 4, 4, 4] x) => (float[batch, 64] y) {{ {BODY.format(input="x", last=last)} }}'
-    model = onnx.parser.parse_model(text)
+    signature = "(float[batch, 4, 4, 4] x) => (float[batch, 64] y)"
+    body = BODY.format(input="x", last=last)
+    model = onnx.parser.parse_model(f'<ir_version: 6, opset_import: ["" : 11]> g {signature} {{ {body} }}')
     shapes = {"w": (64, 4, 3, 3), "b": (64,), "v": (128, 1024), "c": (128,), "u": (128, 64)}
     weights = {
         key: (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)

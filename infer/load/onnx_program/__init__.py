@@ -4,7 +4,7 @@
 backends of a torch source. One function for each operator, in a file for each kind; `operators.py` is the table.
 """
 
-from . import (
+from . import (  # noqa: F401 - each enters its operators into the table
     attention,
     control_flow,
     convolution,

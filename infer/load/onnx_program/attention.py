@@ -214,7 +214,9 @@ def embed_layer_norm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Add the embeddings of words, positions and types and normalize; the second output is the length of the mask."""
     total = F.embedding(ids.to(torch.int64), words)
-    total = total + (positions[: ids.shape[1]] if place is None else F.embedding(place.to(torch.int64), positions))
+    total = total + (
+        positions[: ids.shape[1]] if place is None else F.embedding(place.to(torch.int64), positions)
+    )
     if segments is not None and types is not None:
         total = total + F.embedding(segments.to(torch.int64), types)
     found = F.layer_norm(total, total.shape[-1:], gamma, beta, node.get("epsilon", 1e-12))

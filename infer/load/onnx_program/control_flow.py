@@ -36,7 +36,11 @@ def loop(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Run the body until its condition fails or the trip count is reached; stack what it gives at each step."""
     body, count = blocks["body"], len(state)
-    trips: Any = MOST_STEPS if limit is None else (limit.list() if isinstance(limit, Sizes) else limit.reshape(-1).tolist())[0]
+    trips: Any = (
+        MOST_STEPS
+        if limit is None
+        else (limit.list() if isinstance(limit, Sizes) else limit.reshape(-1).tolist())[0]
+    )
     carried, going = list(state), condition is None or _truth(condition)
     gathered: list[list[Tensor]] = [[] for _ in range(len(body.outputs) - 1 - count)]
     step = 0
@@ -70,7 +74,9 @@ def scan(node: Node, blocks: Mapping[str, Any], values: Mapping[str, Any], *inpu
             x.select(axis, x.shape[axis] - 1 - step if back else step)
             for x, axis, back in zip(sequences, axes, backward, strict=True)
         ]
-        found = [as_tensor(v) for v in body.run(dict(zip(body.inputs, [*state, *parts], strict=True)), values)]
+        found = [
+            as_tensor(v) for v in body.run(dict(zip(body.inputs, [*state, *parts], strict=True)), values)
+        ]
         state = found[: len(state)]
         for rows, value in zip(gathered, found[len(state) :], strict=True):
             rows.append(value)

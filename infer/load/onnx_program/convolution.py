@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .operators import Node, operator
+from .operators import MICROSOFT, Node, operator
 from .values import Unsupported, is_static, prod
 
 _CONVS: list[Callable[..., Tensor]] = [F.conv1d, F.conv2d, F.conv3d]
@@ -107,6 +107,29 @@ def _transposed_paddings(
     return before, after
 
 
+@operator("FusedConv", domain=MICROSOFT)
+def fused_conv(
+    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None, added: Tensor | None = None
+) -> Tensor:
+    found = conv(node, x, weight, bias)
+    return activated(node, found if added is None else found + added)
+
+
+def activated(node: Node, x: Tensor) -> Tensor:
+    """Apply the activation that onnxruntime fused into a node."""
+    name, parameters = node.get("activation", ""), list(node.get("activation_params") or [])
+    if name == "Clip":
+        return x.clamp(*parameters)
+    if name == "LeakyRelu":
+        return F.leaky_relu(x, *(parameters or [node.get("leaky_relu_alpha", 0.01)]))
+    if name == "HardSigmoid":
+        return (x * parameters[0] + parameters[1]).clamp(0, 1)
+    known = {"": lambda y: y, "Relu": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid}
+    if name not in known:
+        raise Unsupported(f"activation {name}")
+    return known[name](x)  # type: ignore[no-any-return]
+
+
 def module_of(node: Node) -> nn.Module | None:
     """Return the convolution layer of constant weights, or None where torch has none of this kind."""
     weight = node.constants.get(1)
@@ -115,7 +138,13 @@ def module_of(node: Node) -> nn.Module | None:
     if len(node.inputs) > 2 and node.inputs[2] and 2 not in node.constants:
         return None
     rank, groups = weight.dim() - 2, node.get("group", 1)
-    if not 1 <= rank <= 3 or node.get("auto_pad", "NOTSET") not in ("", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+    if not 1 <= rank <= 3 or node.get("auto_pad", "NOTSET") not in (
+        "",
+        "NOTSET",
+        "VALID",
+        "SAME_UPPER",
+        "SAME_LOWER",
+    ):
         return None
     strides, dilations = _window(node, rank)
     kernel = list(weight.shape[2:])
@@ -125,7 +154,11 @@ def module_of(node: Node) -> nn.Module | None:
     even = _even(before, after)
     if node.op == "ConvTranspose":
         extra = list(node.get("output_padding") or [0] * rank)
-        if not even or node.get("output_shape") is not None or any(e >= s for e, s in zip(extra, strides, strict=True)):
+        if (
+            not even
+            or node.get("output_shape") is not None
+            or any(e >= s for e, s in zip(extra, strides, strict=True))
+        ):
             return None
         options["output_padding"] = extra
         channels = weight.shape[0], weight.shape[1] * groups
@@ -182,7 +215,9 @@ def max_pool(node: Node, x: Tensor) -> Any:
         least = float(torch.iinfo(own).min)
         x = x.double()
     simple = _even(before, after) and all(is_static(m) and m == 0 for m in more)
-    simple = simple and all(2 * b <= k for b, k in zip(before, kernel, strict=True)) and least == float("-inf")
+    simple = (
+        simple and all(2 * b <= k for b, k in zip(before, kernel, strict=True)) and least == float("-inf")
+    )
     if simple:
         found = pool(x, kernel, strides, before, dilations, False, node.wants(1))
     else:
@@ -241,7 +276,11 @@ def average_pool(node: Node, x: Tensor) -> Tensor:
     before, after, more = _pool_paddings(node, list(x.shape[2:]), kernel)
     counted = bool(node.get("count_include_pad", 0))
     plain = _even(before, after) and all(is_static(m) and m == 0 for m in more)
-    if plain and all(d == 1 for d in dilations) and all(2 * b <= k for b, k in zip(before, kernel, strict=True)):
+    if (
+        plain
+        and all(d == 1 for d in dilations)
+        and all(2 * b <= k for b, k in zip(before, kernel, strict=True))
+    ):
         return _AVERAGE_POOLS[_dimensions(len(kernel))](x, kernel, strides, before, False, counted)
     last = [a + m for a, m in zip(after, more, strict=True)]
     total = _windows_summed(node, pad_space(x, before, last), kernel)

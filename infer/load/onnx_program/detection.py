@@ -51,7 +51,10 @@ def _kept(boxes: Tensor, scores: Tensor, limit: int, edge: float, floor: float |
             break
         if kept:
             others = boxes[kept]
-            low, high = torch.maximum(others[:, :2], boxes[box, :2]), torch.minimum(others[:, 2:], boxes[box, 2:])
+            low, high = (
+                torch.maximum(others[:, :2], boxes[box, :2]),
+                torch.minimum(others[:, 2:], boxes[box, 2:]),
+            )
             shared = (high - low).clamp(min=0).prod(-1)
             union = areas[kept] + areas[box] - shared
             if bool(((shared / union) > edge)[union > 0].any()):
@@ -63,8 +66,19 @@ def _kept(boxes: Tensor, scores: Tensor, limit: int, edge: float, floor: float |
 @operator("RoiAlign")
 def roi_align(node: Node, x: Tensor, rois: Tensor, rows: Tensor) -> Tensor:
     """Sample boxes of an image [N, C, H, W] at a grid of places in each cell, bilinear."""
-    half = 0.5 if node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel") == "half_pixel" else 0.0
-    height, width, samples = node.get("output_height", 1), node.get("output_width", 1), node.get("sampling_ratio", 0)
+    half = (
+        0.5
+        if node.get(
+            "coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel"
+        )
+        == "half_pixel"
+        else 0.0
+    )
+    height, width, samples = (
+        node.get("output_height", 1),
+        node.get("output_width", 1),
+        node.get("sampling_ratio", 0),
+    )
     if samples <= 0:
         raise Unsupported("a number of samples that depends on the boxes")
     boxes = rois * node.get("spatial_scale", 1.0) - half
@@ -102,9 +116,13 @@ def _bilinear(images: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
 
 @operator("GridSample")
 def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
-    mode = {"bilinear": "bilinear", "linear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "cubic": "bicubic"}[
-        node.get("mode", "bilinear")
-    ]
+    mode = {
+        "bilinear": "bilinear",
+        "linear": "bilinear",
+        "nearest": "nearest",
+        "bicubic": "bicubic",
+        "cubic": "bicubic",
+    }[node.get("mode", "bilinear")]
     if x.dim() != 4 and mode == "bicubic":
         raise Unsupported("cubic sampling of volumes")
     return F.grid_sample(x, grid, mode, node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0)))

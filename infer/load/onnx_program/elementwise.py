@@ -268,6 +268,8 @@ def dropout(node: Node, x: Tensor, ratio: Tensor | None = None, training: list[A
     return (x, torch.ones_like(x, dtype=torch.bool)) if node.wants(1) else x
 
 
-@operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+@operator(
+    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"
+)
 def random(node: Node, *inputs: Tensor) -> Tensor:
     raise Unsupported("random numbers")

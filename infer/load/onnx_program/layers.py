@@ -105,6 +105,6 @@ def _embedding(node: Node) -> Layer | None:
         return None
     if table.dtype not in _FLOATS or 1 in node.constants:
         return None
-    layer = nn.Embedding(*table.shape, _weight=table)
-    layer.weight.requires_grad_(False)
+    layer = nn.Embedding(table.shape[0], table.shape[1], device="meta", dtype=table.dtype)
+    layer.weight = nn.Parameter(table, requires_grad=False)
     return Layer(layer, node.inputs[0])

@@ -39,9 +39,13 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
-    constants: dict[int, Tensor] = field(default_factory=dict)  # inputs that are the same in every call, at import
+    constants: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # inputs that are the same in every call, at import
     known: dict[int, list[Any]] = field(default_factory=dict)  # the values of those of them that are few
-    types: dict[int, int] = field(default_factory=dict)  # inputs of 4 and 2 bits, which torch holds in 8: their type
+    types: dict[int, int] = field(
+        default_factory=dict
+    )  # inputs of 4 and 2 bits, which torch holds in 8: their type
     blocks: dict[str, Any] = field(default_factory=dict)  # subgraphs by attribute
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
 OLDEST = 7  # opset of the default domain: before it, elementwise operators broadcast by an attribute
 FOLDED = 1 << 20  # values of a constant that is computed although its inputs are smaller
-RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+RANDOM = {
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+}
+GROWING = {"ConstantOfShape", "Expand", "Tile", "Range"}
 NOT_FOLDED = RANDOM | {"If", "Loop", "Scan", "SequenceMap"}
 
 
@@ -107,13 +115,16 @@ class Block(nn.Module):
             node.known = {
                 i: known.list() for i, v in node.constants.items() if (known := Sizes.known(v)) is not None
             }
-            implementation = find(node.domain, node.op, node.version)
-            if implementation is None:
-                raise NotImportedError(node)
-            if self._fold(node, implementation):
-                continue
+            implementation = _implementation(node)
             following = consumers.get(node.outputs[0]) if node.outputs else None
-            made = layers.layer_of(node, following, self.constants)
+            try:
+                if self._fold(node, implementation):
+                    continue
+                made = layers.layer_of(node, following, self.constants)
+            except NotUsableError:
+                raise
+            except Exception as error:  # whatever torch says of shapes and dtypes that do not fit
+                raise NotImportedError(node, " ".join(str(error).split())[:200]) from error
             if made is not None:
                 name = self._name(node, made.weight)
                 self.add_module(name, made.module)
@@ -168,10 +179,8 @@ class Block(nn.Module):
         used = [name for name in node.inputs if name]
         if node.op in NOT_FOLDED or any(name not in self.constants for name in used):
             return False
-        biggest = max((self.constants[name].numel() for name in used), default=0)
-        if node.op in ("ConstantOfShape", "Expand", "Tile", "Range", "EyeLike") and biggest <= FOLDED:
-            if _asked(node) > FOLDED:
-                return False
+        if node.op in GROWING and _asked(node) > FOLDED:
+            return False
         values: list[Value] = [self.constants[name] if name else None for name in node.inputs]
         with torch.no_grad():
             found = _as_tuple(self._call(node, implementation, values))
@@ -260,14 +269,18 @@ class Block(nn.Module):
                 for i, name in enumerate(node.inputs)
             ]
             return _as_tuple(self._guarded(node, layers.call, layer, node, own))
-        assert step.implementation is not None
+        implementation = step.implementation or _implementation(node)
         if node.blocks:
             blocks = {name: getattr(self, own) for name, own in node.blocks.items()}
             taken = [values[name] if name else None for name in node.inputs]
-            return _as_tuple(self._guarded(node, step.implementation.run, node, blocks, values, *taken))
+            return _as_tuple(self._guarded(node, implementation.run, node, blocks, values, *taken))
         if node.op in ON_SIZES and not node.domain and self._symbolic(node, values):
             known = [
-                None if not name else value if isinstance(value := values[name], Sizes) else self.known.get(name)
+                None
+                if not name
+                else value
+                if isinstance(value := values[name], Sizes)
+                else self.known.get(name)
                 for name in node.inputs
             ]
             if all(value is not None or not name for value, name in zip(known, node.inputs, strict=True)):
@@ -275,7 +288,7 @@ class Block(nn.Module):
                 if found is not None:
                     return _as_tuple(found)
         return _as_tuple(
-            self._call(node, step.implementation, [values[name] if name else None for name in node.inputs])
+            self._call(node, implementation, [values[name] if name else None for name in node.inputs])
         )
 
     def _symbolic(self, node: Node, values: Mapping[str, Value]) -> bool:
@@ -353,6 +366,13 @@ def import_onnx(path: Path) -> OnnxProgram:
     return from_proto(onnx.load(path, load_external_data=False), path.parent)
 
 
+def _implementation(node: Node) -> Operator:
+    found = find(node.domain, node.op, node.version)
+    if found is None:
+        raise NotImportedError(node)
+    return found
+
+
 def _as_tuple(found: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
@@ -392,5 +412,3 @@ def _narrow_output(node: Node) -> int:
 
 def _with_outputs(node: Node, outputs: tuple[str, ...]) -> Node:
     return replace(node, outputs=outputs)
-
-

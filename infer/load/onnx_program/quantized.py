@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import convolution
+from . import convolution, elementwise
 from .elementwise import to_type
-from .operators import MICROSOFT, Node, find, operator
+from .operators import MICROSOFT, Node, operator
 from .values import NARROW, Unsupported, number_of, torch_dtype
 
 
@@ -83,13 +84,17 @@ def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 
 @operator("MatMulInteger")
-def matmul_integer(node: Node, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
+def matmul_integer(
+    node: Node, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
     rows = -2 if a.dim() > 1 else -1
     return torch.matmul(_centred(a, a_zero, rows), _centred(b, b_zero, -1)).to(torch.int32)
 
 
 @operator("ConvInteger")
-def conv_integer(node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
+def conv_integer(
+    node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
+) -> Tensor:
     return convolution.conv(node, _centred(x, x_zero, 0), _centred(w, w_zero, 0)).round().to(torch.int32)
 
 
@@ -106,7 +111,11 @@ def qlinear_matmul(
     y_scale: Tensor, y_zero: Tensor,
 ) -> Tensor:  # fmt: skip
     total = torch.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
-    a_scale = a_scale.reshape(*a_scale.shape, 1) if a_scale.dim() == 1 and a_scale.numel() > 1 else a_scale.reshape(())
+    a_scale = (
+        a_scale.reshape(*a_scale.shape, 1)
+        if a_scale.dim() == 1 and a_scale.numel() > 1
+        else a_scale.reshape(())
+    )
     b_scale = b_scale if b_scale.numel() > 1 else b_scale.reshape(())
     factor = a_scale.to(torch.float32) * b_scale.to(torch.float32) / y_scale.to(torch.float32).reshape(())
     return _requantized(total.to(torch.float32) * factor, torch.ones(()), y_zero, y_zero.dtype)
@@ -134,22 +143,21 @@ def qlinear_binary(
     return _requantized(x + y if node.op == "QLinearAdd" else x * y, y_scale, y_zero, a.dtype)
 
 
-@operator("QLinearSigmoid", "QLinearLeakyRelu", "QLinearGlobalAveragePool", "QLinearAveragePool", domain=MICROSOFT)
+_UNARY: dict[str, Callable[[Node, Tensor], Tensor]] = {
+    "QLinearSigmoid": lambda node, x: torch.sigmoid(x),
+    "QLinearLeakyRelu": elementwise.leaky_relu,
+    "QLinearGlobalAveragePool": convolution.global_average_pool,
+}
+
+
+@operator(*_UNARY, domain=MICROSOFT)
 def qlinear_unary(
     node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, y_scale: Tensor, y_zero: Tensor | None = None
 ) -> Tensor:
     if node.get("channels_last", 0):
         raise Unsupported("channels last")
-    inner = find("", node.op.removeprefix("QLinear"), 22)
-    assert inner is not None
-    return _requantized(inner.run(node, dequantize(_PLAIN, x, x_scale, x_zero)), y_scale, y_zero, x.dtype)
-
-
-@operator("QLinearSoftmax", domain=MICROSOFT)
-def qlinear_softmax(node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, y_scale: Tensor, y_zero: Tensor) -> Tensor:
-    inner = find("", "Softmax", node.get("opset", 13))
-    assert inner is not None
-    return _requantized(inner.run(node, dequantize(_PLAIN, x, x_scale, x_zero)), y_scale, y_zero, x.dtype)
+    value = dequantize(_PLAIN, x, x_scale, x_zero)
+    return _requantized(_UNARY[node.op](node, value), y_scale, y_zero, x.dtype)
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
@@ -172,7 +180,12 @@ def matmul_integer_to_float(
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_quantize_matmul(
-    node: Node, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+    node: Node,
+    a: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     codes, scale, zero = dynamic_quantize(node, a)
     return matmul_integer_to_float(node, codes, b, scale, b_scale, zero, b_zero, bias)
@@ -188,7 +201,9 @@ def matmul_nbits(
     return found if bias is None else found + bias
 
 
-def nbits_weight(node: Node, b: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None) -> Tensor:
+def nbits_weight(
+    node: Node, b: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None
+) -> Tensor:
     """Return the float weight [N, K] of a MatMulNBits."""
     bits, n, k, block = node.get("bits", 4), node.get("N"), node.get("K"), node.get("block_size")
     if bits not in (4, 8) or groups is not None:

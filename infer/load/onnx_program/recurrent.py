@@ -6,7 +6,9 @@ gates * hidden, inputs], R [directions, gates * hidden, hidden] and B [direction
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +112,14 @@ _FUNCTIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "softsign": lambda x, a, b: F.softsign(x),
     "softplus": lambda x, a, b: F.softplus(x),
 }
-_ALPHA = {"leakyrelu": 0.01, "thresholdedrelu": 1.0, "hardsigmoid": 0.2, "elu": 1.0, "affine": 1.0, "scaledtanh": 1.0}
+_ALPHA = {
+    "leakyrelu": 0.01,
+    "thresholdedrelu": 1.0,
+    "hardsigmoid": 0.2,
+    "elu": 1.0,
+    "affine": 1.0,
+    "scaledtanh": 1.0,
+}
 _BETA = {"hardsigmoid": 0.5, "scaledtanh": 1.0}
 
 
@@ -123,18 +132,20 @@ def _activations(node: Node) -> list[str]:
 def _functions(node: Node) -> list[Callable[[Tensor], Tensor]]:
     alphas, betas = list(node.get("activation_alpha") or []), list(node.get("activation_beta") or [])
     found: list[Callable[[Tensor], Tensor]] = []
+    limit = float(node.get("clip", math.inf))
     for name in (name.lower() for name in _activations(node)):
         if name not in _FUNCTIONS:
             raise Unsupported(f"activation {name}")
         a = alphas.pop(0) if name in _ALPHA and alphas else _ALPHA.get(name, 0.0)
         b = betas.pop(0) if name in (*_BETA, "affine") and betas else _BETA.get(name, 0.0)
-        limit, function = node.get("clip"), _FUNCTIONS[name]
-
-        def run(x: Tensor, a: float = a, b: float = b, function: Any = function) -> Tensor:
-            return function(x if limit is None else x.clamp(-limit, limit), a, b)  # type: ignore[no-any-return]
-
-        found.append(run)
+        found.append(partial(_clipped, _FUNCTIONS[name], limit, a, b))
     return found
+
+
+def _clipped(
+    function: Callable[[Tensor, float, float], Tensor], limit: float, a: float, b: float, x: Tensor
+) -> Tensor:
+    return function(x if limit == math.inf else x.clamp(-limit, limit), a, b)
 
 
 @operator("LSTM", "GRU", "RNN")
@@ -164,7 +175,9 @@ def recurrent(
         state = [start if hidden is None else hidden[d]]
         state += [start if cell is None else cell[d]] if node.op == "LSTM" else []
         bias = x.new_zeros(2 * GATES[node.op] * size) if b is None else b[d]
-        step = _STEPS[node.op](node, w[d], r[d], bias, None if peepholes is None else peepholes[d], functions[d * each :])
+        step = _STEPS[node.op](
+            node, w[d], r[d], bias, None if peepholes is None else peepholes[d], functions[d * each :]
+        )
         outputs: list[Any] = [None] * x.shape[0]
         for t in reversed(range(x.shape[0])) if backward else range(x.shape[0]):
             new = step(x[t], state)

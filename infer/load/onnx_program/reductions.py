@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .convolution import activated
 from .elementwise import signed
 from .operators import MICROSOFT, Node, operator
 from .values import Unsupported, is_static, prod
@@ -41,6 +42,15 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 }
 
 
+# What is left of a reduction along no axis.
+_ALONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL1": torch.abs,
+    "ReduceL2": torch.abs,
+    "ReduceSumSquare": torch.square,
+    "ReduceLogSum": torch.log,
+}
+
+
 def _root(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     wide = x if x.is_floating_point() else x.double()
     return (wide * wide).sum(axes, keepdim=keep).sqrt()
@@ -53,10 +63,7 @@ def reduce(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
     dtype = x.dtype
     if not chosen:
         if node.get("noop_with_empty_axes", 0):
-            alone: dict[str, Callable[[Tensor], Tensor]] = {
-                "ReduceL1": torch.abs, "ReduceL2": torch.abs, "ReduceSumSquare": torch.square, "ReduceLogSum": torch.log,
-            }  # fmt: skip
-            return alone.get(node.op, lambda y: y)(x)
+            return _ALONE[node.op](x) if node.op in _ALONE else x
         chosen = list(range(x.dim()))
     chosen = [axis % max(x.dim(), 1) for axis in chosen]
     keep = bool(node.get("keepdims", 1))
@@ -201,6 +208,11 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return product + (c if beta == 1 else beta * c)
 
 
+@operator("FusedGemm", domain=MICROSOFT)
+def fused_gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    return activated(node, gemm(node, a, b, c))
+
+
 @operator("Einsum")
 def einsum(node: Node, *inputs: Tensor) -> Tensor:
     return torch.einsum(node.get("equation").replace(" ", ""), *inputs)
@@ -286,7 +298,11 @@ def group_norm_by_group(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> T
     """Normalize groups; until opset 21 with a scale for each group."""
     per = x.shape[1] // node.get("num_groups")
     return F.group_norm(
-        x, node.get("num_groups"), scale.repeat_interleave(per), bias.repeat_interleave(per), node.get("epsilon", 1e-5)
+        x,
+        node.get("num_groups"),
+        scale.repeat_interleave(per),
+        bias.repeat_interleave(per),
+        node.get("epsilon", 1e-5),
     )
 
 
@@ -298,7 +314,9 @@ def group_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 @operator("LpNormalization")
 def lp_normalization(node: Node, x: Tensor) -> Tensor:
     axis = node.get("axis", -1)
-    size = x.abs().sum(axis, keepdim=True) if node.get("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
+    size = (
+        x.abs().sum(axis, keepdim=True) if node.get("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
+    )
     return torch.where(size == 0, torch.zeros_like(x), x / size)
 
 

@@ -1,4 +1,4 @@
-"""Resize and Upsample: every mode as lookups along one axis after the other, or torch's operator where it is the same."""
+"""Resize and Upsample: every mode as lookups along one axis after the other, or torch's operator where equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def upsample(node: Node, x: Tensor, scales: list[float]) -> Tensor:
 
 def _upsample(node: Node, x: Tensor, scales: list[float]) -> Tensor:
     sizes = [_scaled(n, s) for n, s in zip(x.shape, scales, strict=True)]
-    options = {"mode": node.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    options = {
+        "mode": node.get("mode", "nearest"),
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
     return _resize(options, x, list(range(x.dim())), list(scales), sizes, [])
 
 
@@ -108,7 +112,12 @@ def _by_torch(
 ) -> Tensor | None:
     """Use torch's operator for images whose scales are whole, which then has the same coordinates."""
     by_axis = dict(zip(axes, zip(scales, sizes, strict=True), strict=True))
-    if x.dim() != 4 or not x.is_floating_point() or options.get("antialias", 0) or options.get("exclude_outside", 0):
+    if (
+        x.dim() != 4
+        or not x.is_floating_point()
+        or options.get("antialias", 0)
+        or options.get("exclude_outside", 0)
+    ):
         return None
     if any(not is_static(s) or s != 1 for axis, (s, _) in by_axis.items() if axis < 2):
         return None
@@ -121,7 +130,11 @@ def _by_torch(
         return F.interpolate(x, to, mode="nearest")
     if kind in (("linear", "half_pixel"), ("linear", "pytorch_half_pixel")):
         return F.interpolate(x, to, mode="bilinear", align_corners=False)
-    return F.interpolate(x, to, mode="bilinear", align_corners=True) if kind == ("linear", "align_corners") else None
+    return (
+        F.interpolate(x, to, mode="bilinear", align_corners=True)
+        if kind == ("linear", "align_corners")
+        else None
+    )
 
 
 def _places(options: dict[str, Any], have: Any, size: Any, scale: Any, window: tuple[float, float]) -> Tensor:

@@ -63,7 +63,9 @@ def concat_from_sequence(node: Node, sequence: list[Tensor]) -> Tensor:
 
 
 @operator("SequenceMap")
-def sequence_map(node: Node, blocks: Mapping[str, Any], values: Mapping[str, Any], *inputs: Any) -> tuple[Any, ...]:
+def sequence_map(
+    node: Node, blocks: Mapping[str, Any], values: Mapping[str, Any], *inputs: Any
+) -> tuple[Any, ...]:
     body, rows = blocks["body"], []
     for i in range(len(inputs[0])):
         given = [value[i] if isinstance(value, list) else value for value in inputs]
@@ -89,7 +91,9 @@ def has_element(node: Node, value: Any = None) -> Sizes:
 @operator("NegativeLogLikelihoodLoss")
 def nll_loss(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     ignored = node.get("ignore_index", -100)
-    return F.nll_loss(x, target.to(torch.int64), weight, ignore_index=ignored, reduction=node.get("reduction", "mean"))
+    return F.nll_loss(
+        x, target.to(torch.int64), weight, ignore_index=ignored, reduction=node.get("reduction", "mean")
+    )
 
 
 @operator("SoftmaxCrossEntropyLoss")

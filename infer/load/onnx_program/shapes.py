@@ -271,7 +271,9 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, start: Tensor | Non
 
 @operator("Pad")
 def pad_attributes(node: Node, x: Tensor) -> Tensor:
-    return _pad(x, node.get("pads", node.get("paddings")), node.get("mode", "constant"), node.get("value", 0.0))
+    return _pad(
+        x, node.get("pads", node.get("paddings")), node.get("mode", "constant"), node.get("value", 0.0)
+    )
 
 
 @operator("Pad", since=11, sizes=(1, 3))
@@ -402,7 +404,8 @@ def col2im(node: Node, x: Tensor, image: list[Any], block: list[Any]) -> Tensor:
     if rank != 2 or pads[:2] != pads[2:]:
         raise Unsupported(f"{rank} dimensions" if rank != 2 else "uneven pads")
     strides, dilations = node.get("strides") or [1, 1], node.get("dilations") or [1, 1]
-    return F.fold(x, image, block, dilations, pads[:2], strides)
+    wanted = (tuple(sizes) for sizes in (image, block, dilations, pads[:2], strides))
+    return F.fold(x, *wanted)
 
 
 @operator("CenterCropPad", sizes=(1,))

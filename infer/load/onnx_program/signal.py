@@ -54,7 +54,9 @@ def _dft(node: Node, x: Tensor, length: Any, axis: int) -> Tensor:
 
 
 def _complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else torch.complex(x[..., 0], x[..., 0] * 0)
+    return (
+        torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else torch.complex(x[..., 0], x[..., 0] * 0)
+    )
 
 
 @operator("STFT", sizes=(1, 3))

@@ -87,7 +87,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def numbers(value: Any) -> list[Any]:
-    """Return the values of an input that says sizes, axes or counts; of data they are read, which no capture follows."""
+    """Return the values of an input of sizes, axes or counts; of data they are read, which no capture follows."""
     if isinstance(value, Sizes):
         return value.list()
     return list(value.reshape(-1).tolist())

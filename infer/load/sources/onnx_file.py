@@ -22,7 +22,9 @@ from . import onnx_outputs
 
 MAX_DEPTH = 16
 MAX_NAME = 80  # characters of a name that a message shows
-_UNNAMED = re.compile(r"unk__\d+|-?\d+|\W*")  # what exporters call a size without a name: "unk__12", "-1", "?"
+_UNNAMED = re.compile(
+    r"unk__\d+|-?\d+|\W*"
+)  # what exporters call a size without a name: "unk__12", "-1", "?"
 Specs = tuple[TensorSpec, ...]
 
 
