@@ -13,6 +13,7 @@ from .. import load, plugins
 from ..errors import NotUsableError
 from ..graph.program import Graph
 from ..load import module_copies, onnx_program
+from ..onnx.source import onnx_source
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
@@ -35,7 +36,9 @@ def choose(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> None:
 
 
 def needs_program(plan: Plan, loaded: load.LoadedModel) -> str:
-    """Return why the file can't stay ONNX for this plan, "" where it can."""
+    """Return why the file can't stay ONNX for this plan, "" where it can, or holds codes that int8 would replace."""
+    if loaded.onnx is None or (plan.quant_name == "int8" and onnx_source.already_quantized(loaded.onnx)):
+        return ""
     outputs = tuple(loaded.meta.get("outputs", ()))
     graph = Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
     refusals = []
@@ -48,6 +51,13 @@ def needs_program(plan: Plan, loaded: load.LoadedModel) -> str:
                 return f"opset {opset} has no int8 weights with a scale per channel" if old else ""
             refusals.append(f"{name}: {reason}")
     return refusals[0] if refusals else ""
+
+
+def form(plan: Plan, loaded: load.LoadedModel) -> str:
+    """Return the form that a plan needs of a source that is open: "file", "program", or "" of a torch source."""
+    if loaded.onnx is None:
+        return ""
+    return "program" if "unimported" not in loaded.meta and needs_program(plan, loaded) else "file"
 
 
 def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:

@@ -144,3 +144,23 @@ def test_a_fused_operator_equals_onnxruntime(case: str) -> None:
             np.testing.assert_allclose(mine.numpy(), expected, rtol=1e-4, atol=1e-5)
         else:
             np.testing.assert_array_equal(mine.numpy(), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_of_matmulnbits_become_a_linear_layer(bits: int) -> None:
+    codes, scales = q(6, 2, 16 * bits // 8), f(12)
+    attributes = {"K": 32, "N": 6, "bits": bits, "block_size": 16}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 6])],
+        [onnx.numpy_helper.from_array(codes, "w"), onnx.numpy_helper.from_array(scales, "s")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    program, x = onnx_program.from_proto(model, Path()), f(3, 32)
+    assert [type(m).__name__ for m in program.children()] == ["Linear"]
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(program(x=torch.from_numpy(x))[0].numpy(), want, rtol=1e-4, atol=1e-4)

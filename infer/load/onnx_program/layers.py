@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import convolution, recurrent
-from .operators import Node
+from . import convolution, quantized, recurrent
+from .operators import MICROSOFT, Node
 
 FEWEST = 256  # values of a table below which a lookup stays an operator
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -18,6 +18,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # Inputs that are the layer's own: weights and biases.
 HELD = {"MatMul": (1,), "Gemm": (1, 2), "Gather": (0,), "Conv": (1, 2), "ConvTranspose": (1, 2)}
+HELD["MatMulNBits"] = (1, 2, 3, 4, 5)
 HELD |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3))
 
 
@@ -32,6 +33,8 @@ class Layer:
 
 def layer_of(node: Node, following: Node | None, constants: Mapping[str, Tensor]) -> Layer | None:
     """Return the layer of a node with constant weights, or None where it stays an operator."""
+    if node.domain == MICROSOFT and node.op == "MatMulNBits":
+        return _nbits(node)
     if node.domain or 1 not in node.constants and 0 not in node.constants:
         return None
     if node.op == "MatMul":
@@ -49,7 +52,7 @@ def layer_of(node: Node, following: Node | None, constants: Mapping[str, Tensor]
 
 def call(layer: nn.Module, node: Node, inputs: list[Any]) -> Any:
     """Run a layer on the inputs of its node; those that it holds are None."""
-    if node.op == "MatMul":
+    if node.op in ("MatMul", "MatMulNBits"):
         return layer(inputs[0])
     if node.op == "Gemm":
         return layer(inputs[0].t() if node.get("transA", 0) else inputs[0])
@@ -96,6 +99,18 @@ def _gemm(node: Node) -> Layer | None:
         if bias is None or bias.dim() > 1 and bias.shape[0] != 1 or node.get("beta", 1.0) != 1.0:
             return None
         bias = bias.reshape(-1).expand(weight.shape[0])
+    return Layer(_linear(weight, bias), node.inputs[1])
+
+
+def _nbits(node: Node) -> Layer | None:
+    """Return the layer of codes of 4 or 8 bits: its weight is what they stand for."""
+    given = [i for i, name in enumerate(node.inputs) if name and i]
+    if any(i not in node.constants for i in given):
+        return None
+    codes, scales, zeros, groups, bias = (node.constants.get(i) for i in range(1, 6))
+    if codes is None or scales is None:
+        return None
+    weight = quantized.nbits_weight(node, codes, scales, zeros, groups).to(scales.dtype)
     return Layer(_linear(weight, bias), node.inputs[1])
 
 
