@@ -1,8 +1,8 @@
 """Form in which an ONNX source runs: the file as it is, or a torch program imported from it.
 
-The file stays where a backend takes it as it is. Where none does - torch's own backends, formats that quantize layers,
-int8 of an opset without scales for each channel - the program is captured, quantized and lowered like that of a torch
-source. ONNX Runtime without optimizations on the user's own file judges both.
+The file stays where the backends asked for take it as it is. Where they do not - torch's own backends, formats that
+quantize layers, int8 of an opset without scales for each channel - the program is captured, quantized and lowered like
+that of a torch source. ONNX Runtime without optimizations on the user's own file judges both.
 """
 
 from __future__ import annotations
@@ -36,21 +36,25 @@ def choose(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> None:
 
 
 def needs_program(plan: Plan, loaded: load.LoadedModel) -> str:
-    """Return why the file can't stay ONNX for this plan, "" where it can, or holds codes that int8 would replace."""
+    """Return why the file can't stay ONNX for this plan, or "".
+
+    Unquantized it stays where any backend takes it, quantized where each does. Codes that a file holds are kept.
+    """
     if loaded.onnx is None or (plan.quant_name == "int8" and onnx_source.already_quantized(loaded.onnx)):
         return ""
     outputs = tuple(loaded.meta.get("outputs", ()))
     graph = Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
-    refusals = []
-    for name in candidates(plan):
-        if plugins.why_not("backends", name) is None:
-            reason = plugins.get("backends", name).refuses(graph, plan.with_(backend=name))
-            if reason is None:
-                opset = int(loaded.meta.get("opset", AXIS_OPSET))
-                old = plan.quant_name == "int8" and opset < AXIS_OPSET
-                return f"opset {opset} has no int8 weights with a scale per channel" if old else ""
-            refusals.append(f"{name}: {reason}")
-    return refusals[0] if refusals else ""
+    here = [name for name in candidates(plan) if plugins.why_not("backends", name) is None]
+    refusals = [
+        f"{name}: {reason}"
+        for name in here
+        if (reason := plugins.get("backends", name).refuses(graph, plan.with_(backend=name))) is not None
+    ]
+    if refusals and (plan.quant != "none" or len(refusals) == len(here)):
+        return refusals[0]
+    opset = int(loaded.meta.get("opset", AXIS_OPSET))
+    old = plan.quant_name == "int8" and opset < AXIS_OPSET
+    return f"opset {opset} has no int8 weights with a scale per channel" if old else ""
 
 
 def form(plan: Plan, loaded: load.LoadedModel) -> str:

@@ -92,7 +92,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
         {"K": 48, "N": 6, "bits": 4, "block_size": 32},
         ("o0",),
     ),
-    "MatMulNBits 8": ([f(2, 32), q(6, 2, 16), f(12)], {"K": 32, "N": 6, "bits": 8, "block_size": 16}, ("o0",)),
+    "MatMulNBits 8": (
+        [f(2, 32), q(6, 2, 16), f(12)],
+        {"K": 32, "N": 6, "bits": 8, "block_size": 16},
+        ("o0",),
+    ),
     "FusedConv": (
         [f(1, 2, 5, 5), f(3, 2, 3, 3), f(3)],
         {"activation": "Relu", "kernel_shape": [3, 3]},
@@ -115,7 +119,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
         ("o0",),
     ),
     "DynamicQuantizeMatMul": ([f(2, 4), q(4, 3), f(3), np.full(3, 7, np.uint8), f(3)], {}, ("o0",)),
-    "SimplifiedLayerNormalization": ([f(2, 3, 8), f(8)], {"axis": -1, "epsilon": 1e-5, "stash_type": 1}, ("o0",)),
+    "SimplifiedLayerNormalization": (
+        [f(2, 3, 8), f(8)],
+        {"axis": -1, "epsilon": 1e-5, "stash_type": 1},
+        ("o0",),
+    ),
 }
 
 

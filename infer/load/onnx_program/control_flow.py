@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .operators import Node, operator
-from .values import Sizes, as_tensor, is_static
+from .values import Sizes, Unsupported, as_tensor, is_static
 
 MOST_STEPS = 1 << 20
 
@@ -55,7 +55,9 @@ def loop(
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:
-    return torch.stack(rows) if rows else torch.zeros(0)
+    if not rows:
+        raise Unsupported("a loop without a step, whose outputs have no known shape")
+    return torch.stack(rows)
 
 
 @operator("Scan", since=9)

@@ -63,7 +63,7 @@ class Node:
 
 
 OPERATORS: dict[tuple[str, str], list[Operator]] = {}
-ON_SIZES: dict[str, Callable[..., Sizes | list[Sizes] | None]] = {}
+ON_SIZES: dict[str, Callable[..., Any]] = {}
 
 
 def operator(

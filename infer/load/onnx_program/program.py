@@ -164,13 +164,14 @@ class Block(nn.Module):
             node.blocks[attribute.name] = attribute.g
             return attribute.g
         if attribute.type == onnx.AttributeProto.TENSOR:
-            return tensor_of(attribute.t, self._folder)
+            value = tensor_of(attribute.t, self._folder)
+            return Sizes.of(value.tolist(), value.dtype) if node.op == "ConstantOfShape" else value
         if attribute.type in (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.GRAPHS):
             raise Unsupported(f"attribute {attribute.name} of this kind")
-        value = onnx.helper.get_attribute_value(attribute)
-        if isinstance(value, bytes):
-            return value.decode(errors="replace")
-        return list(value) if isinstance(value, (list, tuple)) or hasattr(value, "append") else value
+        given = onnx.helper.get_attribute_value(attribute)
+        if isinstance(given, bytes):
+            return given.decode(errors="replace")
+        return list(given) if hasattr(given, "append") else given
 
     def _fold(self, node: Node, implementation: Operator) -> bool:
         """Compute a node whose inputs are all constant; return true where that was done."""
@@ -272,7 +273,7 @@ class Block(nn.Module):
         implementation = step.implementation or _implementation(node)
         if node.blocks:
             blocks = {name: getattr(self, own) for name, own in node.blocks.items()}
-            taken = [values[name] if name else None for name in node.inputs]
+            taken = [self.known.get(name, values[name]) if name else None for name in node.inputs]
             return _as_tuple(self._guarded(node, implementation.run, node, blocks, values, *taken))
         if node.op in ON_SIZES and not node.domain and self._symbolic(node, values):
             known = [

@@ -40,10 +40,8 @@ def size(node: Node, x: Any) -> Sizes:
 
 @operator("ConstantOfShape", sizes=(0,))
 def constant_of_shape(node: Node, sizes: list[Any]) -> Tensor:
-    value = node.get("value")
-    if value is None:
-        return torch.zeros(sizes)
-    return torch.full(sizes, value.reshape(-1).tolist()[0], dtype=value.dtype)
+    value = node.get("value", Sizes.of(0.0, torch.float32))
+    return torch.full(sizes, value.list()[0], dtype=value.dtype)
 
 
 @operator("Range")

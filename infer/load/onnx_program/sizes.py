@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .operators import Node, on_sizes
 from .values import MOST, Sizes, is_static, torch_dtype, whole
@@ -213,22 +214,21 @@ def tile(node: Node, a: Sizes, repeats: Sizes) -> Sizes | None:
 
 @on_sizes("ConstantOfShape")
 def constant_of_shape(node: Node, shape: Sizes) -> Sizes | None:
-    wanted, value = shape.list(), node.get("value")
-    dtype = torch.float32 if value is None else value.dtype
-    if not all(is_static(v) for v in wanted) or math.prod(wanted) > MOST or dtype not in _WIDER:
+    wanted, value = shape.list(), node.get("value", Sizes.of(0.0, torch.float32))
+    if not all(is_static(v) for v in wanted) or math.prod(wanted) > MOST or value.dtype not in _WIDER:
         return None
     out = np.empty(wanted, object)
-    out[...] = 0.0 if value is None else value.reshape(-1).tolist()[0]
-    return Sizes.of(out, dtype)
+    out[...] = value.list()[0]
+    return Sizes.of(out, value.dtype)
 
 
 @on_sizes("Range")
-def range_(node: Node, start: Sizes, limit: Sizes, delta: Sizes) -> Sizes | None:
+def range_(node: Node, start: Sizes, limit: Sizes, delta: Sizes) -> Sizes | Tensor:
+    """Count up to a size: numbers where that is fixed and small, else a tensor."""
     values = [*start.list(), *limit.list(), *delta.list()]
-    if start.dtype not in (torch.int32, torch.int64) or not all(is_static(v) for v in values):
-        return None
-    found = list(range(*values))
-    return Sizes.of(found, start.dtype) if len(found) <= MOST else None
+    if all(isinstance(v, int) for v in values) and len(range(*values)) <= MOST:
+        return Sizes.of(list(range(*values)), start.dtype)
+    return torch.arange(*values, dtype=start.dtype)
 
 
 @on_sizes("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin")
