@@ -174,9 +174,35 @@ SIZES = """
 """
 
 
-def test_sizes_computed_from_shapes_stay_symbolic() -> None:
-    text = graph(17, "(float[batch, time, 2] x) => (float[b, h] z)", SIZES)
-    program, session = imported(text)
+# As torch's exporters write expand() and arange(): -1 in a wanted shape keeps a size, positions count up to one.
+EXPANDED = """
+    s = Shape (x)
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    axis = Constant <value = int64[1] {0}> ()
+    keep = Constant <value = int64[1] {-1}> ()
+    length = Constant <value = int64[1] {2}> ()
+    time = Gather <axis = 0> (s, one)
+    batch = Slice (s, axis, length)
+    wanted = Concat <axis = 0> (batch, keep)
+    ones = ConstantOfShape <value = int64[1] {1}> (length3)
+    none = Mul (ones, keep)
+    asked = Equal (wanted, none)
+    shape = Where (asked, ones, wanted)
+    places = Range (zero, time, one)
+    f = Cast <to = 1> (places)
+    column = Unsqueeze (f, length1)
+    grown = Expand (column, shape)
+    z = Add (grown, x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "result"), [(SIZES, "(float[b, h] z)"), (EXPANDED, "(float[b, t, 2] z)")], ids=["shape", "expand"]
+)
+def test_sizes_computed_from_shapes_stay_symbolic(body: str, result: str) -> None:
+    given = {"length3": np.array([3]), "length1": np.array([1])} if body is EXPANDED else {}
+    program, session = imported(graph(17, f"(float[batch, time, 2] x) => {result}", body), **given)
     spec = TensorSpec("x", "float32", ("batch", "time", 2))
     captured = capture(
         program, (spec,), {"x": torch.randn(2, 4, 2)}, sizes={"batch": (1, 64), "time": (1, 64)}
