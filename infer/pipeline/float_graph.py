@@ -19,7 +19,6 @@ from ..load.heads.text import Decoder, EncoderDecoder
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
-from . import onnx_form
 from .llm_mode import LlmMode, find_mode
 
 
@@ -65,7 +64,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     except NotUsableError as error:
         if loaded.onnx is None or loaded.module is None:
             raise
-        onnx_form.keep_file(loaded, str(error), reporter)
+        keep_file(loaded, str(error), reporter)
         graph = float_graph(loaded, reporter)
     original = Original(loaded, graph, mode, tuple(loaded.limitations))
     if graph.program is None:
@@ -113,6 +112,13 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
     loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
     return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
+
+
+def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
+    """Run the source as ONNX, for which a finding gives the reason."""
+    loaded.module = loaded.rebuild = None
+    loaded.meta = {**loaded.meta, "unimported": why}
+    reporter.found([Finding("load", "form", "ONNX", why=why)])
 
 
 def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:

@@ -13,10 +13,10 @@ from .. import load, plugins
 from ..errors import NotUsableError
 from ..graph.program import Graph
 from ..load import module_copies, onnx_program
-from ..onnx.source import onnx_source
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
+from .float_graph import keep_file
 from .try_backends import candidates
 
 AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale for each channel
@@ -40,7 +40,7 @@ def needs_program(plan: Plan, loaded: load.LoadedModel) -> str:
 
     Unquantized it stays where any backend takes it, quantized where each does. Codes that a file holds are kept.
     """
-    if loaded.onnx is None or (plan.quant_name == "int8" and onnx_source.already_quantized(loaded.onnx)):
+    if loaded.onnx is None or (plan.quant_name == "int8" and loaded.meta.get("quantized")):
         return ""
     outputs = tuple(loaded.meta.get("outputs", ()))
     graph = Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
@@ -62,10 +62,3 @@ def form(plan: Plan, loaded: load.LoadedModel) -> str:
     if loaded.onnx is None:
         return ""
     return "program" if "unimported" not in loaded.meta and needs_program(plan, loaded) else "file"
-
-
-def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
-    """Run the source as ONNX, for which a finding gives the reason."""
-    loaded.module = loaded.rebuild = None
-    loaded.meta = {**loaded.meta, "unimported": why}
-    reporter.found([Finding("load", "form", "ONNX", why=why)])

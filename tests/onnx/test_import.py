@@ -198,7 +198,9 @@ EXPANDED = """
 
 
 @pytest.mark.parametrize(
-    ("body", "result"), [(SIZES, "(float[b, h] z)"), (EXPANDED, "(float[b, t, 2] z)")], ids=["shape", "expand"]
+    ("body", "result"),
+    [(SIZES, "(float[b, h] z)"), (EXPANDED, "(float[b, t, 2] z)")],
+    ids=["shape", "expand"],
 )
 def test_sizes_computed_from_shapes_stay_symbolic(body: str, result: str) -> None:
     given = {"length3": np.array([3]), "length1": np.array([1])} if body is EXPANDED else {}

@@ -33,7 +33,7 @@ NARROW = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}  # integers of 4 an
 
 
 class Unsupported(Exception):
-    """What a node asks for that has no implementation here; the importer adds the node's name."""
+    """A form of a node that is not implemented; the importer adds the node's name."""
 
 
 def torch_dtype(number: int) -> torch.dtype:

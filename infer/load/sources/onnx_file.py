@@ -85,7 +85,8 @@ def load_onnx(plan: Plan) -> LoadedModel:
     why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
     findings = [Finding("load", "opset", opset, why=why)]
     findings += [Finding("load", "outputs", "tensors only", why=text) for text in said]
-    if nodes := onnx_outputs.quantized_nodes(model):
+    nodes = onnx_outputs.quantized_nodes(model)
+    if nodes:
         named = ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
         findings.append(
             Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
@@ -101,7 +102,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
         onnx=changed or path,
-        meta={"outputs": outputs, "opset": opset},
+        meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
         findings=findings,
     )
     if changed is not None:
