@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .values import Sizes, torch_dtype
+from .values import torch_dtype
 
 MICROSOFT = "com.microsoft"
 
