@@ -53,7 +53,7 @@ def capture(
         for name, (low, high) in bounds.items()
         if name in used and low < high
     }
-    shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
+    shapes = {s.keyword: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
     examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
@@ -64,7 +64,8 @@ def capture(
                 padded_encoders(),
                 packed_sequences.padded(),
             ):
-                program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+                given = {s.keyword: examples[s.name] for s in inputs}
+                program = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False)
             if packed_sequences.uses_packing():
                 packed_sequences.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
@@ -76,9 +77,9 @@ def capture(
             raise _refusal(error, inputs, examples) from error
     _drop_stack_traces(program)
     program._example_inputs = _zeros(program)  # zeros of the same shapes: no sample data is stored
-    given = output_specs(program, inputs, outputs)
+    named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
-    return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
+    return Graph(inputs, named, samples, {d: bounds[d] for d in used}, program=program, task=task)
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     free = [name for name in known if name not in {spec.name for spec in inputs}] or known or ["x"]
     for spec in inputs:
-        if spec.name not in known:
+        if spec.keyword not in known:
             raise UsageError(
                 f"the model has no input named {spec.name!r}",
                 hint=f"Its forward takes: {', '.join(known)}. "
@@ -128,7 +129,7 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
     """Wrap `module` to compute in `dtype` (float16, bfloat16); float inputs and outputs stay float32."""
-    names = [spec.name for spec in inputs]
+    names = [spec.keyword for spec in inputs]
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
         given = {**dict(zip(names, args, strict=False)), **named}
