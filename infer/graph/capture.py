@@ -109,7 +109,7 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    free = [name for name in known if name not in {spec.name for spec in inputs}] or known or ["x"]
+    free = [name for name in known if name not in {spec.keyword for spec in inputs}] or known or ["x"]
     for spec in inputs:
         if spec.keyword not in known:
             raise UsageError(
@@ -117,7 +117,7 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
                 hint=f"Its forward takes: {', '.join(known)}. "
                 + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
-    given = {spec.name for spec in inputs}
+    given = {spec.keyword for spec in inputs}
     needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
     if inputs and (absent := [name for name in needed if name not in given]):
         raise UsageError(

@@ -99,7 +99,7 @@ def test_advised_inputs_of_torchscript_can_be_run(tmp_path: Path, capsys: pytest
 
 @pytest.mark.openvino
 @pytest.mark.parametrize(
-    ("backend", "quant", "code"), [("eager", "none", 5), ("eager", "nf4", 2), ("openvino", "nf4", 2)]
+    ("backend", "quant", "code"), [("eager", "nf4", 5), ("openvino", "nf4", 5), ("ort", "int8", 5)]
 )
 def test_an_advised_backend_takes_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, quant: str, code: int
