@@ -31,7 +31,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
+    return graph.no_program if graph.program is None else None
 
 
 def target(device: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ def unopenable() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
+    return graph.no_program if graph.program is None else None
 
 
 def searched_dtypes() -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class Runner:
     def _input_order(self) -> list[str]:
         """Return the input names in the package's order; the package itself takes 0.1 ms per call to find it."""
         given, _ = self._model.loader.get_call_spec()
-        named = {tensor.name: tensor.name for tensor in self.inputs}
+        named = {spec.keyword: spec.name for spec in self.inputs}
         return list(reorder_kwargs(named, pytree.treespec_loads(given)).values())
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -67,7 +67,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     if graph.onnx is None:
         return None
     if plan.quant != "none":
-        return f"an ONNX source takes --quant none here, not {plan.quant}; use --backend ort"
+        has_form = "; use --backend ort" if plan.quant in ("int8", "int8:static") else ""
+        return f"an ONNX source takes --quant none here, not {plan.quant}{has_form}"
     if plan.dtype not in ("float32", "auto"):
         return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
     return None

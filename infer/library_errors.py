@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import re
 import tempfile
@@ -21,10 +22,14 @@ KEPT = 20  # logs of failures
 _DOING = {"lower": "lower", "compare": "run", "time": "run"}
 MOST_CAUSES = 16
 MOST_SAID = 300  # characters of a library's message
-# What libraries in C++ and Rust say of a write that ended early; they have no class of their own for it.
+# What the system says of a full disk, and what libraries in C++ and Rust, which have no class for it, of a write that
+# ended early.
 _FULL = re.compile(
-    r"no space left|os error (?:28|27|122)\b|disk quota|disk full|file too large"
-    r"|failed (?:to write|writing)|(?:could not|can ?not|can't|unable to) write|error writing|write (?:failed|error)",
+    r"no space left on device|os error (?:28|27|122)\b|disk quota exceeded|file too large", re.IGNORECASE
+)
+_ENDED_EARLY = re.compile(
+    r"no space left|disk quota|disk full|failed (?:to write|writing)"
+    r"|(?:could not|can ?not|can't|unable to) write|error writing|write (?:failed|error)",
     re.IGNORECASE,
 )
 _ALLOCATORS = (
@@ -53,10 +58,28 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
 
 
 def _means_full(error: BaseException) -> bool:
-    """Return true for an exception that says that a file could not be written to its end."""
-    if isinstance(error, OSError) and error.errno in paths.FULL:
+    """Return true for an exception that says that a file could not be written to its end.
+
+    Of the words of a model's own errors none count: those of an error that infer made of another one, those of a
+    Python class that no library in C++ or Rust uses, and those of a `raise` that name no error of the system.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in paths.FULL
+    if isinstance(error, InferError):
+        return error.__cause__ is None and any(words.search(str(error)) for words in (_FULL, _ENDED_EARLY))
+    if type(error).__module__ == "builtins" and type(error) not in (RuntimeError, OSError, Exception):
+        return False
+    if _FULL.search(str(error)) is not None:
         return True
-    return _FULL.search(str(error)) is not None
+    return _ENDED_EARLY.search(str(error)) is not None and not _is_raised_in_python(error)
+
+
+def _is_raised_in_python(error: BaseException) -> bool:
+    """Return true for an exception of a `raise` statement, false for one out of a call of a library in C++ or Rust."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -111,7 +134,7 @@ def first_sentence(error: BaseException) -> str:
     said = ""
     while lines and (not said or said.endswith(":")):
         said = f"{said} {lines.pop(0)}".strip()
-    return shortened(said.rstrip(": "), MOST_SAID) or type(error).__name__
+    return shortened(said.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:

@@ -14,12 +14,12 @@ def shortened(text: str, most: int) -> str:
         return text
     cut = text[: most - 1]
     whole = cut.rpartition(" ")[0] if text[most - 1] != " " else cut
-    return f"{whole if len(whole) > most // 2 else cut}…"
+    return f"{(whole if len(whole) > most // 2 else cut).rstrip(' :,;(')}…"
 
 
 def sanitize_text(text: str, most: int = MAX_ERROR) -> str:
     """Return `text` cut to `most` characters, with every unprintable character, line breaks included, escaped."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
+    cut = shortened(text, most)
     if cut.isascii() and cut.isprintable():
         return cut
     return "".join(c if c == " " or unicodedata.category(c)[0] not in "CZ" else _escape(c) for c in cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -40,6 +41,12 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)
 
 
+def keyword(name: str) -> str:
+    """Return a name as a Python identifier: `input.1` becomes `input_1`."""
+    found = re.sub(r"\W|^(?=\d)", "_", name)
+    return f"{found}_" if iskeyword(found) or found == "self" else found
+
+
 class TensorSpec(msgspec.Struct, frozen=True):
     """Name, dtype and shape of one input or output of a model.
 
@@ -51,6 +58,11 @@ class TensorSpec(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+
+    @property
+    def keyword(self) -> str:
+        """The name as a Python identifier, by which a captured program takes it."""
+        return keyword(self.name)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -109,7 +109,7 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
     limit = 256 if request.max_tokens is None else request.max_tokens
     echoed = request.logprobs if kind is CompletionRequest and request.echo else None
     sampling = openai_request.sampling(request, model, limit, request.logprobs, echoed)
-    grammar = openai_request.grammar(request)
+    grammar, _ = openai_request.grammar(request)
     [(prompt, forced)] = (
         openai_request.translated(model, request, [[1]]) if kind is CompletionRequest else [([1], None)]
     )

@@ -28,9 +28,15 @@ class DecodeTimes(msgspec.Struct, frozen=True):
     steps: list[float]
 
 
-def engine_for(model: LanguageModel, batch: int, length: int) -> Engine:
-    """Return an engine whose cache has room for `batch` sequences of `length` tokens; without prefix cache."""
+def tokens_while_reading(batch: int, context: int) -> int:
+    """Return how many tokens the first of `batch` prompts may have decoded when the last one is read."""
+    return -(-(batch - 1) * context // EngineLimits().mixed_tokens)
+
+
+def engine_for(model: LanguageModel, batch: int, context: int, tokens: int) -> Engine:
+    """Return an engine without prefix cache, whose cache has room for rounds of so many tokens."""
     shape = model.shape
+    length = context + tokens_while_reading(batch, context) + tokens
     pages = batch * (-(-length // shape.page) + 1) + 2
     running = batch if shape.state_floats else max(batch, EngineLimits().max_running)
     limits = EngineLimits(prefix_cache=False, max_running=running)
@@ -40,14 +46,14 @@ def engine_for(model: LanguageModel, batch: int, length: int) -> Engine:
 
 
 def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> DecodeTimes:
-    """Answer `batch` random prompts of `context` tokens with `tokens` tokens each, and time it."""
+    """Answer `batch` random prompts of `context` tokens until all have decoded `tokens` together, and time it."""
     first: dict[str, float] = {}
     steps: list[float] = []
-    requests = _random_requests(engine, batch, context, tokens, seed)
+    requests = _random_requests(engine, batch, context, seed)
     start = time.perf_counter()
     for request in requests:
         engine.submit(request)
-    while not engine.idle:
+    while not engine.idle and len(steps) < tokens - 1:  # the first token comes with the prompt
         running, began = len(first), time.perf_counter()
         outputs = engine.step()
         ended = time.perf_counter()
@@ -58,6 +64,13 @@ def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: in
                 first.setdefault(output.id, ended - start)
         if running == len(outputs) == batch:
             steps.append(ended - began)
+    if not steps:
+        raise UsageError(
+            f"no step decoded all {batch} prompts of {context} tokens together: the first ended before the last was "
+            "read",
+            hint="Choose a smaller --batch or --context",
+        )
+    _cancel(engine, batch)
     return DecodeTimes(list(first.values()), max(first.values()), steps)
 
 
@@ -66,8 +79,7 @@ def watch_steps(engine: Engine, batch: int, context: int, tokens: int, *, seed: 
 
     The watch itself costs a little: a clock is read at every change of work.
     """
-    # The first to be read decode while the others are read.
-    for request in _random_requests(engine, batch, context, engine.context - context, seed):
+    for request in _random_requests(engine, batch, context, seed):
         engine.submit(request)
     begun: set[str] = set()
     while len(begun) < batch and not engine.idle:
@@ -77,17 +89,22 @@ def watch_steps(engine: Engine, batch: int, context: int, tokens: int, *, seed: 
     for _ in range(tokens):
         engine.step()
     spent, after = cpu.watch_fused_programs(on=False), engine.stats()
-    for i in range(batch):
-        engine.cancel(str(i))
-    engine.step()  # returns the outputs of the cancelled requests
+    _cancel(engine, batch)
     return _with_engine_times(batch, spent, before, after)
 
 
-def _random_requests(engine: Engine, batch: int, context: int, tokens: int, seed: int) -> list[Request]:
+def _random_requests(engine: Engine, batch: int, context: int, seed: int) -> list[Request]:
+    """Return requests that only the context ends: the first to be read decode while the others are read."""
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(engine.shape.vocab_size, (batch, context), generator=generator).tolist()
-    sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
+    sampling = Sampling(max_tokens=engine.context - context, temperature=0, ignore_eos=True)
     return [Request(id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+
+
+def _cancel(engine: Engine, batch: int) -> None:
+    for i in range(batch):
+        engine.cancel(str(i))
+    engine.step()  # returns the outputs of the cancelled requests
 
 
 def _with_engine_times(

@@ -18,13 +18,12 @@ from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
-from ..llm.engine.scheduling.engine_limits import EngineLimits
 from ..predict import Predictor
 from ..report.measurements import memory
 from ..report.measurements.step_breakdown import StepBreakdown
 from ..spec import Finding
 from . import check_equal_outputs
-from .decode_rounds import DecodeTimes, engine_for, run_round, watch_steps
+from .decode_rounds import DecodeTimes, engine_for, run_round, tokens_while_reading, watch_steps
 
 CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
@@ -99,7 +98,7 @@ def run(
         weights = sum(memory.stored_weights(path).values()) or store.size(path)
         bandwidth = hardware.read_bandwidth(manifest.device)
         rows = []
-        for context in _fitting(contexts, tokens, shape.max_positions):
+        for context in _fitting(contexts, max(batches), tokens, shape.max_positions):
             for batch in batches:
                 kv = int(batch * ((context + tokens / 2) * per_token + shape.state_bytes))
                 row = _measure(ours, other, batch, context, tokens, seconds)
@@ -139,15 +138,23 @@ def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predi
         yield other
 
 
-def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[int]:
+def _fitting(contexts: Sequence[int] | None, batch: int, tokens: int, longest: int) -> list[int]:
     """Return the requested sizes, which must fit the context; by default the usual ones that fit."""
+
+    def fits(context: int) -> bool:
+        return context + tokens_while_reading(batch, context) + tokens <= longest
+
     if contexts is None:
-        usual = [c for c in CONTEXTS if c + tokens <= longest]
-        return usual or [max(1, longest - tokens)]
-    if over := [c for c in contexts if c + tokens > longest]:
-        raise UsageError(
-            f"a context of {over[0]} and {tokens} tokens after it are more than the {longest} positions of the model"
-        )
+        usual = [c for c in CONTEXTS if fits(c)]
+        return usual or [max((c for c in range(1, longest) if fits(c)), default=1)]
+    for context in contexts:
+        if not fits(context):
+            meanwhile = tokens_while_reading(batch, context)
+            more = f", {meanwhile} while {batch} prompts are read," if meanwhile else ""
+            raise UsageError(
+                f"a context of {context}{more} and {tokens} tokens after it are more than the {longest} positions of "
+                "the model"
+            )
     return list(contexts)
 
 
@@ -155,11 +162,9 @@ def _measure(
     ours: Predictor, other: Predictor | None, batch: int, context: int, tokens: int, seconds: float
 ) -> BatchTimes:
     models = [ours.language_model] if other is None else [ours.language_model, other.language_model]
-    engines = [engine_for(model, batch, context + tokens) for model in models]
-    for engine in engines:
-        run_round(
-            engine, batch, context, min(tokens, 4), seed=0
-        )  # so that nothing is done for the first time
+    engines = [engine_for(model, batch, context, tokens) for model in models]
+    for engine in engines:  # so that nothing is done for the first time
+        run_round(engine, batch, context, min(tokens, 4), seed=0)
     rounds: list[list[DecodeTimes]] = [[] for _ in engines]
     start, number = time.perf_counter(), 0
     least = 1 if other is None else LEAST_ROUNDS
@@ -171,7 +176,6 @@ def _measure(
     first = [summarize([s for r in own for s in r.first]) for own in rounds]
     steps = [summarize([s for r in own for s in r.steps]) for own in rounds]
     prefill = summarize([r.prefill for r in rounds[0]])
-    waits = batch * context // EngineLimits().mixed_tokens  # tokens of the first while the last is read
     row = BatchTimes(
         batch=batch,
         context=context,
@@ -181,7 +185,7 @@ def _measure(
         decode_per_second=batch / steps[0].p50,
         kv_bytes=0,
         floor=0.0,
-        budget=watch_steps(engine_for(models[0], batch, context + tokens + waits), batch, context, tokens),
+        budget=watch_steps(engine_for(models[0], batch, context, tokens), batch, context, tokens),
     )
     if other is not None:
         row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)

@@ -115,6 +115,8 @@ class ChatSession:
         made.text = "".join(said)
         self.turns.append({"role": "assistant", "content": made.text})
         self.answers.append(made)
+        if made.finish_reason is not None and (why := made.why_empty):
+            self._print_note(why)
         if self.terminal:
             self.console.print(Text(_cost(made), style="dim"))
 

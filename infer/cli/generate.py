@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import msgspec
 import typer
 
 from ..errors import UsageError
+from ..llm.completion import Completion
 from ..llm.engine.sampling.sampling_options import CONSTRAINTS, GenerationOptions
 from .options import Threads, Trust, with_some_options
 
@@ -79,6 +81,7 @@ def generate(
             print(_encoded(found))
         else:
             print("\n---\n".join(row.text for row in rows))
+            _say_if_empty(rows)
 
 
 @with_some_options(
@@ -128,6 +131,13 @@ def _stream(predictor: Any, text: str, options: dict[str, Any], *, as_json: bool
                 print(piece.text, end="", flush=True)
     if not as_json:
         print()
+        _say_if_empty([pieces.completion])
+
+
+def _say_if_empty(rows: Sequence[Completion]) -> None:
+    for why in dict.fromkeys(row.why_empty for row in rows):
+        if why is not None:
+            print(f"infer: {why}", file=sys.stderr)
 
 
 def _encoded(found: Any) -> str:

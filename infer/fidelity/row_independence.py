@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import InferError
 from ..graph.typical_inputs import MASK, row_lengths
+from ..library_errors import first_sentence
 from ..spec import BATCH, Joins, TensorSpec, text_padding
 
 ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
@@ -129,8 +130,7 @@ def joining(
     except (InferError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        return Joining("none", f"it fails on {trial.rows} rows together: {said}")
+        return Joining("none", f"it fails on {trial.rows} rows together: {first_sentence(error)}")
     return Joining("equal", why) if why else Joining("padded")
 
 

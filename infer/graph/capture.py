@@ -20,12 +20,15 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
+from ..sanitize import shortened
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
+
+MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
 
 
 def capture(
@@ -50,7 +53,7 @@ def capture(
         for name, (low, high) in bounds.items()
         if name in used and low < high
     }
-    shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
+    shapes = {s.keyword: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
     examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
@@ -61,7 +64,8 @@ def capture(
                 padded_encoders(),
                 packed_sequences.padded(),
             ):
-                program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+                given = {s.keyword: examples[s.name] for s in inputs}
+                program = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False)
             if packed_sequences.uses_packing():
                 packed_sequences.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
@@ -73,9 +77,9 @@ def capture(
             raise _refusal(error, inputs, examples) from error
     _drop_stack_traces(program)
     program._example_inputs = _zeros(program)  # zeros of the same shapes: no sample data is stored
-    given = output_specs(program, inputs, outputs)
+    named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
-    return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
+    return Graph(inputs, named, samples, {d: bounds[d] for d in used}, program=program, task=task)
 
 
 @contextlib.contextmanager
@@ -105,18 +109,27 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = [name for name in known if name not in {spec.keyword for spec in inputs}] or known or ["x"]
     for spec in inputs:
-        if spec.name not in known:
+        if spec.keyword not in known:
             raise UsageError(
                 f"the model has no input named {spec.name!r}",
                 hint=f"Its forward takes: {', '.join(known)}. "
-                + (remedy or f"Name it with --input {known[0] if known else 'x'}=…"),
+                + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
+    given = {spec.keyword for spec in inputs}
+    needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
+    if inputs and (absent := [name for name in needed if name not in given]):
+        raise UsageError(
+            f"the model's forward takes {absent[0]!r} too",
+            hint=remedy
+            or f"Name it with --input {TensorSpec(absent[0], inputs[0].dtype, inputs[0].shape).format()}",
+        )
 
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
     """Wrap `module` to compute in `dtype` (float16, bfloat16); float inputs and outputs stay float32."""
-    names = [spec.name for spec in inputs]
+    names = [spec.keyword for spec in inputs]
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
         given = {**dict(zip(names, args, strict=False)), **named}
@@ -173,7 +186,9 @@ def _refusal(
     text, line = str(error), line_of_model(error)
     asked = ", ".join(spec.format() for spec in inputs)
     if "data-dependent" in text:
-        where = f"its code asks for the value of a tensor{f' at {line[:160]}' if line else ''}"
+        where = (
+            f"its code asks for the value of a tensor{f' at {shortened(line, MOST_LINE)}' if line else ''}"
+        )
         hint = "Write that with torch.where or torch.cond: a graph has no branches and sizes that depend on values"
         return NotUsableError(f"the model can't be captured with inputs {asked}: {where}", hint=hint)
     constant = specialized(text)
@@ -182,7 +197,7 @@ def _refusal(
         f"--input {spec.name}={spec.dtype}[{','.join(map(str, _numbers(spec, examples[spec.name], constant)))}]"
         for spec in inputs
     )
-    at = f" (at {line[:160]})" if line else ""
+    at = f" (at {shortened(line, MOST_LINE)})" if line else ""
     hint = f"Give what must not vary as a number: {numbers}"
     return NotUsableError(f"the model can't be captured with inputs {asked}: {reason}{at}", hint=hint)
 
@@ -206,7 +221,7 @@ def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[in
 
 def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or "no reason given"
+    return shortened(" ".join(lines[:3]), MOST_REASON).rstrip(" :") or "no reason given"
 
 
 def _zeros(program: ExportedProgram) -> Any:

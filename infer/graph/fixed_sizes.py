@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError
+from ..library_errors import first_sentence
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
 from .called_paths import as_if_called
-from .capture import capture, specialized
+from .capture import capture, check_input_names, specialized
 from .program import Graph, flatten
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65)  # rows tried together, and one by one
@@ -61,6 +62,7 @@ def capture_at_any_sizes(
     numbers and the line of the model's code in the sentence.
     """
     source = _Source(module, called or module, inputs, samples, outputs, task)
+    check_input_names(source.called, inputs)
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
         return Capture(_with_rows(module, source.agreeing(sizes)))
@@ -230,8 +232,7 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     named = [name for name in specialized(reason) if name in fixed]
     if named:
         return f"the model's code makes a constant of {' and '.join(named)}"
-    first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
-    return f"the exporter can't vary it: {first[:120].rstrip('.')}"
+    return f"the exporter can't vary it: {first_sentence(cause).rstrip('.')}"
 
 
 def _with_rows(module: nn.Module, graph: Graph) -> Graph:

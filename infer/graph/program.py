@@ -31,7 +31,8 @@ class Signature(msgspec.Struct, frozen=True):
 class Graph:
     """The captured program. Exactly one of `program`, `onnx` and `module` is set.
 
-    An ONNX source stays ONNX; `module` is a float original whose weights are streamed from disk, too large to capture.
+    An ONNX source stays ONNX, or was imported: then `imported` is the file, which judges the program. `module` is a
+    float original whose weights are streamed from disk, too large to capture.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -40,6 +41,8 @@ class Graph:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     program: ExportedProgram | None = None
     onnx: Path | None = None
+    imported: Path | None = None
+    unimported: str = ""  # why an ONNX source that stays ONNX has no program
     module: nn.Module | None = None
     task: str = "tensors"
     calibration: Mapping[str, Tensor] = field(
@@ -48,10 +51,22 @@ class Graph:
     encoder: Graph | None = None  # of the step of an encoder-decoder: see `llm.step.encoder_decoder`
 
     @property
+    def file(self) -> Path | None:
+        """The user's ONNX file, which ONNX Runtime runs as the reference; None for a torch source."""
+        return self.onnx or self.imported
+
+    @property
+    def no_program(self) -> str:
+        """Say why there is no torch program."""
+        return "the source is an ONNX graph, which has no torch program" + (
+            f": {self.unimported}" if self.unimported else ""
+        )
+
+    @property
     def exported(self) -> ExportedProgram:
         """Exported program; raises `NotUsableError` for an ONNX source, which has none."""
         if self.program is None:
-            raise NotUsableError("the source has no torch program", hint="Use --backend ort")
+            raise NotUsableError(self.no_program, hint="Use --backend ort")
         return self.program
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,8 +81,12 @@ class Graph:
 
     def callable(self) -> Callable[..., list[Tensor]]:
         """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
-        module: Any = self.module or self.exported.module()
-        return lambda **inputs: flatten(module(**inputs))
+        if self.module is not None:
+            whole: Any = self.module
+            return lambda **inputs: flatten(whole(**inputs))
+        module: Any = self.exported.module()
+        keywords = {spec.name: spec.keyword for spec in self.inputs}
+        return lambda **inputs: flatten(module(**{keywords[name]: value for name, value in inputs.items()}))
 
 
 def plain_call(
@@ -79,7 +98,7 @@ def plain_call(
     """
     module: Any = program.module()
     names = list(
-        reorder_kwargs({spec.name: spec.name for spec in inputs}, program.call_spec.in_spec).values()
+        reorder_kwargs({spec.keyword: spec.name for spec in inputs}, program.call_spec.in_spec).values()
     )
     for node in [n for n in module.graph.nodes if n.op == "call_module" and n.target == "_guards_fn"]:
         module.graph.erase_node(node)

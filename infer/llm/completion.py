@@ -41,6 +41,17 @@ class Completion(msgspec.Struct, kw_only=True):
             return None
         return count / (self.seconds - self.first_token_seconds)
 
+    @property
+    def why_empty(self) -> str | None:
+        """Sentence that says why a completion has no text; None where it has one."""
+        if self.text or self.tool_calls:
+            return None
+        if isinstance(self.stopped_by, str):
+            return f"the text is empty: it began with the stop text {self.stopped_by!r}"
+        if self.finish_reason == "stop" and len(self.token_ids) <= 1:
+            return "the text is empty: the model ended it at once"
+        return f"the text is empty: none of its {len(self.token_ids)} tokens has any"
+
     def __str__(self) -> str:
         return self.text
 

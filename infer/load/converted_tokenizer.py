@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from ..library_errors import first_sentence
 from ..silence_logs import quiet
 from ..spec import Finding
 
@@ -38,7 +39,7 @@ def convert_tokenizer(folder: Path) -> ConvertedTokenizer:
             found.backend_tokenizer.save(str(Path(directory.name) / NAME))
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, RuntimeError) as error:
         directory.cleanup()
-        said = " ".join(str(error).split())[:200]
+        said = first_sentence(error)
         why = f"the folder has no {NAME}, and transformers can't make one of {held[0]}: {said}"
         return ConvertedTokenizer({}, [Finding("load", "tokenizer", "none", why=why)])
     why = f"made of {held[0]} by transformers' {type(found).__name__}: the folder has no {NAME}"

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ..errors import InferError
+from ..library_errors import first_sentence
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import ImagePreprocessor, open_image
 from ..preprocess.transformers_processor import TransformersProcessor
@@ -39,8 +40,7 @@ def read_preprocessor(folder: Path, reads: str, channels: int) -> tuple[Preproce
         with quiet():
             return (_image if reads in IMAGE_TENSORS else _audio)(folder, channels)
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, InferError) as error:
-        said = " ".join(str(error).split())[:200]
-        return None, f"transformers' processor of the folder can't be used: {said}"
+        return None, f"transformers' processor of the folder can't be used: {first_sentence(error)}"
 
 
 def preprocessing_finding(found: Preprocessor | None, why: str) -> Finding:

@@ -40,17 +40,46 @@ def resolve_inputs(
         propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
     )
     if proposed is None:
-        raise UsageError(f"the inputs of the model are not known: {why}", where="--input", hint=EXAMPLE)
+        example = EXAMPLE if module is None else f"Example: {_options(module)}"
+        raise UsageError(f"the inputs of the model are not known: {why}", where="--input", hint=example)
     return (proposed,), [
         Finding("load", "input proposed", proposed.format(), why=f"{why}; --input overrides it")
     ]
 
 
-def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
-    """Guess the spec from `forward`'s one required argument and the first layer; or None and the reason."""
+def _required(module: nn.Module) -> list[str]:
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    return [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+
+
+def _options(module: nn.Module) -> str:
+    """Write `--input` for each argument that forward requires, with the sizes that its first layer takes."""
+    for layer in module.modules():
+        if (shape := _taken(layer)) is not None:
+            break
+    dtype, sizes = shape or ("float32", ("batch", 3, 224, 224))
+    specs = (TensorSpec(name, dtype, sizes) for name in _required(module) or ["x"])
+    return " ".join(f"--input {spec.format()}" for spec in specs)
+
+
+def _taken(layer: nn.Module) -> tuple[str, tuple[int | str, ...]] | None:
+    """Return dtype and sizes of what a layer takes; None where it does not tell."""
+    if isinstance(layer, nn.Linear):
+        return "float32", ("batch", layer.in_features)
+    if isinstance(layer, nn.Embedding):
+        return "int64", ("batch", "seq")
+    if isinstance(layer, nn.RNNBase):
+        return "float32", ("batch", "time", layer.input_size)
+    if isinstance(layer, _ConvNd):
+        dims = next((dims for kind, dims in _SPATIAL if isinstance(layer, kind)), None)
+        return None if dims is None else ("float32", ("batch", layer.in_channels, *dims.split(",")))
+    return None
+
+
+def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
+    """Guess the spec from `forward`'s one required argument and the first layer; or None and the reason."""
+    required = _required(module)
     if len(required) != 1:
         return None, f"its forward takes {', '.join(required) or 'no named argument'}"
     name = required[0]
@@ -58,13 +87,8 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
         if isinstance(layer, _OPAQUE):
             break
         said = f"from its first layer {path or type(layer).__name__} ({type(layer).__name__})"
-        if isinstance(layer, nn.Linear):
-            return TensorSpec(name, "float32", ("batch", layer.in_features)), said
-        if isinstance(layer, nn.Embedding):
-            return TensorSpec(name, "int64", ("batch", "seq")), said
-        for kind, dims in _SPATIAL:
-            if isinstance(layer, _ConvNd) and isinstance(layer, kind):
-                return TensorSpec(name, "float32", ("batch", layer.in_channels, *dims.split(","))), said
+        if (taken := _taken(layer)) is not None:
+            return TensorSpec(name, *taken), said
         if any(True for _ in layer.parameters(recurse=False)):
             break
     return None, f"the size of {name!r} can't be seen from its layers"

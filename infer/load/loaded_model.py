@@ -20,7 +20,7 @@ class LoadedModel:
     """A model before optimization. Parameters are on the meta device while `reader` is set."""
 
     kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
-    module: nn.Module | None  # None for onnx
+    module: nn.Module | None  # None for onnx that runs as it is
     reader: WeightReader | None
     inputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first

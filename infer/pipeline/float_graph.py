@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import nn
@@ -59,7 +59,13 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     """
     mode = find_mode(plan, loaded, reporter)
     reporter.step("capture", "the float original")
-    graph = float_graph(loaded, reporter)
+    try:
+        graph = float_graph(loaded, reporter)
+    except NotUsableError as error:
+        if loaded.onnx is None or loaded.module is None:
+            raise
+        keep_file(loaded, str(error), reporter)
+        graph = float_graph(loaded, reporter)
     original = Original(loaded, graph, mode, tuple(loaded.limitations))
     if graph.program is None:
         return original
@@ -75,7 +81,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
 
 def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> Graph:
     """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
-    if loaded.onnx is not None:
+    if loaded.onnx is not None and loaded.module is None:
         outputs = tuple(loaded.meta.get("outputs", ()))
         return Graph(
             loaded.inputs,
@@ -83,6 +89,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             loaded.samples,
             loaded.sizes,
             onnx=loaded.onnx,
+            unimported=loaded.meta.get("unimported", ""),
             task=loaded.task,
             calibration=loaded.calibration,
         )
@@ -104,7 +111,14 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         how = found.fixed.partition(" ")[0]  # fixed, or narrower
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
     loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
-    return found.graph
+    return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
+
+
+def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
+    """Run the source as ONNX, for which a finding gives the reason."""
+    loaded.module = loaded.rebuild = None
+    loaded.meta = {**loaded.meta, "unimported": why}
+    reporter.found([Finding("load", "form", "ONNX", why=why)])
 
 
 def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:

@@ -96,7 +96,7 @@ class FloatReferences:
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
-        if self._original.onnx is not None:
+        if self._original.file is not None:
             return _onnx_runtime(self._original, "cpu", as_written=True)
         if self._module is not None:
             return UserModuleRunner(self._module, self._original)
@@ -163,7 +163,7 @@ class FloatReferences:
 
     def _today(self, plan: Plan, shape: StepShape | None) -> tuple[str, Any]:
         """Open the original as the user runs it today, with the name of that form."""
-        if self._original.onnx is None:
+        if self._original.file is None:
             return EAGER, self._plain(plan, shape)
         if self._onnx_runtime is None:
             try:
@@ -199,14 +199,14 @@ class FloatReferences:
 
 def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:
     """Open the user's ONNX file in ONNX Runtime as users do, or `as_written`: without graph optimizations."""
-    if original.onnx is None:
+    if original.file is None:
         raise ValueError("expected the graph of an ONNX source")
     if reason := plugins.why_not("backends", "ort"):
         raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
     from ..onnx.ort.ort_session import EXACT, USUAL, OrtRunner
 
     settings = EXACT if as_written else USUAL
-    return OrtRunner(original.onnx, original.inputs, original.outputs, device, settings=settings)
+    return OrtRunner(original.file, original.inputs, original.outputs, device, settings=settings)
 
 
 class Eager:

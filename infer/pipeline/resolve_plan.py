@@ -104,6 +104,8 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
         run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"
+        if plan.source.endswith(".onnx"):
+            other = "auto"  # those two need a torch program
         raise NotUsableError(
             f"backend {plan.backend} is not usable on this machine: {reason}",
             hint=f"Use --backend {other}, or run 'infer doctor'",

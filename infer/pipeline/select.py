@@ -122,8 +122,8 @@ def enforce(
     small: Compressed,
     stuck: str = "",
 ) -> None:
-    """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises, that of speed
-    how many left the format; both say the way out.
+    """Raise `GateError` at the gates. That of fidelity names the worst layers, and why none rises, that of speed
+    how many left the format, that of gain is for models that nothing changes; all say the way out.
     """
     reason = best.unfaithful(plan)
     if reason:
@@ -139,14 +139,20 @@ def enforce(
         if coarser_cache(plan) and best.shape is not None:
             worst += f"; the KV cache is {plan.kv_dtype}, coarser than the weights"
             milder = "Keep keys and values exact with --kv-dtype fp32"
+        loosened = best.unfaithful(plan.with_(max_error=math.inf)) is None
         raise GateError(
             f"refused, not faithful enough: {reason}{worst}",
-            hint=f"Nothing was published. {milder}, or allow more with --max-error",
+            hint=f"Nothing was published. {milder}{', or allow more with --max-error' * loosened}",
         )
     if best.slower and not plan.allow_slower:
         raise GateError(
             f"refused, slower: {best.verdict}{_left_format(plan, small.layers)}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
+        )
+    if reason := best.no_gain(plan):
+        raise GateError(
+            f"refused, no gain: {reason}",
+            hint="Nothing was published. --allow-slower keeps it, --backend auto takes the fastest",
         )
 
 

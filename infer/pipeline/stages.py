@@ -33,7 +33,7 @@ from ..plan import Plan
 from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import Finding, TensorSpec
-from . import half_precision
+from . import half_precision, onnx_form
 from .compressed_graph import Compressed, LastModel, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
 from .float_reference import FloatReferences
@@ -119,6 +119,7 @@ def load(
         reporter.found(found)
     origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
     reporter.found([*loaded.findings, *origin])
+    onnx_form.choose(run.plan, loaded, reporter)
     if loaded.module is not None:
         reporter.found(sources.fill(loaded))
     return loaded, run
@@ -142,7 +143,7 @@ def float_forms(original: Original, work: Path) -> FloatReferences:
         lambda: original.step,
         original.users_module,
     )
-    if original.graph.onnx is not None:
+    if original.graph.file is not None:
         rows = max(2, original.graph.sizes.get("batch", (1, 1))[0])
         require_comparable(floats.reference().form.run, next(batches_of(original.graph, rows)))
     return floats

@@ -21,6 +21,8 @@ from ..report.rendering import formatting
 from ..results import Metric, ScoresOnly
 from ..spec import Finding
 
+UNNOTICED = 2e-4  # seconds of a call that nobody notices; the checks of a request take up to so many
+
 
 @dataclass
 class Timing:
@@ -126,9 +128,20 @@ class Trial:
         """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
         or the prompts and answers of the declared workload together.
         """
-        return self.changed and any(
-            t.pair.verdict == "slower" or self._request_slower(t) for t in self.latency
-        )
+        return self.changed and any(map(self._is_slower, self.latency))
+
+    def no_gain(self, plan: Plan) -> str | None:
+        """Return why the unchanged model on a backend that was named is not worth having; None where it is.
+
+        What the user has today takes less time: by more than noise, and by more than anybody fails to notice.
+        """
+        if self.changed or plan.backend == "auto" or plan.allow_slower:
+            return None
+        lost = any(self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > UNNOTICED for t in self.latency)
+        return self.verdict if lost else None
+
+    def _is_slower(self, timing: Timing) -> bool:
+        return timing.pair.verdict == "slower" or self._request_slower(timing)
 
     def _request_slower(self, timing: Timing) -> bool:
         """Return True when whole requests of the declared workload, prompts and answers, take longer."""

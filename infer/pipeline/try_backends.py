@@ -75,7 +75,7 @@ def try_backends(
     if not tried.trials and tried.full is not None:
         raise tried.full
     if not tried.trials:
-        raise tried.nobody(only)
+        raise tried.nobody()
     return tried
 
 
@@ -155,32 +155,41 @@ class Trials:
         storage.save(graph, place)
         return graph, None, place, why
 
-    def nobody(self, only: str) -> InferError:
+    def nobody(self) -> InferError:
         """Return why no backend ran the model: the format, where one of them takes the model without; else the cause of
-        the one that came nearest.
+        the one that came nearest. Of a backend that was named, its own cause and another one that takes the plan.
         """
-        for result in sorted(self.refused, key=lambda one: one.name != "ort"):
-            if self._takes_unquantized(result.name):
+        named = self.plan.backend
+        if named != "auto" and (able := _other_backends(named, self.small.graph, self.plan)):
+            quantized = f" quantized to {self.plan.quant}" if self._format_refused(named) else ""
+            reason = self.refused[-1].why
+            return NotUsableError(
+                f"{named} can't run this model{quantized}: {reason}",
+                hint="" if "use --backend" in reason else f"Use --backend {able[0]}",
+            )
+        for name in sorted(plugins.names("backends"), key=lambda one: one != "ort"):
+            if why := self._format_refused(name):
+                another = f" with --backend {name}" if named not in ("auto", name) else ""
                 return UsageError(
-                    f"no backend has a form of {self.plan.quant} for this model; {result.name}: {result.why}",
+                    f"no backend has a form of {self.plan.quant} for this model; {name}: {why}",
                     where="--quant",
-                    hint="--quant none keeps the weights as they are",
+                    hint=f"--quant none{another} keeps the weights as they are",
                 )
         here = [one for one in self.refused if plugins.why_not("backends", one.name) is None]
         nearest = (here or self.refused)[-1]
         others = ", ".join(one.name for one in self.refused if one is not nearest)
-        hint = f"{others} can't either: 'infer doctor' says what is here" if others else "Use --backend auto"
-        if only == "auto" and not others:
-            hint = "'infer doctor' says what is here"
+        said = "'infer doctor' says what is here"
+        hint = f"{others} can't either: {said}" if others else said
         return NotUsableError(f"no backend can run this model; {nearest.name}: {nearest.why}", hint=hint)
 
-    def _takes_unquantized(self, name: str) -> bool:
+    def _format_refused(self, name: str) -> str | None:
+        """Return why a backend refuses the format, where it takes the model unquantized."""
         if self.plan.quant == "none" or plugins.why_not("backends", name) is not None:
-            return False
+            return None
         backend, plan = plugins.get("backends", name), self.plan.with_(backend=name)
         refused = encoder_decoder_graphs.refusal(backend, self.original, plan)
         plain = encoder_decoder_graphs.refusal(backend, self.original, plan.with_(quant="none"))
-        return refused is not None and plain is None
+        return refused if plain is None else None
 
     def names(self) -> set[str]:
         """Return the backends that were tried or refused."""

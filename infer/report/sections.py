@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ..llm.step.full_sequence_runner import CONTEXT
 from ..spec import Finding
@@ -15,6 +19,8 @@ from .rendering import formatting
 from .rendering.text_layout import Column, Table
 
 VERDICTS = {True: "within", False: "outside", None: ""}  # of a metric and its limit
+# Subject of a metric that was taken at one size of an axis: `logits at batch 3`, of all outputs `batch 3`.
+_AT_SIZE = re.compile(r"(?:(?P<output>.+) at )?(?P<size>\w+ \d+)")
 _WHY = (Column("what"), Column("value"), Column("why"))
 
 
@@ -45,7 +51,7 @@ def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
             *(Column("what"), Column("value", right=True), Column("limit", right=True)),
             *(Column("verdict", drop=1), Column("meaning")),
         )
-        rows = [_fidelity_cells(row) for row in report.fidelity]
+        rows = [_fidelity_cells(row) for row in worst_sizes(report)]
         yield Section("Fidelity", tables=[Table(columns, rows, caption)], chart="fidelity")
     if report.layers:
         yield _layers(report, brief=brief)
@@ -168,6 +174,28 @@ def _latency_cells(row: LatencyRow) -> tuple[str, ...]:
 def _fidelity_cells(row: FidelityRow) -> tuple[str, ...]:
     bound = "" if row.limit is None else f"{'≤' if row.larger_is_worse else '≥'} {row.limit:g}"
     return row.what, formatting.number(row.value, row.unit), bound, VERDICTS[row.ok], row.why
+
+
+def worst_sizes(report: Report) -> Iterator[FidelityRow]:
+    """Yield the fidelity rows; of those that differ only in the size at which they were compared, the worst one."""
+    by_metric: dict[tuple[str, str], list[tuple[str, FidelityRow]]] = {}
+    for row in report.fidelity:
+        if (found := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):
+            by_metric.setdefault((found["output"] or "", row.metric), []).append((found["size"], row))
+        else:
+            yield row
+    for (output, metric), sizes in by_metric.items():
+        size, worst = max(sizes, key=lambda one: _badness(one[1]))
+        why = f"worst of {len(sizes)} sizes: {size}" if len(sizes) > 1 else f"at {size}"
+        what = f"sizes: {output}.{metric}" if output else f"sizes: {metric}"
+        yield msgspec.structs.replace(worst, what=what, why=f"{why}; {worst.why}" if worst.why else why)
+
+
+def _badness(row: FidelityRow) -> tuple[bool, float]:
+    """Order rows of one metric: what is outside its limit last, then by what is used of it, or by the value."""
+    value = row.value if isinstance(row.value, int | float) else 0.0
+    used = row.used if row.used is not None else (value if row.larger_is_worse else -value)
+    return row.ok is False, math.inf if math.isnan(used) else used
 
 
 def _layers(report: Report, *, brief: bool) -> Section:

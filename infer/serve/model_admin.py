@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +60,7 @@ class ModelAdmin:
         self._kv_memory, self._caches = kv_memory, {} if caches is None else caches
         self._changing: dict[str, State] = {}
         self._reasons: dict[tuple[str, str], str] = {}
-        self._opened: list[Any] = []
+        self._opened = set[Any]()  # closed at the end, unless they were before
         self._tasks: set[asyncio.Task[None]] = set()
 
     def index(self) -> list[RepositoryModel]:
@@ -80,8 +81,12 @@ class ModelAdmin:
         """Serve a model's highest version, in place of the version served now, if any.
 
         Raises `NotFoundError`, `BusyError`, `ResourceError` with figures, and what opening it raises; the
-        served models are unchanged then.
+        served models are unchanged then. Goes on when the caller is cancelled, as `unload` does: half a change would
+        leave processes that nobody ends.
         """
+        await asyncio.shield(self._in_background(self._load(name)))
+
+    async def _load(self, name: str) -> None:
         with self._exclusive(name, "LOADING"):
             found = await asyncio.to_thread(self.repository.find, name)
             version = name_and_version(found)[1]
@@ -91,9 +96,7 @@ class ModelAdmin:
                     *(found.path, name, self._replicas, self._memory, self.service),
                     kv_memory=self._kv_memory,
                 )
-                starting = self._opener(found)
-                self._opened.append(starting)
-                predictor = await asyncio.to_thread(starting.wait_ready)
+                predictor = await self._open(found)
             except Exception as error:
                 self._reasons[name, version] = str(error)
                 raise
@@ -101,14 +104,29 @@ class ModelAdmin:
             if self.service.state != "ready":
                 await asyncio.to_thread(predictor.close)
                 raise NotReadyError("the server is stopping")
-            self._opened.append(predictor)
             old = self.service.install(predictor)
             log.info("serving %s version %s", name, predictor.version)
             if old is not None:
-                self._retire_in_background(old)
+                self._in_background(self._retire(old))
+
+    async def _open(self, found: ModelLocation) -> Any:
+        """Return the predictor of a model that is being opened; what is opened is closed with the server."""
+        starting = self._opener(found)
+        self._opened.add(starting)
+        try:
+            predictor = await asyncio.to_thread(starting.wait_ready)
+        except Exception:
+            self._opened.discard(starting)
+            raise
+        self._opened.discard(starting)
+        self._opened.add(predictor)
+        return predictor
 
     async def unload(self, name: str) -> None:
         """Stop serving a model after its pending requests. Raise `NotFoundError` or `BusyError`."""
+        await asyncio.shield(self._in_background(self._unload(name)))
+
+    async def _unload(self, name: str) -> None:
         with self._exclusive(name, "UNLOADING"):
             if name not in self.service.models:
                 raise NotFoundError("no such model is served")
@@ -132,10 +150,17 @@ class ModelAdmin:
         finally:
             del self._changing[name]
 
-    def _retire_in_background(self, old: TensorEngine | LLMEngine) -> None:
-        task = asyncio.get_running_loop().create_task(self._retire(old))
+    def _in_background(self, change: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a change that goes on when nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(change)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            _ = done.cancelled() or done.exception()  # read: its client may be gone
+
+        task.add_done_callback(ended)
+        return task
 
     async def _retire(self, old: TensorEngine | LLMEngine) -> None:
         """Drain, stop and close a model that can no longer be looked up."""
@@ -149,6 +174,9 @@ class ModelAdmin:
         old.stop(NotReadyError("this version was replaced"))
         self.service.forget(old)
         await asyncio.to_thread(old.predictor.close)
+        self._opened.discard(old.predictor)
+        del old
+        gc.collect()  # cycles, some of which hold descriptors; in a server it seldom runs by itself
 
 
 def _number(version: str) -> tuple[int, str]:

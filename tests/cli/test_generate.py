@@ -24,6 +24,7 @@ from infer import Predictor
 from infer.cli import main
 from infer.llm.text.chat_template import FILE
 from tests.support.llm_artifacts import PYDOC, tiny
+from tests.support.tiny_decoders import SIZES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,26 @@ def test_streamed_text_is_the_same_text(lm: Path, capsys: pytest.CaptureFixture[
     pieces = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "".join(p["text"] for p in pieces) + "\n" == out[: len(out) // 2]
     assert pieces[-1]["finish_reason"] == "length"
+
+
+def test_a_model_that_ends_at_once_is_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = list(range(320))
+    ending = str(tiny(tmp_path, speaks=True, sizes={**SIZES["llama"], "eos_token_id": every}))
+    capsys.readouterr()
+    sentence = "the text is empty: the model ended it at once\n"
+    for options in ([], ["--stream"], ["-n", "2"]):
+        assert main(["generate", ending, "x", *options]) == 0
+        captured = capsys.readouterr()
+        assert not captured.out.replace("---", "").strip()
+        assert captured.err == f"infer: {sentence}"
+    typed(monkeypatch, "One\n")
+    assert main(["chat", ending]) == 0
+    assert capsys.readouterr().err == sentence
+    assert (
+        main(["bench", ending, "--batch", "1", "--context", "8", "--tokens", "2", "--seconds", "0.05"]) == 0
+    )
 
 
 @pytest.mark.usefixtures("opened_once")
@@ -294,6 +315,15 @@ def test_bench_of_a_language_model_counts_tokens(lm: Path, capsys: pytest.Captur
     assert found["kv_memory"] >= found["kv_tokens"] * found["kv_bytes_per_token"]
 
 
+def test_bench_times_steps_of_all_although_prompts_take_many_steps(
+    lm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["bench", str(lm), "--batch", "8", "--context", "120", "--tokens", "2", "--seconds", "0.05"]
+    assert main([*call, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["between_tokens"]["n"] == row["first_token"]["n"] / 8
+
+
 def test_bench_against_another_artifact_is_paired(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["bench", str(lm), "--batch", "1", "--context", "8", "--tokens", "4", "--seconds", "0.05"]
     assert main([*call, "--vs", str(lm)]) == 0
@@ -305,9 +335,13 @@ def test_bench_against_another_artifact_is_paired(lm: Path, capsys: pytest.Captu
 def test_bench_refuses_options_that_do_not_fit_the_model(
     lm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(lm), "--context", "250"]) == 2
+    assert main(["bench", str(lm), "--batch", "1", "--context", "250"]) == 2
+    said = capsys.readouterr().err
+    assert "a context of 250 and 32 tokens after it are more than the 256 positions" in said
+    assert main(["bench", str(lm), "--batch", "8", "--context", "220"]) == 2
+    said = capsys.readouterr().err
     assert (
-        "a context of 250 and 32 tokens after it are more than the 256 positions" in capsys.readouterr().err
+        "a context of 220, 13 while 8 prompts are read, and 32 tokens after it are more than the 256" in said
     )
 
 

@@ -318,6 +318,7 @@ def test_a_format_that_no_backend_has_is_a_usage_error(
         ("it failed:\n  the weight 'a'", "it failed: the weight 'a'"),
         ("it failed:", "it failed"),
         ("word " * 100, "word …"),
+        ("w" * 290 + " in: " + "x" * 300, "in…"),
     ],
 )
 def test_a_cause_ends_with_a_word_and_not_at_a_colon(text: str, shown: str) -> None:
@@ -333,6 +334,38 @@ def test_a_config_of_another_program_makes_no_hugging_face_folder(tmp_path: Path
     assert model_folder(weights) is None
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert model_folder(weights) == tmp_path
+    assert model_folder(tmp_path / "mine.pt") is None, "there are no weights that make it one"
+    weights.touch()
+    assert model_folder(tmp_path / "mine.pt") == tmp_path
+
+
+NO_SPACE = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(8, 8)
+    def forward(self, input):
+        raise {error}
+def build():
+    return Net()
+INPUTS = {{"input": "float32[batch,8]"}}
+"""
+
+
+@pytest.mark.parametrize(
+    "error", ["ValueError('no space left in the car park')", "RuntimeError('write failed: no such cell')"]
+)
+def test_words_of_the_models_own_errors_are_no_full_disk(
+    tmp_path: Path, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(NO_SPACE.format(error=error))
+    torch.save(torch.nn.Linear(8, 8).state_dict(prefix="l."), tmp_path / "net.pt")
+    given = [str(tmp_path / "net.pt"), "--model", f"{tmp_path}/net.py:build", "--backend", "eager"]
+    code, said = run([*given, "--data", "random", "-o", str(tmp_path / "net.infer")], capsys)
+    assert code == 3
+    assert error.partition("'")[2].rstrip("')") in said
 
 
 BATCH_NORM = """

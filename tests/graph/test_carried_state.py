@@ -1,4 +1,4 @@
-"""Which outputs of a call are inputs of the next one."""
+"""States that a caller carries: outputs of a call that are inputs of the next one."""
 
 from __future__ import annotations
 

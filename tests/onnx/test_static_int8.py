@@ -14,7 +14,7 @@ pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer import Plan, Predictor  # noqa: E402
-from infer.errors import NotUsableError, UsageError  # noqa: E402
+from infer.errors import NotUsableError  # noqa: E402
 from infer.onnx.source import onnx_source, static_int8  # noqa: E402
 from infer.pipeline import stages  # noqa: E402
 from tests.support.onnx_models import ORT_TARGETS  # noqa: E402
@@ -134,5 +134,5 @@ def test_static_int8_of_an_onnx_source_is_judged_and_published(source: Path, tmp
         got = predictor.predict({"x": x.numpy()})["y"]
     expected = run(source, x)
     assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 0.05
-    with pytest.raises(UsageError, match="not nf4"):
+    with pytest.raises(NotUsableError, match=r"no layer of this model can be nf4 \(.*not Conv2d"):
         stages.optimize(plan.with_(quant="nf4"), tmp_path / "nf4.infer")

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from infer import Plan, Predictor, plugins
+from infer import Plan, Predictor, latency, plugins
+from infer.cli import main
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
 from infer.graph import storage
 from infer.graph.program import Graph
@@ -158,6 +159,21 @@ def test_a_slower_result_is_refused_unless_allowed(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
     made = stages.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
     assert any("--allow-slower" in line for line in made.manifest.verdict)
+
+
+def test_a_named_backend_that_is_slower_than_today_ends_with_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = latency.summarize([1.09]), latency.summarize([1.0])
+    slow = latency.Paired(1.09, 1.08, 1.1, "slower", 11, *once)
+    monkeypatch.setattr(latency, "paired", lambda *_, **__: slow)
+    call = ["optimize", DIGITS.source, "--model", str(DIGITS.model), "--backend", "ort", "--batch", "1"]
+    call += ["--output", str(tmp_path / "d.infer")]
+    assert main(call) == 4
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "refused, no gain: 1.09x slower at batch 1 against torch eager." in said
+    assert list(tmp_path.iterdir()) == []
+    assert main([*call, "--allow-slower"]) == 0
 
 
 def test_names_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -260,3 +260,34 @@ def test_a_slower_form_is_refused_with_how_many_layers_left_the_format() -> None
     with pytest.raises(GateError) as raised:
         enforce(plan, slow, original, Compressed(graph, None, layers=layers[1:]))
     assert "left int8" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "refused"),
+    [
+        (1.09, {"backend": "ort"}, True),
+        (1.02, {"backend": "ort"}, False),  # within noise
+        (1.09, {"backend": "ort", "allow_slower": True}, False),
+        (1.09, {"backend": "auto"}, False),  # the fastest of all, plain torch included
+    ],
+)
+def test_an_unchanged_model_slower_than_today_is_no_gain(
+    seconds: float, changes: dict[str, Any], refused: bool
+) -> None:
+    nothing: Any = None
+    small, plan = Compressed(nothing, None), PLAN.with_(**changes)
+    slow = trial("ort", (1.0, seconds))
+    if not refused:
+        enforce(plan, slow, nothing, small)
+        return
+    with pytest.raises(
+        GateError, match="refused, no gain: same at batch 1, 1.09x slower at batch 8 against"
+    ) as raised:
+        enforce(plan, slow, nothing, small)
+    assert "--allow-slower keeps it" in str(raised.value.hint)
+
+
+def test_a_loss_that_nobody_notices_is_no_reason_to_refuse() -> None:
+    nothing: Any = None
+    checks = trial("ort", (36e-6 + 70e-6, 5e-3), rival=(36e-6, 5e-3))
+    enforce(PLAN.with_(backend="ort"), checks, nothing, Compressed(nothing, None))

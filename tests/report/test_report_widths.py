@@ -238,3 +238,36 @@ def test_the_page_cuts_no_word_and_fits_windows_of_every_width(tmp_path: Path) -
                 assert tab.run("document.documentElement.scrollWidth") <= width, (kind, text, width)
                 assert tab.run(CUT) == [], (kind, text, width)
         assert tab.errors == []
+
+
+def at_sizes() -> document.Report:
+    """Return a report of an output and of all outputs at nine sizes, of which batch 3 is the worst."""
+    sizes = [*(f"batch {n}" for n in (1, 2, 3, 64)), *(f"seq {n}" for n in (1, 7, 64, 128, 512))]
+    rows = []
+    for size in sizes:
+        value = 0.09 if size == "batch 3" else 0.01
+        for subject, metric in ((f"embedding at {size}", "worst_slice_error"), (size, "relative_error")):
+            label, why = f"{subject}.{metric}", f"said at {size}"
+            used = value / 0.1
+            rows.append(
+                document.FidelityRow(label, value, "", why, subject, metric, 0.1, used=used, ok=value < 0.1)
+            )
+    return msgspec.structs.replace(sample(), fidelity=(*sample().fidelity, *rows))
+
+
+def test_of_many_sizes_the_report_shows_the_worst_and_json_all() -> None:
+    report = at_sizes()
+    (section,) = (part for part in sections.sections(report) if part.title == "Fidelity")
+    rows = {row[0]: row[-1] for row in section.tables[0].rows if "size" in row[0]}
+    said = "worst of 9 sizes: batch 3; said at batch 3"
+    assert rows == {"sizes: embedding.worst_slice_error": said, "sizes: relative_error": said}
+    assert "embedding at seq 512.worst_slice_error" in document.encode(report).decode()
+    page = render_html(report)
+    assert "seq 512" not in page
+    assert page.count("worst of 9 sizes") == 2
+
+
+def test_a_cell_without_a_figure_is_empty_so_that_narrow_pages_hide_it() -> None:
+    row = document.FidelityRow("y.rows", 100, "", "rows compared", "y", "rows")
+    page = render_html(msgspec.structs.replace(sample(), fidelity=(row,)))
+    assert '<td class="num" data-head="limit"></td>' in page

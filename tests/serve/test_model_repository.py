@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from infer.errors import NotFoundError, ResourceError
-from infer.serve.model_admin import check_memory
+from infer.serve.model_admin import ModelAdmin, check_memory
 from infer.serve.model_repository import ModelRepository
+from infer.serve.service import Service
+from infer.serve.workers.shared_memory import SharedBufferPool
+from tests.support.fake_predictors import double
 from tests.support.worker_models import body_of, children, serving, wait_until
 
 
@@ -121,6 +128,75 @@ def test_version_change_under_load_drops_no_request(tmp_path: Path) -> None:
         text = httpx.get(f"{url}/metrics").text
         assert gauge % 1 not in text
         assert gauge % 3 in text
+
+
+@pytest.mark.parametrize("change", ["load", "unload"])
+def test_a_change_ends_whose_client_leaves_before(tmp_path: Path, change: str) -> None:
+    put(tmp_path / "m/1", factor=1)
+    with serving(opener="multiplies", path=str(tmp_path), run={"allow_reload": True}) as (running, url):
+        put(tmp_path / "m/2", factor=2)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v2/repository/models/m/{change}", timeout=httpx.Timeout(60, read=0.05))
+
+        def states() -> list[tuple[str, str]]:
+            listed = httpx.post(f"{url}/v2/repository/index").json()
+            return [(one["version"], one["state"]) for one in listed]
+
+        loaded = {"load": ["UNAVAILABLE", "READY"], "unload": ["UNAVAILABLE", "UNAVAILABLE"]}[change]
+        wait_until(lambda: states() == list(zip("12", loaded, strict=True)))
+        wait_until(lambda: len(children(running.pid)) == (change == "load"))
+
+
+def test_replaced_models_are_let_go(tmp_path: Path) -> None:
+    put(tmp_path / "m/1", factor=1)
+    made: list[weakref.ref[Any]] = []
+
+    async def reload() -> None:
+        service = Service([double("m")])
+        service.start()
+        admin = ModelAdmin(service, ModelRepository([tmp_path]), Starting, linger=0.0)
+        for _ in range(4):
+            await admin.load("m")
+            x = {"x": np.ones((1, 4), np.float32)}
+            await service.engines["m"].infer(x, timeout=20)
+        while sum(one() is not None for one in made) > 1:
+            await asyncio.sleep(0.01)
+        service.stop()
+
+    class Starting:
+        def __init__(self, found: Any) -> None:
+            self.made = double("m")
+            made.append(weakref.ref(self.made))
+
+        def wait_ready(self) -> Any:
+            return self.made
+
+        def close(self) -> None:
+            pass
+
+    asyncio.run(asyncio.wait_for(reload(), 60))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
+def test_a_closed_buffer_ends_with_the_last_answer_in_it() -> None:
+    buffers = SharedBufferPool(2)
+    files = {os.fstat(buffer.descriptor).st_ino for buffer in buffers.all}
+
+    def left() -> int:
+        count = 0
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the folder itself
+                count += os.fstat(int(number)).st_ino in files
+        return count
+
+    buffer = buffers.lease()
+    answer, _ = buffer.allocate((4,), np.float32)
+    assert left() == 4
+    buffers.close()
+    answer[:] = 1
+    assert left() == 1, "it is being read"
+    del answer
+    assert left() == 0
 
 
 def test_failed_load_keeps_the_served_version_and_reports_why(tmp_path: Path) -> None:

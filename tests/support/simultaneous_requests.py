@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -55,9 +56,9 @@ def doubled(answer: Any) -> list[float]:
     return found
 
 
-def until(true: Any) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not become true")
+def until(true: Any, seconds: float = 40.0) -> None:
+    """Wait until it is true; a busy machine may take long."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.005)

@@ -13,7 +13,8 @@ from ... import compress, plugins
 from ... import device as hardware
 from ...compress import assign
 from ...errors import InferError, NotUsableError, UsageError
-from ...pipeline import stages
+from ...load import LoadedModel
+from ...pipeline import onnx_form, stages
 from ...pipeline.float_graph import Original
 from ...pipeline.float_reference import FloatReferences
 from ...pipeline.resolve_plan import Resolved, resolve_cache
@@ -104,7 +105,7 @@ class SourceCache:
         """
         for known in self._prepared:
             chosen = resolve_cache(run, known.original.loaded.task)
-            if known.key == _key(chosen.plan):
+            if known.key == _key(chosen.plan, known.original.loaded):
                 self._prepared.sort(key=lambda one: one is known)
                 return known, chosen
         self._make_room()
@@ -114,7 +115,7 @@ class SourceCache:
             original = stages.capture_original(chosen.plan, loaded, fresh)
         except (UsageError, NotUsableError) as error:
             raise SourceFailure(error) from error
-        key = _key(chosen.plan)
+        key = _key(chosen.plan, loaded)
         name = "-".join(map(str, key))
         shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
         floats = stages.float_forms(original, self._work / f"float-{name}")
@@ -157,6 +158,6 @@ class SourceCache:
         return self._work / "float-forms" / f"{backend}-{plan.kv_dtype}"
 
 
-def _key(plan: Plan) -> tuple[object, ...]:
+def _key(plan: Plan, loaded: LoadedModel) -> tuple[object, ...]:
     """Return what decides how a source is loaded and captured: batch norms are folded for formats only."""
-    return plan.kv_dtype, "packed" if plan.quant != "none" else "float"
+    return plan.kv_dtype, "packed" if plan.quant != "none" else "float", onnx_form.form(plan, loaded)

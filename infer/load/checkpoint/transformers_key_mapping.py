@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SourceError
+from ...library_errors import first_sentence
 from ..weights import FileExtent, MappableReader, StoredCodes, WeightReader, stored_codes
 from .stacked_codes import stack_codes
 
@@ -213,9 +214,9 @@ def _describe(group: Conversion, model: ModelShapes, reader: WeightReader, where
         group.targets = group.run(model, meta)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         held = [f"{n} {list(reader.shape(n))}" for names in group.sources.values() for n in names[:2]]
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise SourceError(
-            f"transformers can't convert the checkpoint to {group.first!r} ({reason}): {', '.join(held)}",
+            f"transformers can't convert the checkpoint to {group.first!r} ({first_sentence(error)}): "
+            f"{', '.join(held)}",
             where=where,
             hint="Tensors are missing, or of another model: download the folder again, whole",
         ) from error

@@ -27,14 +27,13 @@ from .foreign_formats import (
 )
 from .foreign_signatures import KOHYA, ForeignKind
 from .identify_protobuf import looks_like_onnx
-from .source_names import folder_hint, is_library_name, is_user_module, missing_hint
+from .source_names import PICKLED_WEIGHTS, folder_hint, is_library_name, is_user_module, missing_hint
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors", "npz")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
 KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_transformer_")
-PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
 # Eight bytes of text, read as the header length of safetensors, are far above this.

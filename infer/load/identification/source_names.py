@@ -11,6 +11,7 @@ from ...regular_files import MAX_JSON, read_regular
 
 # Of a config.json of transformers, timm and diffusers; others use that name for settings of their own.
 MODEL_KEYS = frozenset(("model_type", "architectures", "architecture", "_class_name"))
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SUFFIXES = frozenset(
     (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
@@ -40,7 +41,7 @@ def is_library_name(text: str) -> bool:
 
 
 def model_folder(path: Path) -> Path | None:
-    """Return the folder of a file that is part of a Hugging Face model; None for a standalone file."""
+    """Return the folder of a file that is part of a Hugging Face model, with weights; None for a standalone file."""
     config = path.parent / "config.json"
     if path.suffix == ".py" or not config.is_file():
         return None
@@ -48,7 +49,11 @@ def model_folder(path: Path) -> Path | None:
         found = json.loads(read_regular(config, MAX_JSON))
     except (SourceError, ValueError, RecursionError):
         return None
-    return path.parent if isinstance(found, dict) and MODEL_KEYS & found.keys() else None
+    if not isinstance(found, dict) or not MODEL_KEYS & found.keys():
+        return None
+    names = {path.name, *(item.name for item in path.parent.iterdir())}
+    weights = any(name in PICKLED_WEIGHTS or name.endswith(".safetensors") for name in names)
+    return path.parent if weights else None
 
 
 def folder_hint(path: Path) -> str:

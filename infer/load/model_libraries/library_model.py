@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, UsageError
+from ...library_errors import describe
 from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
 from ...spec import TensorSpec
@@ -74,9 +75,8 @@ def import_library(library: str, text: str) -> ModuleType:
     try:
         return import_module(library)
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
-        said = " ".join(str(error).split())[:200]
         raise NotUsableError(
-            f"{library} can't be imported here: {type(error).__name__}: {said}",
+            f"{library} can't be imported here: {describe(error)}",
             hint=f"It needs the torchvision that is built for torch {torch.__version__}",
         ) from error
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...library_errors import first_sentence
 from ...preprocess.image import ImagePreprocessor, open_image
 
 LARGEST_DIFFERENCE = 2e-3  # of one value: the libraries compute in float32
@@ -20,7 +21,7 @@ def same_pixels(
     try:
         worst = max(_difference(found, theirs, height, width) for height, width in SIZES)
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        return None, f"the transform of {about} can't be used: {' '.join(str(error).split())[:200]}"
+        return None, f"the transform of {about} can't be used: {first_sentence(error)}"
     if worst > LARGEST_DIFFERENCE:
         return None, f"the transform of {about} does something that infer does not"
     return found, f"{about}; on two made-up images it gives the same values"

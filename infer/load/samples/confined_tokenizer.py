@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
+from ...library_errors import MOST_SAID
+from ...sanitize import shortened
 from . import tokenizer_process
 
 MEMORY, MEMORY_PER_BYTE = 1 << 30, 512  # bytes that tokenizing may take, and for each byte of text
@@ -41,7 +43,7 @@ def tokens_of(path: Path, texts: list[Any], limit: int | None) -> list[tuple[lis
     if "memory" in said.lower():
         raise _refused(path, texts, f"took more than {memory / 1e6:.0f} MB")
     last = (said.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    raise _refused(path, texts, f"failed: {last[:200]}")
+    raise _refused(path, texts, f"failed: {shortened(last, MOST_SAID)}")
 
 
 def _refused(path: Path, texts: list[Any], why: str) -> SourceError:

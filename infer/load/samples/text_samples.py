@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, NotUsableError, SourceError, UsageError
+from ...library_errors import first_sentence
 from ...regular_files import MAX_JSON, read_regular
 from ...spec import CHOICES, DECODER_IDS
 from .confined_tokenizer import tokens_of
@@ -97,7 +98,7 @@ def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[in
     try:
         tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # of no class of its own
-        raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
+        raise SourceError(f"the tokenizer can't be read: {first_sentence(error)}", where=str(path)) from error
     return lambda texts, limit: tokens_of(path, texts, limit)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, SourceError
+from ...library_errors import first_sentence
 from ...plan import Plan
 from ...silence_logs import quiet
 from ...spec import DTYPE_NAMES, TensorSpec
@@ -49,9 +50,8 @@ def load_exported(plan: Plan) -> LoadedModel:
         with quiet():
             program = torch.export.load(plan.source)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-        text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise SourceError(
-            f"torch.export can't read it: {text}",
+            f"torch.export can't read it: {first_sentence(error)}",
             where=plan.source,
             hint=f"Export it again with torch {torch.__version__.partition('+')[0]}, if another version wrote it",
         ) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import SourceError
+from ...library_errors import first_sentence
 from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
@@ -96,7 +97,7 @@ def read_settings(folder: Path) -> Any:
         StrictDataclassError,
     ) as error:
         raise SourceError(
-            f"transformers can't read the configuration: {' '.join(str(error).split())[:200]}",
+            f"transformers can't read the configuration: {first_sentence(error)}",
             where=str(folder / "config.json"),
             hint="Check `model_type` and its sizes, or install the transformers that wrote it",
         ) from error

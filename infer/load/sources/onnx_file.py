@@ -22,7 +22,9 @@ from . import onnx_outputs
 
 MAX_DEPTH = 16
 MAX_NAME = 80  # characters of a name that a message shows
-_UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
+_UNNAMED = re.compile(
+    r"unk__\d+|-?\d+|\W*"
+)  # what exporters call a size without a name: "unk__12", "-1", "?"
 Specs = tuple[TensorSpec, ...]
 
 
@@ -83,7 +85,8 @@ def load_onnx(plan: Plan) -> LoadedModel:
     why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
     findings = [Finding("load", "opset", opset, why=why)]
     findings += [Finding("load", "outputs", "tensors only", why=text) for text in said]
-    if nodes := onnx_outputs.quantized_nodes(model):
+    nodes = onnx_outputs.quantized_nodes(model)
+    if nodes:
         named = ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
         findings.append(
             Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
@@ -99,7 +102,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
         onnx=changed or path,
-        meta={"outputs": outputs, "opset": opset},
+        meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
         findings=findings,
     )
     if changed is not None:
@@ -218,7 +221,7 @@ def _spec(value: Any, path: Path) -> TensorSpec:
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
         fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
-        named = "" if _UNNAMED.fullmatch(dim.dim_param) else dim.dim_param
+        named = "" if _UNNAMED.fullmatch(dim.dim_param) else re.sub(r"\W", "_", dim.dim_param)
         shape.append(fixed or named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
     return TensorSpec(value.name, dtype, tuple(shape))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError, SourceError, UsageError
+from ...library_errors import first_sentence
 from ...plan import Plan
 from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
@@ -38,8 +39,8 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         raise UsageError(
             f"TorchScript does not record the sizes of its inputs; its forward takes {', '.join(names)}",
             where="--input",
-            hint=f"First weights: {sizes}. Give --data with an array of each input, or name it: "
-            f"--input {(*names, 'x')[0]}=float32[batch,3,224,224]",
+            hint=f"First weights: {sizes}. Give --data with an array of each input, or name each, such as "
+            + " ".join(f"--input {name}=float32[{_usual_sizes(script)}]" for name in names or ("x",)),
         )
     inputs, _ = resolve_inputs(plan, known, None)
     by_name = {spec.name: spec for spec in inputs}
@@ -76,9 +77,14 @@ def _read_script(source: str) -> Any:
         try:
             return torch.jit.load(source, map_location="cpu").eval()
         except RuntimeError as error:
-            raise SourceError(
-                f"torch.jit can't read it: {str(error).splitlines()[0][:200]}", where=source
-            ) from error
+            raise SourceError(f"torch.jit can't read it: {first_sentence(error)}", where=source) from error
+
+
+def _usual_sizes(script: Any) -> str:
+    """Return the sizes of an input that the first weight of several dimensions multiplies."""
+    weights = (tuple(value.shape) for value in script.state_dict().values())
+    shape = next((shape for shape in weights if len(shape) > 1), (1, 3, 3, 3))
+    return ",".join(("batch", str(shape[1]), *(["32"] * (len(shape) - 2))))
 
 
 def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.export.ExportedProgram:
@@ -93,9 +99,8 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
         try:
             return converter(script, examples).convert()
         except Exception as error:
-            text = str(error).strip().splitlines()
             raise NotUsableError(
-                f"this TorchScript can't be converted: {text[0][:200] if text else type(error).__name__}",
+                f"this TorchScript can't be converted: {first_sentence(error)}",
                 hint=f"Save the state dict of the original of {source} and give --model file.py:factory",
             ) from error
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InferError, SourceError, UsageError, unknown
+from ...library_errors import describe
 from ...spec import TensorSpec
 
 TASKS = ("tensors", "classification", "embedding", "text-generation")
@@ -110,7 +111,7 @@ def user_code_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SourceError(
-            f"{where} raised {type(error).__name__}: {error}",
+            f"{where} raised {describe(error)}",
             where=where,
             hint="Run it alone to see the traceback",
         ) from error

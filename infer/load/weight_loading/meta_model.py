@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import InferError, SourceError
+from ...library_errors import describe
 from ...spec import Finding
 from ..sources.user_module import user_code_errors
 from ..weights import WeightReader
@@ -67,9 +68,7 @@ def build_on_meta(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modul
     except InferError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code; what fails on the CPU too is reported below
-        reason = (
-            f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no reason given'}"
-        )
+        reason = describe(error)
     if reason:
         findings.append(Finding("load", "skeleton", "cpu", why=f"{what} can't be built on meta ({reason})"))
         with user_code_errors(what):

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
+from ...library_errors import describe
 from .file_blocks import FileExtent
 from .nested_state_dict import unwrap
 from .pickle_scan import MAX_PICKLE, code_among, globals_of
@@ -124,10 +125,10 @@ def load_safely(path: Path, where: str = "") -> Any:
                 hint="Save it again with torch.save, without pickle_protocol",
             ) from error
         raise UnsafeSourceError(
-            f"torch's weights-only loader refuses it: {_first_line(error)}", where=where or str(path)
+            f"torch's weights-only loader refuses it: {describe(error)}", where=where or str(path)
         ) from error
     except (RuntimeError, ValueError, KeyError, EOFError, AssertionError, TypeError, AttributeError) as error:
-        raise SourceError(f"torch can't read it: {_first_line(error)}", where=where or str(path)) from error
+        raise SourceError(f"torch can't read it: {describe(error)}", where=where or str(path)) from error
 
 
 def _metadata(file: TorchZip) -> tuple[Any, list[str]]:
@@ -190,9 +191,3 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
         )
     extent = FileExtent(path, offset, tensor.dtype, shape)
     return StoredTensor(extent, stride, first, tensor.is_contiguous())
-
-
-def _first_line(error: Exception) -> str:
-    # torch's own text goes on to advise weights_only=False.
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200] if text else 'no reason given'}"

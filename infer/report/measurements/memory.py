@@ -20,8 +20,10 @@ from torch import Tensor
 
 from ... import device as hardware
 from ...graph import encoder_decoder_graphs
+from ...library_errors import MOST_SAID
 from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ...llm.step.step_shape import StepShape
+from ...sanitize import shortened
 from ...spec import Finding
 from .peak_memory import PeakMemory
 
@@ -150,7 +152,7 @@ def probe(
         return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return msgspec.structs.replace(weights, failure=f"the probe failed: {last[:300]}")
+        return msgspec.structs.replace(weights, failure=f"the probe failed: {shortened(last, MOST_SAID)}")
     measured = msgspec.json.decode(done.stdout.splitlines()[-1], type=Memory)
     return msgspec.structs.replace(measured, weights=weights.weights, weights_by_dtype=stored)
 

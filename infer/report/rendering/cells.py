@@ -15,8 +15,8 @@ def words_html(text: str) -> str:
 
 
 def cell_html(text: str, *, right: bool = False) -> str:
-    """Escape the text of a cell; a figure breaks only before a bracket."""
-    if not right:
+    """Escape the text of a cell; a figure breaks only before a bracket. An empty cell stays empty."""
+    if not right or not text:
         return words_html(text)
     return " ".join(f'<span class="whole">{escape(part)}</span>' for part in re.split(r" (?=[(\[])", text))
 

@@ -7,7 +7,7 @@ from html import escape
 
 from .. import search_plot, search_trials
 from ..document import Report
-from ..sections import VERDICTS, Section, sections
+from ..sections import VERDICTS, Section, sections, worst_sizes
 from . import charts
 from .cells import cell_html, words_html
 from .style import CSS
@@ -75,7 +75,7 @@ def _latency(report: Report) -> str:
 
 
 def _fidelity(report: Report) -> str:
-    bars = "".join(charts.fidelity_bar(row) for row in report.fidelity if row.used is not None)
+    bars = "".join(charts.fidelity_bar(row) for row in worst_sizes(report) if row.used is not None)
     key = f"Share of what the limits of {report.precision} allow; the tick is the limit."
     shown = f'<figure><figcaption>{escape(key)}</figcaption><div class="bars">{bars}</div></figure>'
     return shown if bars else ""

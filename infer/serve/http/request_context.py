@@ -28,8 +28,9 @@ class RequestContext:
     """HTTP request with its service and route, as handlers, logs and traces see it.
 
     `path`: parameters of the path; `adapter`: LoRA adapter that the request named; `known`: the path supports the
-    method; `began`: monotonic time from which its deadline counts, the end of its body; `error`: set if the request
-    failed; `measure`: set when it is answered, returns its times by name.
+    method; `began`: monotonic time from which its deadline counts, the end of its body; `seconds`: those that its body
+    allows it, if it says so; `error`: set if the request failed; `measure`: set when it is answered, returns its
+    times by name.
     """
 
     service: Service
@@ -44,6 +45,7 @@ class RequestContext:
     client: str = ""
     known: bool = True
     began: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
     trace: TraceContext | None = None
     error: InferError | None = None
     measure: Callable[[], dict[str, Any]] | None = None
@@ -71,9 +73,10 @@ class RequestContext:
     def timeout(self, default: float | None = None) -> float:
         """Return the seconds left of those this request may take; raise `DeadlineError` for none.
 
-        They are those of header X-Request-Timeout-Ms, else `default`, else the server's.
+        They are those of its body, else of header X-Request-Timeout-Ms, else `default`, else the server's.
         """
-        allowed = requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
+        asked = self.seconds or requested_timeout(self.headers)
+        allowed = asked or default or self.service.limits.timeout_seconds
         left = allowed - (time.monotonic() - self.began)
         if left <= 0:
             raise DeadlineError(f"the request took longer than its {allowed:g} s")

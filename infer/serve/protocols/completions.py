@@ -54,9 +54,9 @@ async def completions(context: RequestContext) -> Any:
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
     special = request.add_special_tokens is not False
     prompts = await openai_prompts.encode_prompts(context, model, request.prompt, special)
-    grammar = openai_request.grammar(request)
+    grammar, constrained_by = openai_request.grammar(request)
     answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
-    await openai_request.compile_grammar(context, model, grammar, "response_format")
+    await openai_request.compile_grammar(context, model, grammar, constrained_by)
     if request.echo:
         answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
@@ -87,7 +87,8 @@ async def chat(context: RequestContext) -> Any:
     timeout = openai_request.timeout(context, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
     tools = Tools(request, model.template)
-    grammar = tools.constraint(openai_request.grammar(request))
+    other, constrained_by = openai_request.grammar(request)
+    grammar = tools.constraint(other)
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
     features = None
@@ -99,7 +100,7 @@ async def chat(context: RequestContext) -> Any:
     reply = ChatResponse(model, request, prompt, tools, grammar, context.adapter)
     reply.request.features = features
     await openai_request.compile_grammar(
-        context, model, grammar, "tools" if tools.grammar else "response_format"
+        context, model, grammar, "tools" if tools.grammar else constrained_by
     )
     model.metrics.unknown_fields.inc(unknown)
     timeout = openai_request.timeout(context, request)  # less what an image took

@@ -72,9 +72,11 @@ class SharedBuffer:
                 self._map.madvise(mmap.MADV_REMOVE, start, self.size - start)
 
     def close(self) -> None:
+        """Close the descriptor and the mapping, which has one of its own, or leave that to the last array of it."""
         self.base = None
-        with contextlib.suppress(BufferError):  # an answer is still being read: its array keeps the mapping
+        with contextlib.suppress(BufferError):  # an answer is still being read
             self._map.close()
+        del self._map
         os.close(self.descriptor)
 
 

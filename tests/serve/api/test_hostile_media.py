@@ -9,13 +9,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
+from infer.errors import DeadlineError
+from infer.serve.api.openai import openai_request
+from infer.serve.api.openai.chat_types import ChatRequest, Message
+from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.media_decoder.processes import PLACES, MediaDecoders
 from tests.support import fake_media
@@ -128,6 +134,16 @@ def test_samples_that_are_no_sound_are_refused(server: Live, value: float) -> No
         assert "expected samples of -1 to 1" in answer.text
 
 
+def test_the_timeout_in_a_body_counts_for_its_image_too(server: Live) -> None:
+    body = ChatRequest(model="m", messages=[Message(role="user")], timeout=3.0)
+    route: Any = None
+    for spent, fails in ((1.0, False), (4.0, True)):
+        context = RequestContext(server.service, route, {}, {}, "a", began=time.monotonic() - spent)
+        with pytest.raises(DeadlineError) if fails else nullcontext():
+            assert 0 < openai_request.timeout(context, body) <= 2
+            assert 0 < context.timeout() <= 2, "that of decoding"
+
+
 @pytest.fixture
 def hanging() -> Iterator[Live]:
     """Serve two keys with decoders that hang on a file that begins so."""
@@ -182,7 +198,7 @@ def test_an_early_refusal_of_files_asks_for_their_own_key(tmp_path: Path) -> Non
 
         def gated(inputs: dict[str, np.ndarray], run: object = run) -> dict[str, np.ndarray]:
             calls.append(1)
-            assert gate.wait(30)
+            assert gate.wait(120)
             return run(inputs)  # type: ignore[operator,no-any-return]
 
         model.function = gated
@@ -202,8 +218,10 @@ def test_an_early_refusal_of_files_asks_for_their_own_key(tmp_path: Path) -> Non
                 latency.seed([(4, 0.01)] * 3)
                 vars(latency)["observe"] = lambda work, seconds: None  # the clock decides nothing here
                 began = len(calls)
-                sent = [pool.submit(ask, name, good, FLOOD) for _ in range(3)]
-                until(lambda: len(calls) > began and engine.waiting == 2)  # noqa: B023
+                sent = [pool.submit(ask, name, good, FLOOD)]
+                until(lambda: len(calls) > began)  # noqa: B023 - it runs, so that both places are free
+                sent += [pool.submit(ask, name, good, FLOOD) for _ in range(2)]
+                until(lambda: engine.waiting == 2)  # noqa: B023
                 assert ask(name, b"no file at all", FLOOD) == 429
                 assert ask(name, b"no file at all", POLITE) == 400
                 assert not any(one.done() for one in sent)

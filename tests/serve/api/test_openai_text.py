@@ -390,6 +390,71 @@ def test_nulls_are_accepted_and_unknown_fields_counted(raw: httpx.Client) -> Non
     assert counted() == before + 2
 
 
+REFUSED = [
+    ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"grammar": 'root ::= "a"'}, "grammar"),
+    ({"ebnf": "a"}, "ebnf"),
+    ({"regex": "a"}, "regex"),
+    ({"json_schema": {"type": "object"}}, "json_schema"),
+    ({"structural_tag": "{}"}, "structural_tag"),
+    ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"structural_tag": "b"}}, "structured_outputs.structural_tag"),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+    ),
+    ({"response_format": {"type": "json_object", "strictly": True}}, "response_format.strictly"),
+    ({"allowed_token_ids": [65]}, "allowed_token_ids"),
+    ({"bad_words": ["A"]}, "bad_words"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"early_stopping": True}, "early_stopping"),
+    ({"best_of": 2}, "best_of"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"typical_p": 0.5}, "typical_p"),
+    ({"mirostat": 1}, "mirostat"),
+    ({"do_sample": False}, "do_sample"),
+    ({"repeat_penalty": 1.1}, "repeat_penalty"),
+    ({"n_predict": 3}, "n_predict"),
+    ({"stop_sequences": ["A"]}, "stop_sequences"),
+    ({"options": {"temperature": 0}}, "options"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[param for _, param in REFUSED])
+def test_fields_that_shape_the_output_are_done_or_refused(
+    raw: httpx.Client, fields: JSON, param: str
+) -> None:
+    for path, prompt in (
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        answer = raw.post(f"/v1/{path}", json={"model": "fake_llm", **prompt, **fields})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+
+
+def test_values_that_ask_for_nothing_are_accepted(raw: httpx.Client) -> None:
+    empty: list[Any] = [None, False, [], "", {}]
+    for value in empty:
+        ask(raw, prompt="x", bad_words=value, allowed_token_ids=value, use_beam_search=value, grammar=value)
+    ask(raw, prompt="x", best_of=1, length_penalty=1.0, typical_p=1, mirostat=0, add_generation_prompt=True)
+    ask(raw, prompt="x", n_predict=-1, do_sample=True, modalities=["text"], function_call="none")
+    idle = {"grammar": None, "structural_tag": None, "disable_fallback": False, "whitespace_pattern": None}
+    ask(raw, prompt="x", structured_outputs={"choice": ["a"], **idle})
+    ask(raw, prompt="x", guided_json=None, guided_regex=None, guided_choice=[], guided_grammar="")
+
+
 def test_message_parts_are_joined_and_developer_maps_to_system(server: Live, raw: httpx.Client) -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": content}]
@@ -505,6 +570,21 @@ def test_tool_calls_are_parsed_in_full_and_streamed(choice: Any, tmp_path: Path)
         assert tokens == len(choice.logprobs.content) == len(f"Let me see.\n{CALLS}")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_tool_calls_the_first_call_stands(tmp_path: Path, stream: bool) -> None:
+    with live(FakeLLMPredictor(tmp_path, engine=FakeEngine(script=CALLS))) as server:
+        body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
+        url = f"{server.url}/v1/chat/completions"
+        answer = httpx.post(url, json={**body, "parallel_tool_calls": False, "stream": stream})
+        if stream:
+            parts = [choice["delta"] for event in events(answer) for choice in event["choices"]]
+            calls = [call for part in parts for call in part.get("tool_calls", [])]
+        else:
+            calls = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert {call.get("index", 0) for call in calls} == {0}
+        assert len([call for call in calls if call.get("id")]) == 1
+
+
 def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
     with live(FakeLLMPredictor(tmp_path, engine=FakeEngine(script=CALLS))) as server:
         body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
@@ -530,8 +610,21 @@ def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
             400,
             "response_format",
         ),
-        ({"structured_outputs": {"regex": "("}}, 422, "response_format"),
+        ({"structured_outputs": {"regex": "("}}, 422, "structured_outputs"),
+        ({"guided_regex": "("}, 422, "guided_regex"),
+        ({"guided_json": "{"}, 400, "guided_json"),
+        ({"guided_json": "[]"}, 400, "guided_json"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, 400, "guided_regex"),
+        ({"guided_regex": "a", "tools": [WEATHER], "tool_choice": "required"}, 400, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"json_object": True, "choice": ["b"]}}, 400, "structured_outputs"),
+        ({"response_format": {"type": "text", "schema": {}}}, 400, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
+            400,
+            "response_format.json_schema.schema",
+        ),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, 400, None),
     ],
 )

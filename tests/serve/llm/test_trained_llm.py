@@ -197,10 +197,17 @@ def test_output_follows_json_schema_and_choices(client: openai.OpenAI, model: st
             else answer.choices[0].message.content
         )
         assert json.loads(text)["name"] in ("json", "csv")
-    chosen = client.completions.create(
-        model=model, prompt=PROMPT, seed=1, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
-    )
-    assert chosen.choices[0].text in ("yes", "no")
+    schema = {"enum": ["yes", "no"]}
+    for constraint in (
+        {"structured_outputs": {"choice": ["yes", "no"], "grammar": None, "disable_fallback": False}},
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "yes|no"},
+        {"guided_json": schema},
+        {"guided_json": json.dumps(schema)},
+        {"response_format": {"type": "json_object", "schema": schema}},
+    ):
+        chosen = client.completions.create(model=model, prompt=PROMPT, seed=1, extra_body=constraint)
+        assert chosen.choices[0].text.strip('"') in ("yes", "no"), constraint
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         client.chat.completions.create(
             model=model,

@@ -32,7 +32,7 @@ NOTHING = b'"delta":{}'
 
 
 class Tools:
-    """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur."""
+    """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur; `parallel`: many."""
 
     def __init__(self, request: ChatRequest, template: Any) -> None:
         given = [msgspec.to_builtins(tool) for tool in request.tools or ()]
@@ -42,8 +42,8 @@ class Tools:
         self.active = bool(self.tools) and self.choice != "none"
         sources = template.sources.values() if template is not None else ()
         self.style = tools.style_of("\n".join(sources))
-        parallel = request.parallel_tool_calls is not False
-        self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=parallel)
+        self.parallel = request.parallel_tool_calls is not False
+        self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=self.parallel)
 
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the grammar that enforces a required call, else `other`, the response format's."""
@@ -60,9 +60,9 @@ class Tools:
         return tools.tool_parser(self.style, self.tools, thought=tools.open_thought(prompt))
 
 
-def deltas(found: Sequence[tools.ToolDelta]) -> list[bytes]:
-    """Return the JSON of field `delta` for each parsed part."""
-    return [b'"delta":%b' % encode(_delta(one)) for one in found]
+def deltas(found: Sequence[tools.ToolDelta], parallel: bool) -> list[bytes]:
+    """Return the JSON of field `delta` for each parsed part; unless `parallel`, of the first call alone."""
+    return [b'"delta":%b' % encode(_delta(one)) for one in found if parallel or not one.index]
 
 
 def _delta(one: tools.ToolDelta) -> Delta:
@@ -147,7 +147,8 @@ class ChatResponse:
             if calls:
                 message.content = content
                 message.tool_calls = [
-                    ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in calls
+                    ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
+                    for call in (calls if self.tools.parallel else calls[:1])
                 ]
         known = openai_logprobs.chat_logprobs(self.model.text, piece.logprobs) if self.logprobs else None
         return ChatChoice(index, message, known, finish, piece.stopped_by)
@@ -171,9 +172,9 @@ class ChatResponse:
         if reader is None:
             found = [b'"delta":{"content":%b}' % encode(output.text)] if output.text else []
         else:
-            found = deltas(reader.push(output.text))
+            found = deltas(reader.push(output.text), self.tools.parallel)
             if finish is not None:
-                found += deltas(reader.finish())
+                found += deltas(reader.finish(), self.tools.parallel)
                 finish = reader.finish_reason(finish)
         if known is not None and not found:
             found = [b'"delta":{"content":""}']

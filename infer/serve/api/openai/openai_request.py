@@ -19,22 +19,31 @@ from .openai_types import (
     OPTION_NAMES,
     CommonFields,
     CompletionRequest,
+    ResponseFormat,
     StructuredOutputs,
 )
+from .refused_fields import refuse_fields, refuse_unknown
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BIAS = 1024
+CONSTRAINTS = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
 def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
-    """Return the decoded body and the number of its unknown fields."""
+    """Return the decoded body and the number of its unknown fields.
+
+    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered.
+    """
     require_json(context)
     value = context.value()
     request = json_parse.convert(value, to)
     for field, option in _options(to).items():
         if (given := getattr(request, field)) is not None:
             check_range(option, given, served=True, where=field)
+    refuse_fields(value, _fields(to))
+    for name, kind in CONSTRAINTS.items():
+        refuse_unknown(value.get(name), _fields(kind), name)
     return request, len(value.keys() - _fields(to))
 
 
@@ -116,34 +125,79 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
 
 
 def timeout(context: RequestContext, request: CommonFields) -> float:
-    """Return the timeout in seconds: the field, the header, or the server's limit for generation."""
-    return request.timeout or context.timeout(context.service.limits.generation_seconds)
+    """Return the seconds left of the field, the header, or the server's limit for generation."""
+    context.seconds = request.timeout
+    return context.timeout(context.service.limits.generation_seconds)
 
 
-def grammar(request: CommonFields) -> dict[str, Any] | None:
-    """Return `Request.grammar` from `response_format` or `structured_outputs`."""
-    wanted, other = request.response_format, request.structured_outputs
-    if other is not None:
-        if wanted is not None and wanted.type != "text":
-            raise InputError(
-                "expected response_format or structured_outputs, got both", where="structured_outputs"
-            )
-        return _structured(other)
-    if wanted is None or wanted.type == "text":
+def grammar(request: CommonFields) -> tuple[dict[str, Any] | None, str]:
+    """Return `Request.grammar` and the field that gave it; raises `InputError` where two fields do."""
+    found = [
+        (constraint, where)
+        for where, constraint in (
+            ("response_format", _formatted(request.response_format)),
+            ("structured_outputs", _structured(request.structured_outputs)),
+            ("guided_json", _schema(request.guided_json, "guided_json")),
+            ("guided_regex", _named("regex", request.guided_regex or None)),
+            ("guided_choice", _named("choice", request.guided_choice or None)),
+        )
+        if constraint is not None
+    ]
+    if len(found) > 1:
+        fields = [where for _, where in found]
+        raise InputError(
+            f"expected one constraint on the output, got {' and '.join(fields)}", where=fields[-1]
+        )
+    return found[0] if found else (None, "response_format")
+
+
+def _formatted(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
+    schemas = [wanted.schema] if wanted.schema is not None else []
+    if wanted.json_schema is not None and wanted.json_schema.schema is not None:
+        schemas.append(wanted.json_schema.schema)
+    if wanted.type == "text" and not schemas:
+        return None
+    if wanted.type == "json_object" and not schemas:
         return {"json_object": True}
-    if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise InputError("expected a JSON schema", where="response_format.json_schema.schema")
-    return {"json_schema": wanted.json_schema.schema}
+    if wanted.type == "text" or len(schemas) != 1:
+        got = f"{len(schemas) or 'none'} with type {wanted.type}"
+        raise InputError(f"expected one JSON schema, got {got}", where="response_format.json_schema.schema")
+    return {"json_schema": schemas[0]}
 
 
-def _structured(given: StructuredOutputs) -> dict[str, Any]:
-    named = {"json_schema": given.json, "regex": given.regex, "choice": given.choice}
-    found = {name: value for name, value in named.items() if value is not None}
+def _structured(given: StructuredOutputs | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    found = [
+        constraint
+        for constraint in (
+            _schema(given.json, "structured_outputs.json"),
+            _named("json_object", given.json_object or None),
+            _named("regex", given.regex),
+            _named("choice", given.choice),
+        )
+        if constraint is not None
+    ]
     if len(found) != 1:
-        raise InputError("expected one of json, regex, choice", where="structured_outputs")
-    return found
+        raise InputError("expected one of json, json_object, regex, choice", where="structured_outputs")
+    return found[0]
+
+
+def _schema(given: dict[str, Any] | str | None, where: str) -> dict[str, Any] | None:
+    if given == "":
+        return None
+    if isinstance(given, str):
+        try:
+            given = json_parse.decode(given.encode(), dict[str, Any])
+        except InputError as error:
+            raise InputError(f"expected a JSON schema: {error.message}", where=where) from error
+    return _named("json_schema", given)
+
+
+def _named(kind: str, value: Any) -> dict[str, Any] | None:
+    return None if value is None else {kind: value}
 
 
 async def compile_grammar(

@@ -42,20 +42,30 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
+    """Form of the output. `schema`: that of a JSON object where llama.cpp has it, beside the type."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """A constraint on the output: exactly one of a JSON schema, a regular expression, or choices."""
+    """A constraint on the output: exactly one of a JSON schema (or its text), any JSON object, a regular expression, or
+    choices.
+    """
 
-    json: dict[str, Any] | None = None
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields of both requests; null equals absent. Unknown fields are accepted, counted and ignored."""
+    """Fields of both requests; null equals absent. `guided_*`: `structured_outputs`, as vLLM had it before.
+
+    Unknown fields are accepted, counted and ignored, but not those by which other servers shape the output
+    (`refused_fields`).
+    """
 
     model: str
     max_tokens: Annotated[int | None, option("max_tokens")] = None
@@ -83,6 +93,9 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     priority: Annotated[int | None, option("priority")] = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None

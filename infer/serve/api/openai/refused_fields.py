@@ -1,0 +1,74 @@
+"""Fields of other servers' requests that shape the completion and are not offered here: refused, not ignored.
+
+vLLM's, SGLang's, llama.cpp's, Hugging Face's and Ollama's names, and those of OpenAI that were replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ....errors import InputError
+
+IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})  # ask for nothing
+_GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
+    # hint, names, values that ask for nothing
+    (
+        "Use structured_outputs or response_format",
+        "guided_grammar guided_whitespace_pattern grammar ebnf regex json_schema structural_tag format",
+        IDLE,
+    ),
+    ("Use tools and tool_choice", "functions", IDLE),
+    ("Use tools and tool_choice", "function_call", (*IDLE, "none", "auto")),
+    (
+        "Use logit_bias",
+        "allowed_token_ids bad_words bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens "
+        "logits_processors logits_processor logit_processors custom_logit_processor no_repeat_ngram_size "
+        "encoder_no_repeat_ngram_size",
+        IDLE,
+    ),
+    ("Use n and temperature", "use_beam_search early_stopping", IDLE),
+    (
+        "Use n and temperature",
+        "num_beams num_beam_groups best_of length_penalty diversity_penalty",
+        (*IDLE, 1),
+    ),
+    (
+        "Use temperature, top_k, top_p and min_p",
+        "mirostat mirostat_mode dynatemp_range dynatemp_min dynatemp_max smoothing_factor xtc_probability "
+        "dry_multiplier top_a epsilon_cutoff eta_cutoff penalty_alpha samplers watermark",
+        IDLE,
+    ),
+    ("Use temperature, top_k, top_p and min_p", "typical_p typical tfs_z tfs", (*IDLE, 1)),
+    ("Use temperature, top_k, top_p and min_p", "top_n_sigma nsigma", (*IDLE, -1)),
+    ("Use temperature 0", "do_sample", (None, True)),
+    ("Use repetition_penalty", "repeat_penalty", (*IDLE, 1)),
+    ("Use max_tokens", "n_predict num_predict max_new_tokens max_length thinking_token_budget", (None, -1)),
+    ("Use min_tokens", "min_new_tokens min_length", IDLE),
+    ("Use stop", "stop_sequences stopping_strings stop_words stop_strings stop_regex", IDLE),
+    ("Use logprobs; in /v1/completions echo gives those of the prompt", "prompt_logprobs", (None,)),
+    ("Use logprobs", "n_probs", IDLE),
+    ("Use the fields by their OpenAI names, beside the prompt", "options parameters sampling_params", IDLE),
+    ("Shorten the prompt", "truncate truncate_prompt_tokens", (None, False)),
+    ("Write it into the prompt", "documents continue_final_message echo system template raw", IDLE),
+    ("Use /v1/completions, whose prompt is yours", "add_generation_prompt", (None, True)),
+    ("Only text is generated", "audio", IDLE),
+    ("Only text is generated", "modalities", (*IDLE, ["text"])),
+]
+_REFUSED = {name: (hint, idle) for hint, names, idle in _GROUPS for name in names.split()}
+
+
+def refuse_fields(given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InputError` naming the first field that is not `known`, shapes the output, and asks for something."""
+    for name in sorted(given.keys() - known):
+        hint, idle = _REFUSED.get(name, ("", ()))
+        if hint and given[name] not in idle:
+            raise InputError(f"{name} is not offered", where=name, hint=hint)
+
+
+def refuse_unknown(given: Any, known: Collection[str], where: str) -> None:
+    """Raise `InputError` for a field of a constraint that is not `known`, whatever its name, and asks for something."""
+    for name in sorted(given.keys() - known if isinstance(given, dict) else ()):
+        if given[name] not in IDLE:
+            where = f"{where}.{name[:64]}"
+            raise InputError(f"{where} is not offered: expected {', '.join(sorted(known))}", where=where)
