@@ -24,15 +24,15 @@ from ..graph.agreement import require_comparable
 from ..graph.program import Graph
 from ..kernels import cpu
 from ..llm.step.full_sequence_runner import full_sequence_outputs
-from ..load.samples.read_samples import OURS
 from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
+from ..load.samples.read_samples import OURS
 from ..onnx.ort.ort_session import limited_calls
 from ..plan import Plan
 from ..report.measurements import roofline
 from ..reporter import Reporter
-from ..spec import Finding, TensorSpec
+from ..spec import BATCH, Finding, TensorSpec
 from . import half_precision, onnx_form
 from .compressed_graph import Compressed, LastModel, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
@@ -127,7 +127,8 @@ def load(
 
 def within_sizes(run: Resolved, graph: Graph) -> Resolved:
     """Leave out the batch sizes to time that the captured graph does not take."""
-    largest = graph.sizes.get("batch", (1, run.plan.max_batch))[1] if graph.inputs[0].batched else 1
+    along_first = graph.inputs[0].batched and all(s.batched or BATCH not in s.shape for s in graph.inputs)
+    largest = graph.sizes.get(BATCH, (1, run.plan.max_batch))[1] if along_first else 1
     batches = tuple(dict.fromkeys(min(size, largest) for size in run.plan.batches))
     return replace(run, plan=run.plan.with_(batches=batches))
 

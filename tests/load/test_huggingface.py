@@ -222,7 +222,8 @@ def test_text_shipped_with_the_folder_becomes_samples(tmp_path: Path) -> None:
     save(llama(), tmp_path)
     add_tokenizer(tmp_path)
     with pytest.raises(UsageError, match=r"no real inputs.*at --data\. Give some: --data texts\.txt"):
-        load(Plan(source=str(tmp_path)))
+        load(Plan(source=str(tmp_path), data="required"))
+    assert load(Plan(source=str(tmp_path))).samples_from == "texts of ours"
     (tmp_path / "samples.txt").write_text(" ".join(WORDS * 30))
     loaded = load(Plan(source=str(tmp_path)))
     assert loaded.samples_from == str(tmp_path / "samples.txt")

@@ -28,7 +28,10 @@ def choose(plan: Plan, has_model: bool, has_rows: bool) -> tuple[str, str]:
     if not has_model:
         return "none", "the weights are not in memory"
     if plan.data in ("random", "ours"):
-        return "none", f"{'random inputs' if plan.data == 'random' else 'inputs of ours'} say nothing about what a layer sees"
+        return (
+            "none",
+            f"{'random inputs' if plan.data == 'random' else 'inputs of ours'} say nothing about what a layer sees",
+        )
     if not has_rows:
         return "none", "there are no rows but those that judge"
     return (

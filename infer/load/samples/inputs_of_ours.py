@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...preprocess.audio import AudioPreprocessor
-from ...spec import TensorSpec
+from ...spec import BATCH, TensorSpec
 from ..loaded_model import LoadedModel
 from .sample_files import Samples, read_files
 from .text_samples import TEXT_INPUTS
@@ -49,7 +49,11 @@ def make(loaded: LoadedModel, seed: int, most: int | None = None) -> tuple[Sampl
             files = list(write(Path(folder), seed))
             samples, _ = read_files(files, loaded, f"{kind} of ours", most)
         return samples, kind, kind == "texts"
-    return tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=_runs(loaded), most=_tables(loaded)), "numbers", False
+    return (
+        tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=_runs(loaded), most=_tables(loaded)),
+        "numbers",
+        False,
+    )
 
 
 def _files(loaded: LoadedModel) -> tuple[str, Callable[[Path, int], Iterator[Path]] | None]:
@@ -69,7 +73,10 @@ def texts() -> list[str]:
     found: dict[str, None] = {}
     for name in MODULES:
         module = importlib.import_module(name)
-        for value in (module, *(value for key, value in sorted(vars(module).items()) if not key.startswith("_"))):
+        for value in (
+            module,
+            *(value for key, value in sorted(vars(module).items()) if not key.startswith("_")),
+        ):
             own = value is module or getattr(value, "__module__", "") == name
             said = inspect.getdoc(value) if own and (value is module or callable(value)) else None
             if said and len(said) > 80:
@@ -160,14 +167,18 @@ def _lengths(
     """Return a number for every symbolic size, those other than the batch being equal where the model runs so."""
     named = dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str))
     bounds = {name: sizes.get(name, (1, 1 << 30)) for name in named}
-    rows = min(max(ROWS, bounds.get("batch", (1, ROWS))[0]), bounds.get("batch", (1, ROWS))[1])
+    low, high = bounds.get(BATCH, (1, ROWS))
+    aside = any(
+        BATCH in spec.shape and not spec.batched for spec in specs
+    )  # rows along another axis than the first
+    rows = low if aside else min(max(ROWS, low), high)
     tried = []
     for length in LENGTHS:
-        chosen = {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {"batch": 1}
+        chosen = {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
         tried.append(chosen)
         if runs is None or runs({spec.name: _constant(spec, chosen, 1) for spec in specs}):
-            return {**chosen, "batch": rows}
-    return {**tried[0], "batch": rows}
+            return {**chosen, BATCH: rows}
+    return {**tried[0], BATCH: rows}
 
 
 def _largest(
@@ -180,8 +191,10 @@ def _largest(
     """Return the largest integer that the model takes in one input, the others being 0 or 1."""
 
     def takes(value: int) -> bool:
-        one = {**chosen, "batch": 1}
-        return runs({s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs})
+        one = {**chosen, BATCH: 1}
+        return runs(
+            {s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs}
+        )
 
     top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
     if top == 1 or takes(top):
@@ -267,4 +280,3 @@ def _runs(loaded: LoadedModel) -> Runs | None:
         return True
 
     return runs
-
