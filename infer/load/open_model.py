@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
 from .samples import read_samples
+from .samples.inputs_of_ours import Runs
 from .samples.transcript_samples import decode_greedily
 from .sources.exported_program import load_exported
 from .sources.huggingface import load_huggingface
@@ -33,11 +35,17 @@ HINTS = {
 }
 
 
-def load(plan: Plan, *, calibrates: bool | None = None) -> LoadedModel:
+def load(
+    plan: Plan,
+    *,
+    calibrates: bool | None = None,
+    tried: Callable[[LoadedModel], Runs | None] | None = None,
+) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them. `calibrates`:
-    whether rows of the samples are split off for calibration; None: where the plan quantizes.
+    whether rows of the samples are split off for calibration; None: where the plan quantizes. `tried` makes what tells
+    whether the model takes inputs that are made here, where its user gives none.
     """
     _refuse_weights(plan)
     if not is_user_module(plan.source):
@@ -59,7 +67,7 @@ def load(plan: Plan, *, calibrates: bool | None = None) -> LoadedModel:
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
     if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
         loaded.decode_greedily = partial(decode_greedily, loaded)
-    read_samples.attach_samples(plan, loaded, user_module, calibrates=calibrates)
+    read_samples.attach_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
     return loaded
 
 

@@ -25,6 +25,7 @@ from ..graph.program import Graph, flatten, plain_call
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
+from ..load.loaded_model import LoadedModel
 from ..plan import Plan
 from ..spec import Finding, TensorSpec
 from .trial import TimesToBeat, Trial
@@ -195,6 +196,25 @@ class FloatReferences:
 
     def _key(self, backend: str, shape: StepShape | None) -> str:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
+
+
+def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], bool] | None:
+    """Return what tells whether an ONNX file runs with inputs, as tried without optimizations; None of others."""
+    if loaded.onnx is None or plugins.why_not("backends", "ort"):
+        return None
+    outputs = tuple(loaded.meta["outputs"])
+    runner = _onnx_runtime(Graph(loaded.inputs, outputs, {}, onnx=loaded.onnx), "cpu", as_written=True)
+
+    def runs(inputs: Mapping[str, Tensor]) -> bool:
+        try:
+            runner.run(inputs)
+        except (ResourceError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
+            return False
+        return True
+
+    return runs
 
 
 def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:

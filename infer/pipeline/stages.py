@@ -36,7 +36,7 @@ from ..spec import BATCH, Finding, TensorSpec
 from . import half_precision, onnx_form
 from .compressed_graph import Compressed, LastModel, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
-from .float_reference import FloatReferences
+from .float_reference import FloatReferences, takes
 from .llm_mode import refuse_backend
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
@@ -109,7 +109,7 @@ def load(
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
-    loaded = sources.load(run.plan, calibrates=calibrates)
+    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes)
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
     if loaded.ours:
         run = replace(run, plan=run.plan.with_(data=OURS))

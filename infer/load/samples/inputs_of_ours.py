@@ -34,15 +34,20 @@ MODULES = (
     "argparse", "asyncio", "calendar", "codecs", "collections", "configparser", "contextlib", "csv", "datetime",
     "decimal", "difflib", "email.message", "fractions", "functools", "heapq", "html", "http.client", "inspect", "io",
     "itertools", "json", "logging", "math", "os", "pathlib", "pickle", "random", "re", "shutil", "socket", "sqlite3",
-    "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "time", "typing", "unittest",
+    "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "time", "unittest",
     "urllib.request", "uuid", "zipfile",
 )  # fmt: skip
 NOTE = "checked on inputs of ours: give --data for a claim about yours"
 Runs = Callable[[Mapping[str, Tensor]], bool]
 
 
-def make(loaded: LoadedModel, seed: int, most: int | None = None) -> tuple[Samples, str, bool]:
-    """Return inputs that fit the model, by name, what they are, and whether they are texts."""
+def make(
+    loaded: LoadedModel, seed: int, most: int | None = None, runs: Runs | None = None
+) -> tuple[Samples, str, bool]:
+    """Return inputs that fit the model, by name, what they are, and whether they are texts.
+
+    `runs` tells whether the model takes inputs, where that can be tried.
+    """
     kind, write = _files(loaded)
     if write is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +55,7 @@ def make(loaded: LoadedModel, seed: int, most: int | None = None) -> tuple[Sampl
             samples, _ = read_files(files, loaded, f"{kind} of ours", most)
         return samples, kind, kind == "texts"
     return (
-        tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=_runs(loaded), most=_tables(loaded)),
+        tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=runs, most=_tables(loaded)),
         "numbers",
         False,
     )
@@ -262,21 +267,3 @@ def _tables(loaded: LoadedModel) -> dict[str, int]:
         for spec in loaded.inputs
         if not _is_float(spec) and not _is_mask(spec)
     }
-
-
-def _runs(loaded: LoadedModel) -> Runs | None:
-    """Return whether an ONNX model takes inputs, as tried in ONNX Runtime without optimizations; None of others."""
-    if loaded.onnx is None:
-        return None
-    from ...onnx.ort.ort_session import EXACT, OrtRunner
-
-    runner = OrtRunner(loaded.onnx, loaded.inputs, tuple(loaded.meta["outputs"]), "cpu", settings=EXACT)
-
-    def runs(inputs: Mapping[str, Tensor]) -> bool:
-        try:
-            runner.run(inputs)
-        except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
-            return False
-        return True
-
-    return runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,12 @@ class ReadRows:
 
 
 def attach_samples(
-    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, *, calibrates: bool | None = None
+    plan: Plan,
+    loaded: LoadedModel,
+    user_module: UserModule | None,
+    *,
+    calibrates: bool | None = None,
+    tried: Callable[[LoadedModel], inputs_of_ours.Runs | None] | None = None,
 ) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source, else of ours.
 
@@ -49,7 +54,8 @@ def attach_samples(
 
     When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
     whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
-    all of its trials. More text is read then, and all of it that doesn't judge is for calibration and recovery.
+    all of its trials. More text is read then, and all of it that doesn't judge is for calibration and recovery. `tried`
+    makes what tells whether the model takes inputs of ours.
     """
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
@@ -57,7 +63,7 @@ def attach_samples(
         read = _read(plan.data, loaded, plan.seed, most)
         why = RANDOM_NOTE if plan.data == "random" else read.source
     else:
-        read = _shipped_or_ours(plan, loaded, user_module, most)
+        read = _shipped_or_ours(plan, loaded, user_module, most, tried)
         why = read.source
     if read.ours:
         loaded.limitations.append(inputs_of_ours.NOTE)
@@ -94,11 +100,15 @@ def _calibrates_with_texts(plan: Plan, loaded: LoadedModel) -> bool:
 
 
 def _shipped_or_ours(
-    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, most: int | None
+    plan: Plan,
+    loaded: LoadedModel,
+    user_module: UserModule | None,
+    most: int | None,
+    tried: Callable[[LoadedModel], inputs_of_ours.Runs | None] | None,
 ) -> ReadRows:
     shipped = _shipped(loaded, plan, user_module, most)
     if shipped is None and plan.data != REQUIRED:
-        return _ours(loaded, plan.seed, most)
+        return _ours(loaded, plan.seed, most, tried and tried(loaded))
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
@@ -111,8 +121,10 @@ def _shipped_or_ours(
     return ReadRows(samples, source, digest_of(samples), texts)
 
 
-def _ours(loaded: LoadedModel, seed: int, most: int | None) -> ReadRows:
-    samples, kind, texts = inputs_of_ours.make(loaded, seed, most)
+def _ours(
+    loaded: LoadedModel, seed: int, most: int | None, runs: inputs_of_ours.Runs | None = None
+) -> ReadRows:
+    samples, kind, texts = inputs_of_ours.make(loaded, seed, most, runs)
     samples = select_inputs(samples, loaded.inputs, f"{kind} of ours")
     return ReadRows(samples, f"{kind} of ours", digest_of(samples), texts, ours=True)
 
