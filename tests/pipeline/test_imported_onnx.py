@@ -94,6 +94,20 @@ def test_inductor_compiles_an_onnx_file(tmp_path: Path) -> None:
     assert error(source, made) <= 1e-5
 
 
+def test_a_squeeze_that_takes_the_batch_of_one_row_is_judged(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    model = onnx.load(str(source))
+    model.graph.node[-1].output[0] = "wide"
+    last = onnx.parser.parse_graph(
+        "g (float[batch, 64] wide) => (float[batch] y) { mean = ReduceMean <axes = [1]> (wide) y = Squeeze (mean) }"
+    )
+    model.graph.node.extend(last.node)
+    model.graph.output[0].CopyFrom(last.output[0])
+    onnx.save(model, str(source))
+    made = optimized(source, backend="eager", quant="none")
+    assert error(source, made) <= 1e-5
+
+
 def test_a_file_that_a_backend_takes_stays_onnx(tmp_path: Path) -> None:
     made = optimized(write(tmp_path), backend="ort", quant="none")
     assert said(made, "form") == []
