@@ -131,6 +131,20 @@ def test_int8_stays_with_the_file_where_it_is_not_imported(
     assert "operator Tanh (opset 11)" in found.why
 
 
+def test_int8_stays_with_the_file_where_the_program_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(node: Any, x: Any) -> None:
+        raise RuntimeError("planted")
+
+    broken = [onnx_program.operators.Operator(fail, 1)]
+    monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), broken)
+    (found,) = [
+        f for f in said(optimized(write(tmp_path), backend="ort", quant="int8"), "form") if f.value == "ONNX"
+    ]
+    assert "planted" in found.why
+
+
 def test_a_wrong_import_is_refused_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = onnx_program.operators.Operator(lambda node, x: x.tanh() * 1.01, 1)
     monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), [wrong])
