@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from .. import compress, load
-from ..errors import NotUsableError
+from ..errors import NotUsableError, SourceError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
 from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
@@ -61,7 +61,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     reporter.step("capture", "the float original")
     try:
         graph = float_graph(loaded, reporter)
-    except NotUsableError as error:
+    except (NotUsableError, SourceError) as error:
         if loaded.onnx is None or loaded.module is None:
             raise
         keep_file(loaded, str(error), reporter)

@@ -98,7 +98,8 @@ class FloatReferences:
     def _called(self) -> Any:
         """Open the original as its user calls it."""
         if self._original.file is not None:
-            return _onnx_runtime(self._original, "cpu", as_written=True)
+            runner = _onnx_runtime(self._original, "cpu", as_written=True)
+            return UserFileRunner(runner, self._original) if self._original.imported else runner
         if self._module is not None:
             return UserModuleRunner(self._module, self._original)
         return Eager(self._original)
@@ -260,22 +261,39 @@ class UserModuleRunner:
         with torch.no_grad():
             outputs = flatten(self._module(**inputs))
         named = zip(self._outputs, outputs, strict=True)
-        return {spec.name: self._unsqueezed(value, spec, inputs) for spec, value in named}
+        return {spec.name: _unsqueezed(value, spec, self._inputs, inputs) for spec, value in named}
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _unsqueezed(self, value: Tensor, spec: TensorSpec, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return an output with the axes that `squeeze()` takes from it where a batch has one row."""
-        if value.dim() >= len(spec.shape):
-            return value
-        sizes = {
-            size: count
-            for taken in self._inputs
-            for size, count in zip(taken.shape, inputs[taken.name].shape, strict=True)
-        }
-        shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
-        return value.reshape(shape) if math.prod(shape) == value.numel() else value
+
+class UserFileRunner:
+    """The user's ONNX file as the reference of a program that was imported from it."""
+
+    def __init__(self, runner: Any, graph: Graph) -> None:
+        self._runner, self.inputs, self.outputs = runner, graph.inputs, graph.outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = self._runner.run(inputs)
+        return {s.name: _unsqueezed(found[s.name], s, self.inputs, inputs) for s in self.outputs}
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _unsqueezed(
+    value: Tensor, spec: TensorSpec, taken: Sequence[TensorSpec], inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """Return an output with the axes that a squeeze takes from it where a batch has one row."""
+    if value.dim() >= len(spec.shape):
+        return value
+    sizes = {
+        size: count
+        for given in taken
+        for size, count in zip(given.shape, inputs[given.name].shape, strict=True)
+    }
+    shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
+    return value.reshape(shape) if math.prod(shape) == value.numel() else value
 
 
 class RememberedOutputs:

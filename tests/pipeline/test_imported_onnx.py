@@ -94,6 +94,20 @@ def test_inductor_compiles_an_onnx_file(tmp_path: Path) -> None:
     assert error(source, made) <= 1e-5
 
 
+def test_a_squeeze_that_takes_the_batch_of_one_row_is_judged(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    model = onnx.load(str(source))
+    model.graph.node[-1].output[0] = "wide"
+    last = onnx.parser.parse_graph(
+        "g (float[batch, 64] wide) => (float[batch] y) { mean = ReduceMean <axes = [1]> (wide) y = Squeeze (mean) }"
+    )
+    model.graph.node.extend(last.node)
+    model.graph.output[0].CopyFrom(last.output[0])
+    onnx.save(model, str(source))
+    made = optimized(source, backend="eager", quant="none")
+    assert error(source, made) <= 1e-5
+
+
 def test_a_file_that_a_backend_takes_stays_onnx(tmp_path: Path) -> None:
     made = optimized(write(tmp_path), backend="ort", quant="none")
     assert said(made, "form") == []
@@ -115,6 +129,20 @@ def test_int8_stays_with_the_file_where_it_is_not_imported(
     (found,) = said(made, "form")
     assert found.value == "ONNX"
     assert "operator Tanh (opset 11)" in found.why
+
+
+def test_int8_stays_with_the_file_where_the_program_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(node: Any, x: Any) -> None:
+        raise RuntimeError("planted")
+
+    broken = [onnx_program.operators.Operator(fail, 1)]
+    monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), broken)
+    (found,) = [
+        f for f in said(optimized(write(tmp_path), backend="ort", quant="int8"), "form") if f.value == "ONNX"
+    ]
+    assert "planted" in found.why
 
 
 def test_a_wrong_import_is_refused_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
