@@ -68,7 +68,7 @@ def _files(loaded: LoadedModel) -> tuple[str, Callable[[Path, int], Iterator[Pat
     steps = loaded.preprocessor
     if steps is None:
         return "numbers", None
-    if isinstance(steps, AudioPreprocessor) or getattr(steps, "sampling_rate", 0):
+    if isinstance(steps, AudioPreprocessor) or getattr(steps, "sampling_rate", False):
         return "sounds", _write_sounds
     return "images", _write_images
 
@@ -123,7 +123,7 @@ def _write_sounds(folder: Path, seed: int) -> Iterator[Path]:
     for index in range(SOUNDS):
         path = folder / f"{index:02}.wav"
         with wave.open(str(path), "wb") as file:
-            file.setnchannels(1), file.setsampwidth(2), file.setframerate(RATE)
+            file.setparams((1, 2, RATE, 0, "NONE", ""))
             file.writeframes((_voice(np.random.default_rng(seed + index)) * 20_000).astype("<i2").tobytes())
         yield path
 
