@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,9 @@ class RepositoryModel(msgspec.Struct):
     version: str
     state: State
     reason: str = ""
+
+
+COLLECTIONS = 20  # tried for a replaced model
 
 
 class ModelAdmin:
@@ -175,8 +179,16 @@ class ModelAdmin:
         self.service.forget(old)
         await asyncio.to_thread(old.predictor.close)
         self._opened.discard(old.predictor)
-        del old
-        gc.collect()  # cycles, some of which hold descriptors; in a server it seldom runs by itself
+        self._in_background(_collect(weakref.ref(old)))
+
+
+async def _collect(gone: weakref.ref[Any]) -> None:
+    """Collect cycles until a replaced model is gone: some hold descriptors, and a server's gc seldom runs by itself."""
+    for _ in range(COLLECTIONS):
+        await asyncio.sleep(0.2)  # threads that still end hold it
+        gc.collect()
+        if gone() is None:
+            return
 
 
 def _number(version: str) -> tuple[int, str]:

@@ -76,7 +76,7 @@ def test_forms_that_are_timed_are_never_remembered(monkeypatch: pytest.MonkeyPat
     from infer.pipeline import float_reference
 
     monkeypatch.setattr(float_reference, "Eager", lambda graph: Counted())
-    graph: Any = SimpleNamespace(onnx=None, module=object())
+    graph: Any = SimpleNamespace(file=None, module=object())
     floats = float_reference.FloatReferences(graph, None)  # type: ignore[arg-type]
     forms, _ = floats.forms(Plan(source="m.pt"), [], None, lambda *_: None)
     assert [type(form) for form in forms.values()] == [Counted]

@@ -54,6 +54,8 @@ def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
 def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
     """Return the pickled module, which may be one value of a mapping, and a note of the other values."""
     if isinstance(found, nn.Module):
+        if plan.key:
+            raise UsageError("the file is one module: it has no names", where="--key", hint="Leave out --key")
         return found, ""
     values = found if isinstance(found, Mapping) else {}
     modules = [str(name) for name, value in values.items() if isinstance(value, nn.Module)]
