@@ -260,7 +260,9 @@ def test_comparing_logits_holds_one_copy_of_them() -> None:
     device.reset_peak()
     before = device.rss()
     metrics(x, y, "logits", task="text-generation", input_ids=torch.zeros(16, 128, dtype=torch.int64))
-    assert device.peak_rss() - before < 1.3 * x.nbytes  # .7 to 1.1, as the allocator has room; two copies are 2
+    assert (
+        device.peak_rss() - before < 1.3 * x.nbytes
+    )  # .7 to 1.1, as the allocator has room; two copies are 2
 
 
 def test_every_fidelity_finding_has_an_explanation() -> None:
