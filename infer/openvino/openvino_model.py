@@ -144,7 +144,8 @@ class OpenvinoRunner:
             request = self._local.request = self._model.create_infer_request()
         feeds = {name: arrays[name] for name in self._read}
         try:
-            results = request.infer(feeds, share_inputs=True, share_outputs=False)
+            # Shared, an input that an output is made of without a copy is written to at a later call.
+            results = request.infer(feeds, share_inputs=False, share_outputs=False)
         except RuntimeError as error:
             if "bad_alloc" in str(error) or "allocate" in str(error):
                 raise ResourceError(

@@ -127,6 +127,23 @@ def test_results_of_one_call_survive_the_next_and_strides_are_taken(tmp_path: Pa
     torch.testing.assert_close(first, made.callable()(input=x)[0])
 
 
+class Passed(nn.Module):
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return input.long().int(), input.reshape(-1, 2, 4)
+
+
+@needs_openvino
+def test_inputs_that_come_back_as_outputs_are_never_written_to(tmp_path: Path) -> None:
+    made = lowered(Passed(), "input=int32[batch,8]", torch.ones(2, 8, dtype=torch.int32), tmp_path)
+    openvino.lower(made, plan(), tmp_path)
+    runner = openvino.open(tmp_path, "cpu")
+    rows = [torch.randint(0, 99, (count, 8), dtype=torch.int32) for count in [8, 8, 1, 2, 3, 24, 1, 8] * 8]
+    before = [row.clone() for row in rows]
+    answers = [next(iter(runner.run({"input": row}).values())) for row in rows]
+    assert all(map(torch.equal, rows, before))
+    assert all(map(torch.equal, answers, before))
+
+
 @needs_openvino
 def test_threads_run_one_model_at_once_with_their_own_results(tmp_path: Path) -> None:
     made = lowered(nn.Linear(64, 64), "input=float32[batch,64]", torch.randn(2, 64), tmp_path)
