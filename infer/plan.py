@@ -12,6 +12,11 @@ MODEL, TARGET, QUANT, LLM, CHECKS = "Source", "Target", "Quantization", "Languag
 GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --help
 
 
+# Values of --data that name no file: numbers alone, inputs made for the model, and an error where the source has none.
+RANDOM, OURS, REQUIRED = "random", "ours", "required"
+INVENTED = (RANDOM, OURS)  # say nothing about the user's data
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Every option of one `optimize`; a frozen struct.
 

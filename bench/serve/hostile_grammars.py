@@ -49,11 +49,9 @@ def hostile(number: int) -> dict[str, Any]:
 
 
 @contextmanager
-def server(artifact: str) -> Iterator[tuple[str, int]]:
-    """Yield the server's address and process id."""
-    keys = ["--api-key", CANARY, "--api-key", HOSTILE]
-    command = [sys.executable, "-m", "infer", "serve", artifact, "--port", "0", *keys]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def served(command: list[str]) -> Iterator[tuple[str, int]]:
+    """Start a server by the arguments of Python; yield its address and process id."""
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
         try:
             for line in process.stdout or ():
                 if found := re.search(r"http://[\d.]+:\d+", line):
@@ -106,7 +104,9 @@ def main() -> int:
     parser.add_argument("--canaries", type=int, default=30)
     parser.add_argument("--same-client", action="store_true")
     given = parser.parse_args()
-    with server(given.artifact) as (url, pid), made_client(url, given.hostile + 1) as client:
+    keys = ["--api-key", CANARY, "--api-key", HOSTILE]
+    command = ["-m", "infer", "serve", given.artifact, "--port", "0", *keys]
+    with served(command) as (url, pid), made_client(url, given.hostile + 1) as client:
         mine = HOSTILE if given.same_client else CANARY
         listed = client.get("/v1/models", headers={"Authorization": f"Bearer {mine}"}).json()
         model = listed["data"][0]["id"]

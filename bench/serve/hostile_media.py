@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import re
 import socket
 import struct
 import subprocess
@@ -25,17 +24,18 @@ import time
 import wave
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import psutil
 from PIL import Image
 
+from bench.serve.hostile_grammars import served
 from bench.serve.reporting import exit_code, progress
 
 HONEST, HOSTILE = "key-of-the-canary", "key-of-the-attack"
+SERVER = ["-m", "bench.serve.hostile_media", "--serve", "yes"]
 EVERY, WORST = 0.5, 2.0  # seconds between two canaries, and of the bar
 
 
@@ -72,20 +72,6 @@ def serve() -> int:
     with listen("127.0.0.1", 0) as listener:
         service = Service([fake_media.colors(), fake_media.listener()], api_key=[HONEST, HOSTILE])
         return server.serve(service, listener)
-
-
-@contextmanager
-def served() -> Iterator[tuple[str, int]]:
-    """Yield the address and the process id of a server."""
-    command = [sys.executable, "-m", "bench.serve.hostile_media", "--serve", "yes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            for line in process.stdout or ():
-                if found := re.search(r"http://[\d.]+:\d+", line):
-                    yield found[0], process.pid
-                    break
-        finally:
-            process.terminate()
 
 
 def post(url: str, data: bytes, key: str, model: str = "colors", seconds: float = 120) -> str:
@@ -239,7 +225,7 @@ def main() -> int:
     print("| attack | attackers got | canary, median, worst (s) | ops, median, worst (s) | memory, MB |")
     print("|---|---|---|---|---|")
     for name in given.attacks.split(";") if given.attacks else ATTACKS:
-        with served() as (url, pid):
+        with served(SERVER) as (url, pid):
             post(url, image("RGB", (64, 64), "PNG"), HONEST)
             witness = Witness(url, pid)
             got = attacked(name, url, given.seconds)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ArtifactError, InputError, SourceError, UsageError
 from ..load.weights.safetensors_reader import SafetensorsReader, read_header
-from ..plan import Plan
+from ..plan import INVENTED, RANDOM, REQUIRED, Plan
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from .store import Manifest
 
@@ -161,13 +161,13 @@ def stored_user_data(folder: Path, manifest: Manifest) -> list[str]:
         lines.append(
             f"{size} bytes of example inputs in graph.pt2, as older versions of infer stored them: make it again"
         )
-    if manifest.plan.data not in (None, "random", "ours", "required"):
+    if manifest.plan.data not in (None, *INVENTED, REQUIRED):
         lines.append(f"the path of --data, {manifest.plan.data}, and its sha256")
     return lines
 
 
 def _source(manifest: Manifest) -> str:
-    if manifest.plan.data == "random":
+    if manifest.plan.data == RANDOM:
         return "--data random"
     return manifest.samples_from or "the data it was checked with"
 

@@ -6,7 +6,7 @@ import msgspec
 
 from .. import plugins
 from ..errors import UsageError
-from ..plan import Plan
+from ..plan import OURS, Plan
 
 FORMATS = "infer.compress.formats"
 
@@ -241,7 +241,7 @@ def limits(plan: Plan, task: str) -> Limits:
     """
     if plan.max_drop is None:
         row = LIMITS[precision(plan)]
-        return _stricter(row) if plan.data == "ours" and precision(plan) != "float32" else row
+        return _stricter(row) if plan.data == OURS and precision(plan) != "float32" else row
     if task == "text-generation":
         return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
     if task in TOP1_TASKS:

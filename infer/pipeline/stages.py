@@ -27,9 +27,8 @@ from ..llm.step.full_sequence_runner import full_sequence_outputs
 from ..llm.step.schedules.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
-from ..load.samples.read_samples import OURS
 from ..onnx.ort.ort_session import limited_calls
-from ..plan import Plan
+from ..plan import OURS, Plan
 from ..report.measurements import roofline
 from ..reporter import Reporter
 from ..spec import BATCH, Finding, TensorSpec

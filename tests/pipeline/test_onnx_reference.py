@@ -189,3 +189,24 @@ def test_a_file_that_draws_random_numbers_is_refused_as_such(tmp_path: Path) -> 
     path, rows = write(tmp_path, nodes, floats(16, 8), {}, [8])
     with pytest.raises(SourceError, match="two runs of the original on the same rows differ"):
         optimize(plan(path, rows, "ort"), tmp_path / "m.infer")
+
+
+@pytest.mark.parametrize("data", [None, "ours"])
+def test_a_file_without_data_is_checked_and_says_on_what(data: str | None, tmp_path: Path) -> None:
+    table = [node("Gather", "t x", "g", axis=0), node("Mul", "g rate", "z")]
+    ends = [
+        helper.make_tensor_value_info("rate", TensorProto.FLOAT, []),  # a scalar, and the first input
+        helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", 3]),
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 3, 4]),
+    ]
+    graph = helper.make_graph(table, "g", ends[:2], ends[2:], [numpy_helper.from_array(floats(37, 4), "t")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    source = str(tmp_path / "model.onnx")
+    made = optimize(
+        Plan(source=source, data=data, backend="ort", batches=(1,), allow_slower=True), tmp_path / "m.infer"
+    )
+    with Predictor.load(made.path) as predictor:
+        assert "checked on inputs of ours: give --data for a claim about yours" in predictor.manifest.verdict
+        assert predictor.manifest.plan.data == "ours"
+        assert predictor.manifest.samples_from == "numbers of ours"

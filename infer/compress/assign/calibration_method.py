@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ... import compress
 from ...errors import NotUsableError
-from ...plan import Plan
+from ...plan import INVENTED, Plan
 from ..calibration.layer_statistics import LayerStats
 
 
@@ -27,11 +27,8 @@ def choose(plan: Plan, has_model: bool, has_rows: bool) -> tuple[str, str]:
         return plan.calibrate, "asked for"
     if not has_model:
         return "none", "the weights are not in memory"
-    if plan.data in ("random", "ours"):
-        return (
-            "none",
-            f"{'random inputs' if plan.data == 'random' else 'inputs of ours'} say nothing about what a layer sees",
-        )
+    if plan.data in INVENTED:
+        return "none", "invented inputs say nothing about what a layer sees"
     if not has_rows:
         return "none", "there are no rows but those that judge"
     return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, UsageError
-from ...plan import Plan
+from ...plan import OURS, RANDOM, REQUIRED, Plan
 from ...regular_files import is_there
 from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
@@ -21,7 +21,6 @@ from . import inputs_of_ours, sample_split
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
-OURS, REQUIRED = "ours", "required"  # values of --data: inputs made here, and an error in their place
 RANDOM_ROWS = 8
 MOST_TRAINING_ROWS = 4096  # of text
 PAGE_SIZE = 1000  # of the corners of tokens on a page
@@ -59,21 +58,23 @@ def attach_samples(
     """
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
-    if plan.data not in (None, REQUIRED):
+    if plan.data is not None and plan.data not in (OURS, REQUIRED):
         read = _read(plan.data, loaded, plan.seed, most)
-        why = RANDOM_NOTE if plan.data == "random" else read.source
+        why = RANDOM_NOTE if plan.data == RANDOM else read.source
     else:
         read = _shipped_or_ours(plan, loaded, user_module, most, tried)
         why = read.source
     if read.ours:
         loaded.limitations.append(inputs_of_ours.NOTE)
-    rows = len(next(iter(read.samples.values())))
+    rows = next(len(value) for value in read.samples.values() if value.ndim)
     loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {read.digest}"))
     has_more = most is not None and (read.texts or bool(plan.recover))
     samples = sample_split.spread_rows(read.samples, MAX_ROWS) if has_more else read.samples
     loaded.samples, loaded.samples_from, loaded.ours = samples, read.source, read.ours
     source = read.source
-    more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
+    more = (
+        user_module.tensors("calibration_inputs") if user_module and plan.data in (None, REQUIRED) else None
+    )
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
         loaded.calibration = sample_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
@@ -106,9 +107,12 @@ def _shipped_or_ours(
     most: int | None,
     tried: Callable[[LoadedModel], inputs_of_ours.Runs | None] | None,
 ) -> ReadRows:
-    shipped = _shipped(loaded, plan, user_module, most)
+    shipped = None if plan.data == OURS else _shipped(loaded, plan, user_module, most)
     if shipped is None and plan.data != REQUIRED:
-        return _ours(loaded, plan.seed, most, tried and tried(loaded))
+        found, kind, texts = inputs_of_ours.make(loaded, plan.seed, most, tried and tried(loaded))
+        source = f"{kind} of ours"
+        samples = select_inputs(found, loaded.inputs, source)
+        return ReadRows(samples, source, digest_of(samples), texts, ours=True)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
@@ -119,14 +123,6 @@ def _shipped_or_ours(
     found, source, texts = shipped
     samples = select_inputs(found, loaded.inputs, source)
     return ReadRows(samples, source, digest_of(samples), texts)
-
-
-def _ours(
-    loaded: LoadedModel, seed: int, most: int | None, runs: inputs_of_ours.Runs | None = None
-) -> ReadRows:
-    samples, kind, texts = inputs_of_ours.make(loaded, seed, most, runs)
-    samples = select_inputs(samples, loaded.inputs, f"{kind} of ours")
-    return ReadRows(samples, f"{kind} of ours", digest_of(samples), texts, ours=True)
 
 
 def read_data(
@@ -143,9 +139,7 @@ def read_data(
 
 
 def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRows:
-    if spec == OURS:
-        return _ours(loaded, seed, most)
-    if spec == "random":
+    if spec == RANDOM:
         vocabulary, pad_id = loaded.meta.get("vocab_size"), loaded.meta.get("pad_id")
         rows = RANDOM_ROWS * _together(loaded)
         samples = random_inputs(loaded.inputs, seed, loaded.sizes, vocabulary, pad_id, rows=rows)
