@@ -244,6 +244,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Option("seed of the rows drawn from --data", group=CHECKS)] = 0
 
     @property
+    def changes_numbers(self) -> bool:
+        """Whether a format or a coarser dtype rounds what the model computes with."""
+        return self.quant != "none" or self.dtype != "float32"
+
+    @property
     def quant_name(self) -> str:
         """Name of the format without its option: `cluster:3` → `cluster`."""
         return self.quant.partition(":")[0]

@@ -47,17 +47,17 @@ def compare_size(
     run: Run,
     task: str,
     usual: Mapping[str, float],
-    larger: Comparison | None = None,
+    slices: Comparison | None = None,
 ) -> list[Metric]:
     """Compare both runners over `batches` of one size, which `where` names (`batch 3`, `seq 512`).
 
-    `usual` is each output's RMS at other sizes, `larger` the comparison there, in whose units slices are judged.
+    `usual` is each output's RMS at other sizes, `slices` an empty comparison that judges slices in their units.
 
     Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
     of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
     model itself fails at this size there is nothing to compare, and one metric, `compared`, says so.
     """
-    comparison = Comparison(task) if larger is None else larger.of_fewer_rows()
+    comparison = Comparison(task) if slices is None else slices
     differences: dict[str, _Difference] = {}
     for inputs in batches:
         try:
@@ -79,12 +79,12 @@ def compare_size(
                 differences.setdefault(name, _Difference()).add(value, got[name], inputs)
     found = []
     for metric in comparison.metrics():
-        if metric.name in KEPT and (metric.name != "worst_slice_error" or larger is not None):
+        if metric.name in KEPT and (metric.name != "worst_slice_error" or slices is not None):
             found.append(msgspec.structs.replace(metric, subject=f"{metric.subject} at {where}"))
     errors = [(d.relative(usual.get(name, 0.0)), name) for name, d in differences.items()]
     if errors:
         worst, name = max(errors)
-        why = f"of {name}, the worst output at this size, against its root mean square"
+        why = f"of {name}, the worst output there, against its root mean square"
         found.append(Metric(where, "relative_error", worst, detail=why))
     return found
 

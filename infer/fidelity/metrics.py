@@ -147,8 +147,8 @@ class Comparison:
         if key in self._choices:
             self._choices[key].add(expected, actual, real)
 
-    def of_fewer_rows(self) -> Comparison:
-        """Return an empty comparison of the same outputs, in units of the deviations that this one found."""
+    def of_other_rows(self) -> Comparison:
+        """Return an empty comparison of the same outputs, in units of at least the deviations that this one found."""
         units: dict[str, dict[Axis, Tensor]] = {}
         for (name, _), sums in self._slices.items():
             units.setdefault(name, {}).update(sums.units())

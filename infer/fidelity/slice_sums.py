@@ -78,7 +78,9 @@ class SliceSums:
     """Sums of one output [rows, ...] of one shape; call `add` for each batch, then `worst_slice` and `worst_row`."""
 
     def __init__(self, first: Tensor, units: Mapping[Axis, Tensor] | None = None) -> None:
-        """Start with the shape of the first batch; `units`: scales of slices that are known from more rows."""
+        """Start with the shape of the first batch; `units`: scales of slices that are known from other rows, the
+        least that they are judged in.
+        """
         self._shape, self._units = first.shape[1:], units or {}
         self._blocks = list(_parts(self._shape, max(1, CHUNK // max(len(first), 1))))
         largest = max((_largest(first[(slice(None), *part)]) for part in self._blocks), default=0.0)
@@ -180,7 +182,7 @@ class SliceSums:
         """Return what errors are relative to: the deviation, or what stands for it where it says nothing."""
         known = self._units.get((axis.axis, axis.size))
         if known is not None:
-            return known
+            return torch.maximum(known, deviation)
         if self._most < FEWEST_ROWS:
             own = torch.maximum(deviation, magnitude)
             of_others = [float(u.median()) for (place, _), u in self._units.items() if place == axis.axis]

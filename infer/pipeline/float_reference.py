@@ -120,9 +120,8 @@ class FloatReferences:
             return {f"{EAGER}, weights streamed": self._called()}, []
         forms, findings = dict([self._today(plan, shape)]), []
         made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
-        changed = plan.quant != "none" or plan.dtype != "float32"
         wanted = [name for name in backends if self.rivals is None or name in self.rivals]
-        for name in dict.fromkeys([*made, *wanted]) if changed else ():
+        for name in dict.fromkeys([*made, *wanted]) if plan.changes_numbers else ():
             form = f"{name} float32"
             if name == "ort" and self._onnx_runtime is not None:
                 continue

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from .. import fidelity, library_errors, plugins
 from ..artifact import golden
-from ..fidelity import batch_sizes, row_independence
+from ..fidelity import batch_sizes, extreme_values, row_independence
 from ..fidelity.row_independence import Joining
 from ..fidelity.thresholds import LIMITS, precision
 from ..graph import carried_state, encoder_decoder_graphs, storage
@@ -74,7 +73,7 @@ def run_trial(
         golden=kept,
         size=size,
         reads=size if small.program is None else roofline.bytes_read(small.program),
-        changed=plan.quant != "none" or plan.dtype != "float32",
+        changed=plan.changes_numbers,
         findings=lowered.findings,
         quantized=lowered.quantized,
         runner=runner,
@@ -178,7 +177,8 @@ def _compare(
             wrong = _other_dtypes(outputs, got)
     sizes = _at_sizes(reference, runner, graph, usual, comparison)
     carried = _carried(reference, runner, graph, usual, comparison)
-    return [*wrong, *comparison.metrics(), *sizes, *carried], kept
+    values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
+    return [*wrong, *comparison.metrics(), *sizes, *carried, *values], kept
 
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
@@ -209,14 +209,12 @@ def _at_sizes(
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if rows == 1 else (min(high, MAX_ROWS),)
-    compare = partial(
-        batch_sizes.compare_size,
-        reference=reference.run,
-        run=runner.run,
-        task=graph.task,
-        usual=usual,
-        larger=whole,
-    )
+
+    def compare(where: str, batches: Iterable[Mapping[str, Tensor]]) -> list[Metric]:
+        return batch_sizes.compare_size(
+            where, batches, reference.run, runner.run, graph.task, usual, whole.of_other_rows()
+        )
+
     for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))
@@ -246,8 +244,21 @@ def _carried(
     for inputs in calls[:-LAST_CALLS]:
         runs[1](inputs)
     return batch_sizes.compare_size(
-        f"call {CALLS}", calls[-LAST_CALLS:], runs[0], runs[1], graph.task, usual, larger=whole
+        f"call {CALLS}", calls[-LAST_CALLS:], runs[0], runs[1], graph.task, usual, whole.of_other_rows()
     )
+
+
+def _at_values(
+    reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
+) -> list[Metric]:
+    """Compare at values that the samples do not hold, where no format explains a difference."""
+    if isinstance(runner, FullSequenceRunner) or graph.module is not None:
+        return []
+    found: list[Metric] = []
+    pair = reference.run, runner.run
+    for where, inputs, runs in extreme_values.rows(graph.inputs, graph.samples, graph.sizes, *pair):
+        found += batch_sizes.compare_size(where, [inputs], *runs, graph.task, usual, whole.of_other_rows())
+    return found
 
 
 def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:

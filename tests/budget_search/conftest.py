@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from infer import plugins
@@ -20,6 +22,7 @@ from infer.budget_search.trial_process.messages import Failed, Inquiry, Result, 
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.source_cache import SourceFailure
 from infer.budget_search.trial_process.worker_process import TrialLimits
+from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.plan import Plan
 from infer.report.measurements.memory import Memory
 from infer.reporter import Reporter
@@ -41,6 +44,20 @@ def unmeasured_trials() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         unmeasured = Memory(failure="not measured in this test")
         patch.setattr(session, "ForkingProbe", lambda: SimpleNamespace(probe=lambda *_, **__: unmeasured))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untimed_layers() -> Iterator[None]:
+    """Let layers of trials in this process take what float layers take: no timing decides a test."""
+    paired = LayerTimer._paired
+
+    def equal(timer: LayerTimer, *layer: Any) -> LayerTime:
+        return replace(paired(timer, *layer), ratio=1.0, low=1.0, high=1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayerTimer, "_paired", equal)
+        patch.setattr(LayerTimer, "_key", lambda timer: f"untimed-{timer.backend}")  # none measured before
         yield
 
 

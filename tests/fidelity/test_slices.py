@@ -259,7 +259,7 @@ def test_one_short_row_is_judged_in_the_units_of_the_others() -> None:
     short = scores(1, 16, seed=1)[:1]
     short[0, 0, 3] = 1e-6  # by chance nearly zero
     for share, most in ((0.02, 0.1), (1.0, math.inf)):
-        fewer = whole.of_fewer_rows()
+        fewer = whole.of_other_rows()
         fewer.add({"y": short}, {"y": noisy(short, share)})
         (error,) = [m.value for m in fewer.metrics() if m.name == "worst_slice_error"]
         assert isinstance(error, float)

@@ -443,6 +443,27 @@ def remainder_has_the_other_sign(call: Call) -> Tensors:
     return {**call.outputs, "bucket": torch.fmod(call.inputs["ids"] - 500_000, 1009)}
 
 
+@fault(
+    "unseen values",
+    "Answers stop at a little more than the largest that the data gives.",
+    "plain units keypoints",
+)
+def saturated_beyond_the_data(call: Call) -> Tensors:
+    if "most" not in call.memory:
+        call.memory["most"] = 1.05 * next(iter(call.right(call.subject.rows()).values())).abs().max()
+    return call.with_(call.main.clamp(-call.memory["most"], call.memory["most"]))
+
+
+@fault(
+    "unseen values",
+    "A row of zeros, as of silence, is answered as another.",
+    "plain embedding carried upscaler",
+)
+def silence_is_something(call: Call) -> Tensors:
+    silent = (next(iter(call.inputs.values())).flatten(1) == 0).all(1)
+    return call.with_(torch.where(silent.view(-1, *[1] * (call.main.dim() - 1)), call.main + 1, call.main))
+
+
 @fault("integers", "A flag that two rows of 256 raise is never raised.", "flags")
 def rare_flag_never_raised(call: Call) -> Tensors:
     return {**call.outputs, "rare": torch.zeros_like(call.outputs["rare"])}

@@ -148,13 +148,20 @@ def calls_of(subject: Subject) -> Iterator[Tensors]:
 
 
 @torch.no_grad()
+def unseen_values(subject: Subject) -> Iterator[Tensors]:
+    """Yield rows of three times the numbers, and of zeros."""
+    rows = subject.rows()
+    for factor in (3, 0):
+        yield {name: value * factor if value.is_floating_point() else value for name, value in rows.items()}
+
+
 def _module_size(
     subject: Subject, quant: str, change: planted.Change | None, predictor: Predictor | None
 ) -> Size:
     """Measure a fault without the pipeline, or what was published, against the float module."""
     module, memory = subject.build(), dict[str, Any]()
     right = partial(answers, subject, module)
-    calls = list(calls_of(subject))
+    calls = [*calls_of(subject), *(unseen_values(subject) if quant == "none" else ())]
 
     def judged(inputs: Tensors) -> Tensors:
         if predictor is not None:

@@ -1,0 +1,140 @@
+"""Comparison at values that the rows do not hold: larger numbers, zeros, and others of their range.
+
+A sum above 2^24 in float32, a conversion that saturates, an integer computed in fewer bits: such faults show at few
+values, which the rows may not hold and the next request will. What the original itself does not determine is not
+judged: a value that moves when the inputs are rounded, and rows at which it fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..spec import BATCH, TensorSpec
+from .batch_sizes import Run
+
+FACTORS = {"values x .25 to 4": (0.25, 4.0), "values x 100": (100.0, 100.0)}  # of the numbers of a row
+ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a small one
+SLOW, SMALL = 0.05, 1 << 16  # seconds of a row; values of the inputs of all rows
+NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
+STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
+MASK = 2  # different values at most, of an input that is left as it is
+
+
+def rows(
+    inputs: Sequence[TensorSpec],
+    samples: Mapping[str, Tensor],
+    sizes: Mapping[str, tuple[int, int]],
+    reference: Run,
+    run: Run,
+) -> Iterator[tuple[str, dict[str, Tensor], tuple[Run, Run]]]:
+    """Yield names of places with rows made from `samples`, and both runners to compare there."""
+    free = [s for s in inputs if s.batched and samples[s.name].unique().numel() > MASK]
+    if not free:
+        return
+    count = _count(inputs, samples, sizes, reference)
+    given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
+    for where, changed in _places(free, given, samples):
+        determined = _Determined(reference, run, free)
+        yield where, {**given, **changed}, (determined.reference, determined.run)
+
+
+def _count(
+    inputs: Sequence[TensorSpec],
+    samples: Mapping[str, Tensor],
+    sizes: Mapping[str, tuple[int, int]],
+    reference: Run,
+) -> int:
+    """Return how many rows to compare: many of small inputs, few of a slow model."""
+    least, most = sizes.get(BATCH, (1, 1))
+    start = time.perf_counter()
+    reference({spec.name: spec.with_rows(samples[spec.name], least) for spec in inputs})
+    seconds = (time.perf_counter() - start) / least
+    values = sum(samples[s.name][:1].numel() for s in inputs if s.batched)
+    wanted = FEW if seconds > SLOW else min(MANY, max(ROWS, SMALL // max(1, values)))
+    return min(max(wanted, least), most)
+
+
+def _places(
+    free: Sequence[TensorSpec], given: Mapping[str, Tensor], samples: Mapping[str, Tensor]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield what is compared, with the inputs that differ from `given` there."""
+    floats = [s.name for s in free if samples[s.name].is_floating_point()]
+    for where, (low, high) in FACTORS.items() if floats else ():
+        yield where, {name: _scaled(given[name], low, high) for name in floats}
+    if floats:
+        yield "values of zero", {name: torch.zeros_like(given[name]) for name in floats}
+    yield "values of their range", {s.name: _of_range(given[s.name], samples[s.name]) for s in free}
+
+
+def _scaled(value: Tensor, low: float, high: float) -> Tensor:
+    """Return rows times factors between two bounds, as many below as above their middle."""
+    draw = torch.rand(len(value), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    factors = low * (high / low) ** draw
+    return (value * factors.view(-1, *[1] * (value.dim() - 1))).to(value.dtype)
+
+
+def _of_range(value: Tensor, of: Tensor) -> Tensor:
+    """Return rows of values between the smallest and the largest, of both ends mixed, and of either end, in turns."""
+    low, high = (float(end) if of.is_floating_point() else int(end) for end in _ends(of))
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    rows = torch.arange(len(value)).view(-1, *[1] * (value.dim() - 1)) % 4
+    share = torch.where(rows == 1, share.round(), share)
+    share = torch.where(rows == 2, 0.0, torch.where(rows == 3, 1.0, share))
+    between = low + share * (high - low)
+    if not of.is_floating_point():
+        between = between.round().clamp(low, high)
+    return between.to(value.dtype)
+
+
+def _ends(of: Tensor) -> tuple[Tensor, Tensor]:
+    finite = of[of.isfinite()] if of.is_floating_point() else of
+    return (finite.min(), finite.max()) if finite.numel() else (torch.zeros(()), torch.zeros(()))
+
+
+class _Determined:
+    """Both runners, of which one answers as the original where rounding of the inputs alone moves the original's."""
+
+    def __init__(self, reference: Run, run: Run, free: Sequence[TensorSpec]) -> None:
+        self._reference, self._run = reference, run
+        self._floats = [s.name for s in free if s.torch_dtype.is_floating_point]
+        self._expected: dict[str, Tensor] = {}
+
+    def reference(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        self._expected = {name: value.cpu() for name, value in self._reference(inputs).items()}
+        return self._expected
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        got: dict[str, Tensor | None] = {name: value.cpu() for name, value in self._run(inputs).items()}
+        for sign in (1.0, -1.0) if self._floats else ():
+            moved = self._reference({**inputs, **{n: _nudged(inputs[n], sign) for n in self._floats}})
+            for name, expected in self._expected.items():
+                got[name] = _where_steady(expected, moved[name].cpu(), got.get(name))
+        return {name: value for name, value in got.items() if value is not None}
+
+
+def _nudged(value: Tensor, sign: float) -> Tensor:
+    """Move every number by half to all of `NUDGE`, up or down at random."""
+    noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.5
+    return (value * (1 + sign * NUDGE * (noise + noise.sign() / 2))).to(value.dtype)
+
+
+def _where_steady(expected: Tensor, moved: Tensor, got: Tensor | None) -> Tensor | None:
+    """Return `got`, and `expected` where `moved` is another value, or everywhere where it has another shape."""
+    if moved.shape != expected.shape:
+        return expected
+    if got is None or got.shape != expected.shape:
+        return got
+    if not expected.is_floating_point():
+        return torch.where(moved == expected, got, expected)
+    one, other = expected.double(), moved.double()
+    finite = one.isfinite()
+    size = float(one[finite].square().mean().sqrt()) if bool(finite.any()) else 0.0
+    steady = (
+        ((other - one).abs() <= STEADY * (one.abs() + size)) | (one == other) | (one.isnan() & other.isnan())
+    )
+    return torch.where(steady, got, expected)
