@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..results import Metric
-from .thresholds import LIMITS, Limits
+from .thresholds import BUDGET, Limits
 
 # Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
 JUDGED: dict[str, tuple[str, bool]] = {
@@ -89,13 +89,13 @@ def _is_waived(metric: str, max_error: float | None) -> bool:
 
 def _fields(limits: Limits) -> list[str]:
     """List the limits that a user's error budget replaces."""
-    names = [name for name in limits.__struct_fields__ if name != JUDGED[ALWAYS][0]]
+    names = [name for name in limits.__struct_fields__ if name not in (JUDGED[ALWAYS][0], "source")]
     return [name for name in names if getattr(limits, name) is not None]
 
 
 def _is_budget(limits: Limits) -> bool:
-    """Return whether the limits are those of --max-drop: one measure, and its slices."""
-    return len([name for name in _fields(limits) if name != "worst_slice"]) == 1
+    """Return whether the limits are those of --max-drop."""
+    return limits.source == BUDGET
 
 
 def _has_judged(metrics: Sequence[Metric], limits: Limits) -> bool:
@@ -116,7 +116,7 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     if known is None:
         return None
     bound, larger_is_worse = known
-    whose = "by --max-error" if max_error is not None else _limits_source(limits)
+    whose = "by --max-error" if max_error is not None else limits.source or "by the limits given"
     if metric.value is None:
         if metric.name != "relative_error":
             return None
@@ -154,13 +154,6 @@ def _token_violation(metric: Metric, value: float, bound: float, whose: str) -> 
     return (
         f"{metric.detail} by {value:.3g} (relative error of that token's logits), {bound:g} is allowed{whose}"
     )
-
-
-def _limits_source(limits: Limits) -> str:
-    if _is_budget(limits):
-        return "by --max-drop"
-    name = next((name for name, known in LIMITS.items() if known == limits), None)
-    return f"for {name}" if name else "by the limits given"
 
 
 def _format_below(value: float, bound: float) -> str:

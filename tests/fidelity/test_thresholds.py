@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infer import Plan
+from infer import Plan, fidelity
 from infer.fidelity.thresholds import LIMITS, limits
+from infer.results import Metric
 
 
 def test_the_cookbook_lists_the_limits_as_they_are() -> None:
@@ -30,3 +31,24 @@ def test_errors_on_inputs_of_ours_are_held_to_three_quarters(quant: str, row: st
     for name in ("relative_error", "worst_slice", "worst_row", "choice"):
         assert getattr(found, name) == share * getattr(LIMITS[row], name)
     assert (found.top1, found.exact) == (LIMITS[row].top1, LIMITS[row].exact)
+
+
+def test_language_models_in_8_bits_are_judged_by_divergence_and_perplexity() -> None:
+    """The best of many words is often a near tie, which a right model of 8 bits flips."""
+    plan = Plan(source="m.gguf", quant="keep", backend="eager")
+    words, classes = limits(plan, "text-generation"), limits(plan, "classification")
+    assert (words.top1, words.kl, words.perplexity) == (0.92, 0.015, 0.01)
+    assert (classes.top1, classes.kl) == (LIMITS["int8"].top1, LIMITS["int8"].kl)
+    right = {"top1": 0.96, "kl": 0.007, "perplexity_change": 0.0014}  # groups of 64, SmolLM2-135M
+    wrong = {"top1": 0.9, "kl": 0.08, "perplexity_change": 0.03}  # a head in twelve is left out
+    for values, refused in ((right, False), (wrong, True)):
+        found = [Metric("logits", name, value) for name, value in values.items()]
+        assert bool(fidelity.judge(found, words, None)) is refused
+
+
+def test_a_refusal_says_whose_the_limits_are() -> None:
+    far = [Metric("y", "relative_error", 0.09)]
+    ours = Plan(source="m.onnx", quant="int8", data="ours", backend="eager")
+    assert "allowed for int8 on inputs of ours" in str(fidelity.judge(far, limits(ours, "tensors"), None))
+    budget = limits(ours.with_(max_drop=0.05), "tensors")
+    assert "allowed by --max-drop" in str(fidelity.judge(far, budget, None))
