@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import rows
 from ..errors import ArtifactError, InputError, SourceError, UsageError
 from ..load.weights.safetensors_reader import SafetensorsReader, read_header
 from ..plan import INVENTED, RANDOM, REQUIRED, Plan
@@ -61,8 +62,7 @@ def record(
 
 def rows_of(specs: tuple[TensorSpec, ...], inputs: Mapping[str, Tensor], task: str) -> Tensors:
     """Copy the first rows; a view would be stored with everything that its memory holds."""
-    batched = all(spec.batched for spec in specs)
-    few = {name: value[:ROWS] if batched else value for name, value in inputs.items()}
+    few = rows.cut(specs, inputs, 0, ROWS)
     if task == "text-generation":
         few = {name: v if v.is_floating_point() else v[:, :TOKENS] for name, v in few.items()}
     return {name: _copy(value) for name, value in few.items()}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .. import library_errors
 from ..errors import SourceError
+from ..rows import have_rows
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .program import Graph, flatten
@@ -126,7 +127,7 @@ def difference(expected: Tensor, got: Tensor) -> str:
 def _sized(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
     """Yield the inputs to compare with: few rows, then one row at the ends of every other symbolic size."""
     low, high = graph.sizes.get(BATCH, (1, 1))
-    batched = all(spec.batched for spec in graph.inputs)
+    batched = have_rows(graph.inputs)
     sizes = [rows for rows in ROWS if low <= rows <= high] if batched else []
     for rows in sizes:
         size = "" if rows == sizes[0] else BATCH
@@ -151,8 +152,6 @@ def at_extremes(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
 
 
 def _few(graph: Graph) -> dict[str, Tensor]:
-    if not all(spec.batched for spec in graph.inputs):
-        return dict(graph.samples)
     rows = graph.sizes.get(BATCH, (1, 1))[0]
     return {spec.name: spec.with_rows(graph.samples[spec.name], rows) for spec in graph.inputs}
 

@@ -22,7 +22,7 @@ from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
 from ..sanitize import shortened
 from ..silence_logs import quiet
-from ..spec import TensorSpec
+from ..spec import BATCH, TensorSpec
 from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
@@ -157,10 +157,11 @@ def _example(
     """Return an input to capture with: fixed sizes as they are, two or more of others, which 0 and 1 would fix."""
     for axis, size in enumerate(spec.shape):
         if isinstance(size, str):
-            wanted = max(2, bounds[size][0] if axis else 2) if size in dims else bounds[size][0]
+            own = bounds[size][0]  # of rows two are enough, and quickest
+            wanted = (2 if size == BATCH or not axis else max(2, own)) if size in dims else own
             if sample.shape[axis] < wanted:
                 sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
-            if axis == 0 or size not in dims:
+            if axis == 0 or size == BATCH or size not in dims:
                 sample = sample.narrow(axis, 0, wanted)
     return sample.contiguous()
 
@@ -212,7 +213,7 @@ def specialized(reason: str) -> list[str]:
 def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[int | str, ...]:
     """Return the shape with numbers for the sizes that are constants, or for all where none is known to be."""
     return tuple(
-        (1 if size == "batch" else have)
+        (1 if size == BATCH else have)
         if isinstance(size, str) and (not constant or size in constant)
         else size
         for size, have in zip(spec.shape, example.shape, strict=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import NotUsableError
 from ..library_errors import first_sentence
+from ..rows import cut, have_rows, lie_first
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
@@ -90,7 +91,7 @@ def capture_at_any_sizes(
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
         if BATCH in fixed:
-            several = all(spec.batched for spec in graph.inputs)
+            several = have_rows(graph.inputs)
             rows = "; rows run one by one" if several else "; it takes one row a request"
         return Capture(graph, f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
     raise refusal
@@ -162,7 +163,7 @@ def _few_rows(
 ) -> dict[str, Tensor]:
     """Return two rows of the samples, the fewest that the model takes if more; few tokens of a language model."""
     rows = max(2, sizes.get(BATCH, (1, 1))[0])
-    few = {spec.name: samples[spec.name][:rows] if spec.batched else samples[spec.name] for spec in inputs}
+    few = cut(inputs, samples, 0, rows)
     if task != "text-generation":
         return few
     tokens = {spec.name: spec.shape.index("seq") for spec in inputs if "seq" in spec.shape}
@@ -236,16 +237,16 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
 
 
 def _with_rows(module: nn.Module, graph: Graph) -> Graph:
-    """Name the first size of the outputs of a graph with a batch of 1, or give that size as a number.
+    """Name the first size of the outputs of a graph with a batch of 1, or give the batch as a number.
 
     The name promises that rows are independent. A graph with any other batch is returned as it is.
     """
-    if not _is_one_row(graph):
+    if graph.sizes.get(BATCH) != (1, 1):
         return graph
-    if _rows_are_independent(module, graph):
+    if _is_one_row(graph) and _rows_are_independent(module, graph):
         return with_named_rows(graph)
     inputs = tuple(_with_row_count(spec, 1) for spec in graph.inputs)
-    samples = {name: value[:1] for name, value in graph.samples.items()}
+    samples = cut(graph.inputs, graph.samples, 0, 1)
     sizes = {name: size for name, size in graph.sizes.items() if name != BATCH}
     return replace(graph, inputs=inputs, samples=samples, sizes=sizes)
 
@@ -258,11 +259,14 @@ def with_named_rows(graph: Graph) -> Graph:
 
 
 def _is_one_row(graph: Graph) -> bool:
-    return graph.sizes.get(BATCH) == (1, 1) and all(spec.batched for spec in graph.inputs)
+    return graph.sizes.get(BATCH) == (1, 1) and lie_first(graph.inputs)
 
 
 def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
-    return TensorSpec(spec.name, spec.dtype, (rows, *spec.shape[1:]))
+    shape = (
+        (rows, *spec.shape[1:]) if rows == BATCH else [rows if size == BATCH else size for size in spec.shape]
+    )
+    return TensorSpec(spec.name, spec.dtype, tuple(shape))
 
 
 def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:

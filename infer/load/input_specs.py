@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 
 from torch import nn
@@ -10,9 +11,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..errors import UsageError
 from ..plan import Plan
-from ..spec import Finding, TensorSpec
+from ..spec import BATCH, Finding, TensorSpec
 
 LENGTHS = ("seq", "time", "length", "tokens")
+_GROWS = re.compile(
+    r"seq|time|length|token|frame|step|^t$", re.IGNORECASE
+)  # such a size in front is no batch
 EXAMPLE = "Example: --input x=float32[batch,3,224,224]"
 _SPATIAL: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Conv1d, "length"),
@@ -95,12 +99,14 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return (min, max) of the symbolic sizes that the plan bounds: first dimensions and lengths."""
+    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, other first dimensions, lengths."""
     found: dict[str, tuple[int, int]] = {}
     for spec in specs:
         for axis, size in enumerate(spec.shape):
-            if isinstance(size, str) and axis == 0:
+            if not isinstance(size, str):
+                continue
+            if size == BATCH or (axis == 0 and not _GROWS.search(size)):
                 found[size] = (1, plan.max_batch)
-            elif isinstance(size, str) and size in LENGTHS:
+            elif size in LENGTHS:
                 found.setdefault(size, (1, plan.max_length))
     return found

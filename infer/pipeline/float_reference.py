@@ -199,21 +199,20 @@ class FloatReferences:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
 
 
-def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], bool] | None:
-    """Return what tells whether an ONNX file runs with inputs, as tried without optimizations; None of others."""
+def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None:
+    """Return what runs an ONNX file without optimizations, or gives None for inputs that it does not take."""
     if loaded.onnx is None or plugins.why_not("backends", "ort"):
         return None
     outputs = tuple(loaded.meta["outputs"])
     runner = _onnx_runtime(Graph(loaded.inputs, outputs, {}, onnx=loaded.onnx), "cpu", as_written=True)
 
-    def runs(inputs: Mapping[str, Tensor]) -> bool:
+    def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         try:
-            runner.run(inputs)
+            return runner.run(inputs)
         except (ResourceError, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
-            return False
-        return True
+            return None
 
     return runs
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import rows
 from ..artifact import store
 from ..errors import InferError, InputError, UsageError
 from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
@@ -44,7 +45,7 @@ class CheckedRunner:
     @property
     def _batched(self) -> bool:
         """True where requests may share a batch, and be split."""
-        return self.joins != "none" and all(spec.batched for spec in (*self.inputs, *self.outputs))
+        return self.joins != "none" and rows.are_joinable(self.inputs, self.outputs)
 
     @property
     def rows_together(self) -> int:
@@ -85,22 +86,33 @@ class CheckedRunner:
         return next(iter(answer.values())) if bare and len(answer) == 1 else answer
 
     def _stackable(self, requests: Sequence[Any]) -> bool:
-        shapes = {tuple(sorted((k, np.shape(v)[1:]) for k, v in self._named(r).items())) for r in requests}
-        return self._batched and len(requests) > 1 and len(shapes) == 1
+        return self._batched and len(requests) > 1 and len({self._kind(r) for r in requests}) == 1
+
+    def _kind(self, request: Any) -> tuple[Any, ...]:
+        """Return what requests must have in common to be joined: shapes but for the rows, and what all rows share."""
+        named = self._named(request)
+        found: list[Any] = [tuple(sorted(named))]
+        for spec in self.inputs:
+            if spec.name in named:
+                value, axis = named[spec.name], spec.batch_axis
+                shape = np.shape(value)
+                found.append(shape if axis is None else (*shape[:axis], *shape[axis + 1 :]))
+                found += [np.asarray(value).tobytes()] if axis is None else []
+        return tuple(found)
 
     def _named(self, request: Any) -> Mapping[str, Any]:
         return request if isinstance(request, Mapping) else {self.inputs[0].name: request}
 
     def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
         checked = [self._check(self._named(request)) for request in requests]
-        joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
+        joined = rows.join(self.inputs, checked)
         outputs, answers, start = self._run_pieces(joined), [], 0
-        _require_rows(outputs, joined)
+        self._require_rows(outputs, joined)
         for request, one in zip(requests, checked, strict=True):
-            stop = start + len(next(iter(one.values())))
-            rows = {name: value[start:stop] for name, value in outputs.items()}
+            stop = start + rows.count(self.inputs, one)
+            own = rows.cut(self.outputs, outputs, start, stop)
             as_torch = any(isinstance(value, Tensor) for value in self._named(request).values())
-            answer = {name: value if as_torch else value.numpy() for name, value in rows.items()}
+            answer = {name: value if as_torch else value.numpy() for name, value in own.items()}
             bare = not isinstance(request, Mapping) and len(answer) == 1
             answers.append(next(iter(answer.values())) if bare else answer)
             start = stop
@@ -130,15 +142,26 @@ class CheckedRunner:
         return checked
 
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rows = len(next(iter(inputs.values()))) if self._batched else 1
-        if rows <= self.max_batch:
+        count = rows.count(self.inputs, inputs) if self._batched else 1
+        if count <= self.max_batch:
             return self._run(inputs)
-        starts = range(0, rows, self.max_batch)
-        pieces = [{n: v[i : i + self.max_batch] for n, v in inputs.items()} for i in starts]
+        starts = range(0, count, self.max_batch)
+        pieces = [rows.cut(self.inputs, inputs, i, i + self.max_batch) for i in starts]
         parts = [self._run(piece) for piece in pieces]
         for part, piece in zip(parts, pieces, strict=True):
-            _require_rows(part, piece)
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            self._require_rows(part, piece)
+        return rows.join(self.outputs, parts)
+
+    def _require_rows(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+        """Raise `InferError` unless each row of the inputs has one row in every output."""
+        count = rows.count(self.inputs, inputs)
+        for spec in self.outputs:
+            value, axis = outputs[spec.name], spec.batch_axis
+            if axis is None or value.dim() <= axis or value.shape[axis] != count:
+                raise InferError(
+                    f"expected {count} rows of output {spec.name!r}, the model returned {list(value.shape)}",
+                    hint="Run each request by itself",
+                )
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._lock:
@@ -172,14 +195,3 @@ class TensorInputs(CheckedRunner):
 def _on_cpu(value: Tensor) -> Tensor:
     """Move an output to the CPU, detached from autograd."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value
-
-
-def _require_rows(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Raise `InferError` unless each row of the inputs has one row in every output."""
-    rows = len(next(iter(inputs.values())))
-    for name, value in outputs.items():
-        if not value.dim() or len(value) != rows:
-            raise InferError(
-                f"expected {rows} rows of output {name!r}, the model returned {list(value.shape)}",
-                hint="Run each request by itself",
-            )

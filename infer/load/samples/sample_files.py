@@ -46,10 +46,7 @@ def read_files(
         parts = [_arrays(path, loaded.inputs) for path in arrays]
         if len(parts) == 1:
             return parts[0], arrays
-        try:
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
-        except (RuntimeError, KeyError) as error:
-            raise InputError(f"the files don't fit together: {error}", where=where) from error
+        return _together(parts, loaded.inputs, where), arrays
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
@@ -102,6 +99,28 @@ def _from_described_images(
     if (decode := loaded.decode_greedily) is not None:
         found |= source | {DECODER_IDS: decode(source)}
     return found, used
+
+
+def _together(parts: list[Samples], specs: tuple[TensorSpec, ...], where: str) -> Samples:
+    """Join the arrays of several files along the batch axis of each input; what has none is equal in all files."""
+    known = {spec.name: spec for spec in specs}
+    try:
+        for name, spec in known.items():
+            if not spec.batched and name in parts[0] and spec.shape[:1] == ():
+                same = all(torch.equal(part[name], parts[0][name]) for part in parts)
+                if not same:
+                    raise InputError(
+                        f"the files don't fit together: {name!r} has no rows, and differs between them",
+                        where=where,
+                    )
+        return {
+            name: torch.cat([part[name] for part in parts], spec.batch_axis or 0)
+            if (spec := known.get(name)) is None or spec.shape
+            else value
+            for name, value in parts[0].items()
+        }
+    except (RuntimeError, KeyError) as error:
+        raise InputError(f"the files don't fit together: {error}", where=where) from error
 
 
 def _from_images_and_texts(

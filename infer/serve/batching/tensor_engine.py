@@ -74,7 +74,7 @@ class TensorEngine:
         Cancelling the caller removes the request from the queue.
         """
         loop = asyncio.get_running_loop()
-        owner = FutureOwner(loop.create_future())
+        owner = FutureOwner(loop.create_future(), self.collator.axes)
         try:
             self.submit(owner, arrays, timeout=timeout, priority=priority, tenant=tenant)
             alarm = loop.call_later(timeout, self.expire, owner)

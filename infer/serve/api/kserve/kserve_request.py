@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ....errors import InputError
-from ....spec import BATCH, TensorSpec
+from ....spec import TensorSpec
 from ...batching import text_inputs
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
@@ -122,8 +122,8 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     if len(specs) != 1:
         raise InputError(f"a body of raw bytes needs a model with one input, this one has {len(specs)}")
     spec, shape = specs[0], shape_of(specs[0])
-    if shape.count(-1) > 1 and spec.shape[0] == BATCH:
-        shape[0] = 1
+    if shape.count(-1) > 1 and spec.batch_axis is not None:
+        shape[spec.batch_axis] = 1
     if shape.count(-1) > 1:
         raise InputError(
             "raw bytes leave more than one size undetermined; send the shape in JSON", where=spec.name
