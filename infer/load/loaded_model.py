@@ -26,7 +26,8 @@ class LoadedModel:
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
     ours: bool = False  # the samples were made here
-    loose: tuple[TensorSpec, ...] = ()  # inputs without what is only guessed of their sizes
+    loose: tuple[TensorSpec, ...] = ()  # inputs and outputs without what is only guessed of their sizes
+    loose_outputs: tuple[TensorSpec, ...] = ()
     uncertain: frozenset[str] = frozenset()  # symbolic sizes of `loose` that may be the batch, or not
     outputs: tuple[str, ...] = ()  # names, when the source knows them
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +25,10 @@ Outputs = Mapping[str, Tensor]
 Runs = Callable[[Mapping[str, Tensor]], Outputs | None]  # None where the model does not take the inputs
 Make = Callable[[Sequence[TensorSpec], Mapping[str, int]], dict[str, Tensor]]
 LENGTHS = (64, 128, 256, 512, 576, 100, 1000, 4000, 16_000, 1)  # tried for a symbolic size
-COUNTS = (2, 3, 4, 1)  # rows that are tried
+COUNTS = (3, 2, 1)  # rows that are tried
 MOST_VALUES = 1 << 23  # of the inputs of one trial
-MOST_TRIALS = 200
+MOST_TRIALS = 120
+SLOW = 1.0  # seconds of a call, after which it is the only one
 TOLERANCE = 1e-3  # of an output's root mean square
 
 
@@ -59,6 +61,16 @@ def settle(
         loaded.sizes[BATCH] = (max(low, min(found.counts)), high) if max(found.counts) > 1 else (1, 1)
 
 
+def are_open(loaded: LoadedModel) -> bool:
+    """Return true where something of the batch is to be found out: its axes, its sizes, or outputs without names."""
+    if loaded.onnx is None or not loaded.loose:
+        return False
+    known = {size for spec in loaded.loose for size in spec.shape}
+    unknown = {size for spec in loaded.loose_outputs for size in spec.shape if isinstance(size, str)} - known
+    mixed = rows.have_rows(loaded.loose) and not rows.lie_first(loaded.loose)
+    return bool(loaded.uncertain or unknown) or mixed
+
+
 def resized(value: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
     """Cut or tile a tensor to these symbolic sizes."""
     for axis, name in enumerate(spec.shape):
@@ -69,38 +81,102 @@ def resized(value: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor
 
 
 def _find(plan: Plan, loaded: LoadedModel, runs: Runs, make: Make, given: Mapping[str, int]) -> Axes | None:
-    loose, outputs = loaded.loose, tuple(loaded.meta["outputs"])
-    sure = any(spec.batched for spec in loose)
-    budget = iter(range(MOST_TRIALS))
-
-    def run(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> Outputs | None:
-        values = sum(math.prod(sizes.get(s, 1) if isinstance(s, str) else s for s in x.shape) for x in specs)
-        if values > MOST_VALUES or next(budget, None) is None:
-            return None
-        return runs(make(specs, sizes))
-
-    for together in _hypotheses(loose, loaded.uncertain, given):
-        specs = tuple(_renamed(spec, together) for spec in loose)
+    sure = any(spec.batched for spec in loaded.loose)
+    trials = iter(range(MOST_TRIALS))
+    for together in _hypotheses(loaded.loose, loaded.uncertain, given):
+        specs = tuple(_renamed(spec, together) for spec in loaded.loose)
         others = {size for spec in specs for size in spec.shape if isinstance(size, str)} - {BATCH}
-        batched = rows.have_rows(specs)
         for sizes in _sizes(others, given, bounds(specs, plan)):
-            grown = _grown(run, specs, sizes) if batched else {1: run(specs, sizes)}
-            ran = {count: out for count, out in grown.items() if out is not None}
-            if not ran:
+            if next(trials, None) is None:
+                return None
+            tried = _Tried(runs, make, specs, sizes)
+            if not tried.ran:
                 continue
-            named = tuple(_output(spec, specs, sizes, ran) for spec in outputs)
-            if (
-                batched
-                and not sure
-                and len(ran) > 1
-                and not _are_rows(run, make, runs, specs, named, sizes, ran)
-            ):
+            outputs = tuple(tried.named(spec) for spec in loaded.loose_outputs)
+            if rows.have_rows(specs) and not sure and not tried.are_rows(outputs):
                 break
-            if batched and len(ran) < 2 and not sure and max(ran) > 1:
-                break
-            named = carried_state.of_state_shapes(specs, named, next(iter(ran.values())))
-            return Axes(specs, named, tuple(ran), sizes)
+            outputs = carried_state.of_state_shapes(specs, outputs, next(iter(tried.ran.values())))
+            return Axes(specs, outputs, tuple(tried.ran), sizes)
     return None
+
+
+class _Tried:
+    """Runs of one hypothesis with three rows, and with the first two and the last of them alone.
+
+    `ran`: outputs by count of rows; where three rows do not run together each count is tried, and where that takes long
+    no other is.
+    """
+
+    def __init__(self, runs: Runs, make: Make, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
+        self.specs, self.sizes = specs, sizes
+        self.ran: dict[int, Outputs] = {}
+        self.slow = False
+        batched = rows.have_rows(specs)
+        for count in COUNTS if batched else (1,):
+            wanted = {**sizes, BATCH: count}
+            if _values(specs, wanted) > MOST_VALUES * count:
+                return
+            began = time.monotonic()
+            whole = make(specs, wanted)
+            if count < COUNTS[0] and self.ran:
+                whole = rows.cut(
+                    specs,
+                    make(specs, {**sizes, BATCH: COUNTS[0]}),
+                    0 if count == 2 else 2,
+                    2 if count == 2 else 3,
+                )
+            if (out := runs(whole)) is not None:
+                self.ran[count] = out
+            elif count == 2 and not self.ran:
+                continue
+            self.slow = time.monotonic() - began > SLOW
+            if self.slow and self.ran:
+                return
+
+    def named(self, spec: TensorSpec) -> TensorSpec:
+        """Return an output with the sizes that it was seen to have: the batch where it grew with the rows."""
+        shapes = {count: tuple(out[spec.name].shape) for count, out in self.ran.items()}
+        if {len(shape) for shape in shapes.values()} != {len(spec.shape)}:
+            return TensorSpec(
+                spec.name, spec.dtype, tuple(_own(spec, axis) for axis in range(len(spec.shape)))
+            )
+        shape: list[int | str] = []
+        alone = len(shapes) == 1
+        for axis, declared in enumerate(spec.shape):
+            seen = {count: have[axis] for count, have in shapes.items()}
+            grows = all(count == have for count, have in seen.items()) and BATCH not in shape
+            fixed = isinstance(declared, int) and set(seen.values()) == {declared}
+            if (
+                grows
+                and rows.have_rows(self.specs)
+                and not fixed
+                and (not alone or axis == 0 or declared == BATCH)
+            ):
+                shape.append(BATCH)
+            elif fixed or (declared in self.sizes and set(seen.values()) == {self.sizes[str(declared)]}):
+                shape.append(declared)
+            else:
+                shape.append(_own(spec, axis))
+        return TensorSpec(spec.name, spec.dtype, tuple(shape))
+
+    def are_rows(self, outputs: Sequence[TensorSpec]) -> bool:
+        """Return true where every output has a row for each of the inputs, the same among fewer."""
+        if not all(spec.batched for spec in outputs):
+            return False
+        if self.slow or list(self.ran) == [1]:  # of a model that takes one row alone nothing can be compared
+            return True
+        if set(self.ran) != set(COUNTS):
+            return False
+        whole = self.ran[3]
+        return _equal(self.ran[2], rows.cut(outputs, whole, 0, 2)) and _equal(
+            self.ran[1], rows.cut(outputs, whole, 2, 3)
+        )
+
+
+def _values(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    return sum(
+        math.prod(sizes.get(size, 1) if isinstance(size, str) else size for size in x.shape) for x in specs
+    )
 
 
 def _hypotheses(
@@ -135,77 +211,16 @@ def _sizes(
         yield {**known, **clipped}
 
 
-def _grown(
-    run: Callable[[Sequence[TensorSpec], Mapping[str, int]], Outputs | None],
-    specs: Sequence[TensorSpec],
-    sizes: Mapping[str, int],
-) -> dict[int, Outputs | None]:
-    """Run with several counts of rows; where neither two nor one runs the others are not tried."""
-    found = {2: run(specs, {**sizes, BATCH: 2})}
-    if found[2] is None:
-        found[1] = run(specs, {**sizes, BATCH: 1})
-        if found[1] is None:
-            return found
-    return found | {n: run(specs, {**sizes, BATCH: n}) for n in COUNTS if n not in found}
-
-
 def _renamed(spec: TensorSpec, together: frozenset[str]) -> TensorSpec:
     return TensorSpec(
         spec.name, spec.dtype, tuple(BATCH if size in together else size for size in spec.shape)
     )
 
 
-def _output(
-    spec: TensorSpec, inputs: Sequence[TensorSpec], sizes: Mapping[str, int], ran: Mapping[int, Outputs]
-) -> TensorSpec:
-    """Return an output with the sizes that it was seen to have: the batch where it grew with the rows."""
-    shapes = {count: tuple(out[spec.name].shape) for count, out in ran.items()}
-    rank = {len(shape) for shape in shapes.values()}
-    if rank != {len(spec.shape)}:
-        return TensorSpec(spec.name, spec.dtype, tuple(_own(spec, axis) for axis in range(len(spec.shape))))
-    shape: list[int | str] = []
-    for axis, declared in enumerate(spec.shape):
-        seen = {count: have[axis] for count, have in shapes.items()}
-        if isinstance(declared, int) and set(seen.values()) == {declared}:
-            shape.append(declared)
-        elif len(seen) > 1 and all(count == have for count, have in seen.items()) and BATCH not in shape:
-            shape.append(BATCH)
-        elif len(seen) == 1 and declared == BATCH and seen.keys() == set(seen.values()):
-            shape.append(BATCH)
-        elif declared in sizes and set(seen.values()) == {sizes[str(declared)]}:
-            shape.append(declared)
-        else:
-            shape.append(_own(spec, axis))
-    return TensorSpec(spec.name, spec.dtype, tuple(shape))
-
-
 def _own(spec: TensorSpec, axis: int) -> int | str:
     """Return the declared size of an axis, under a name of its own where it is called the batch."""
     declared = spec.shape[axis]
     return f"{spec.keyword}_{axis}" if declared == BATCH or isinstance(declared, int) else declared
-
-
-def _are_rows(
-    run: Callable[[Sequence[TensorSpec], Mapping[str, int]], Outputs | None],
-    make: Make,
-    runs: Runs,
-    specs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    sizes: Mapping[str, int],
-    ran: Mapping[int, Outputs],
-) -> bool:
-    """Return true where every output has a row for each of the inputs, the same in another order and among fewer."""
-    if not all(spec.batched for spec in outputs):
-        return False
-    count = max(ran)
-    whole = make(specs, {**sizes, BATCH: count})
-    order = torch.arange(count - 1, -1, -1)
-    turned = runs(rows.take(specs, whole, order))
-    if turned is None or not _equal(rows.take(outputs, turned, order), ran[count]):
-        return False
-    fewer = min(ran)
-    less = runs(rows.cut(specs, whole, count - fewer, count))
-    return less is not None and _equal(less, rows.cut(outputs, ran[count], count - fewer, count))
 
 
 def _equal(got: Outputs, expected: Outputs) -> bool:

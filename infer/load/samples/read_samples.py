@@ -58,7 +58,7 @@ def attach_samples(
     makes what runs the model, or gives None for inputs that it does not take.
     """
     runs = tried(loaded) if tried else None
-    if runs is not None and loaded.uncertain:
+    if runs is not None and batch_axes.are_open(loaded):
         _find_axes(plan, loaded, user_module, runs)
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None

@@ -95,7 +95,11 @@ def load_onnx(plan: Plan) -> LoadedModel:
     outputs = tuple(_spec(value, path) for value in model.graph.output)
     inputs = _overridden(plan, inputs)
     own = {text.partition("=")[0] for text in plan.inputs}
-    loose, uncertain = inputs, _uncertain([spec for spec in inputs if spec.name not in own], model)
+    loose, loose_outputs, uncertain = (
+        inputs,
+        outputs,
+        _uncertain([spec for spec in inputs if spec.name not in own], model),
+    )
     inputs, outputs = _with_batch(inputs, outputs, uncertain)
     loaded = LoadedModel(
         kind="onnx",
@@ -103,6 +107,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
         reader=None,
         inputs=inputs,
         loose=loose,
+        loose_outputs=loose_outputs,
         uncertain=uncertain,
         samples={},
         samples_from="",
