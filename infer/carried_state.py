@@ -72,6 +72,14 @@ def states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[
     return found if len(found) < len(inputs) else {}
 
 
+def sentence(pairs: Mapping[str, str]) -> list[str]:
+    """Return the sentence of a verdict on states, none for a model without any."""
+    if not pairs:
+        return []
+    each = ", ".join(f"{name} from {source}" for name, source in pairs.items())
+    return [f"carries state from call to call ({each}), which begins as zeros; timed at batch 1"]
+
+
 def states_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] | None) -> set[str]:
     """Return the inputs that are states; by their names alone where the outputs are not known yet."""
     if outputs is not None:

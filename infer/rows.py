@@ -26,7 +26,7 @@ def have_rows(inputs: Iterable[TensorSpec]) -> bool:
 
 
 def are_joinable(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> bool:
-    """Return true where rows of several calls can be one call's: inputs have rows, and every output has one for each."""
+    """Return true where rows of several calls can be one call's: inputs have rows, every output one for each."""
     return have_rows(inputs) and all(spec.batched for spec in outputs)
 
 

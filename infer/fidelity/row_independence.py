@@ -119,7 +119,7 @@ def joining(
 ) -> Joining:
     """Try on `run` which requests may share a batch. `largest`: try the largest batch too.
 
-    `samples`: rows that the model takes. Where no input or not every output has rows, nothing is tried: none are joined.
+    `samples`: rows that the model takes. Where inputs or an output have none, nothing is tried: none are joined.
     """
     if not are_joinable(inputs, outputs):
         return Joining("none")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import nn
 
-from .. import compress, load
+from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
@@ -66,7 +66,8 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
             raise
         keep_file(loaded, str(error), reporter)
         graph = float_graph(loaded, reporter)
-    original = Original(loaded, graph, mode, tuple(loaded.limitations))
+    pairs = carried_state.states(graph.inputs, graph.outputs)
+    original = Original(loaded, graph, mode, (*loaded.limitations, *carried_state.sentence(pairs)))
     if graph.program is None:
         return original
     original.users_module = loaded.called or original.module

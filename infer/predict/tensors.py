@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import rows
+from .. import carried_state, rows
 from ..artifact import store
 from ..errors import InferError, InputError, UsageError
 from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
 from .input_fast_path import FastInputs
+from .session import Session
 
 Array = np.ndarray | Tensor
 
@@ -24,7 +25,8 @@ class CheckedRunner:
     """Runner whose tensors are checked against the specs and split into batches, one call at a time.
 
     `attention_length`: see `spec.work_of_rows`; None where the runner computes padding. `joins`: which requests may
-    share a batch; of a model whose rows depend on each other each request runs whole and alone.
+    share a batch; of a model whose rows depend on each other each request runs whole and alone. `states`: input →
+    output of the call before; zeros where it is not given.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class CheckedRunner:
         sizes: Mapping[str, tuple[int, int]],
         runner: Any,
         joins: Joins = "padded",
+        states: Mapping[str, str] | None = None,
     ) -> None:
         self.inputs, self.outputs, self.sizes, self.joins = inputs, outputs, sizes, joins
+        self.states = dict(states or {})
         self.max_batch = self.sizes.get(BATCH, (1, 1))[1]
         self._fitting = FastInputs(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
@@ -77,13 +81,37 @@ class CheckedRunner:
                 self._predict_rows(inputs) if self._stackable(inputs) else [self.predict(i) for i in inputs]
             )
         bare = not isinstance(inputs, Mapping)
-        if bare and len(self.inputs) != 1:
-            raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
-        named: Mapping[str, Array] = {self.inputs[0].name: inputs} if bare else inputs
+        named = self.named(inputs)
         as_torch = any(isinstance(value, Tensor) for value in named.values())
         outputs = self._run_pieces(self._check(named))
         answer = {name: value if as_torch else value.numpy() for name, value in outputs.items()}
         return next(iter(answer.values())) if bare and len(answer) == 1 else answer
+
+    def named(self, inputs: Any, known: Collection[str] = ()) -> Mapping[str, Array]:
+        """Return inputs by name; a bare array is the only one apart from states and what is `known`."""
+        if isinstance(inputs, Mapping):
+            return inputs
+        free = [spec.name for spec in self.inputs if spec.name not in self.states and spec.name not in known]
+        if len(free) != 1:
+            raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
+        return {free[0]: inputs}
+
+    def run_checked(self, named: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Check inputs by name, run them, and return the outputs as tensors."""
+        return self._run_pieces(self._check(named))
+
+    def session(self, shared: Mapping[str, Any] | None = None) -> Session:
+        """Begin a sequence: each call of the session gets the state that the one before returned, the first zeros.
+
+        `shared`: inputs that are the same in every call, such as a sampling rate. Raises `UsageError` for a model
+        that carries no state.
+        """
+        if not self.states:
+            raise UsageError(
+                "this model carries no state from call to call",
+                hint="Call predict: a state is an input that is named like an output of its shape",
+            )
+        return Session(self, shared)
 
     def _stackable(self, requests: Sequence[Any]) -> bool:
         return self._batched and len(requests) > 1 and len({self._kind(r) for r in requests}) == 1
@@ -101,7 +129,7 @@ class CheckedRunner:
         return tuple(found)
 
     def _named(self, request: Any) -> Mapping[str, Any]:
-        return request if isinstance(request, Mapping) else {self.inputs[0].name: request}
+        return self.named(request)
 
     def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
         checked = [self._check(self._named(request)) for request in requests]
@@ -130,6 +158,8 @@ class CheckedRunner:
         checked: dict[str, Tensor] = {}
         for index, spec in enumerate(self.inputs):
             where = f"request.inputs[{index}]"
+            if spec.name not in named and spec.name in self.states:
+                continue
             if spec.name not in named:
                 raise InputError(f"missing input {spec}", where=where)
             value = named[spec.name]
@@ -139,7 +169,7 @@ class CheckedRunner:
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
         check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins)
-        return checked
+        return checked | carried_state.zeros(self.inputs, set(self.states) - set(checked), bound)
 
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         count = rows.count(self.inputs, inputs) if self._batched else 1
@@ -186,7 +216,12 @@ class TensorInputs(CheckedRunner):
 
     def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:
         super().__init__(
-            manifest.inputs, manifest.outputs, manifest.sizes, runner, manifest.joins or "padded"
+            manifest.inputs,
+            manifest.outputs,
+            manifest.sizes,
+            runner,
+            manifest.joins or "padded",
+            manifest.states,
         )
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task

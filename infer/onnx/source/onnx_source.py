@@ -80,7 +80,7 @@ def quantize(
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
-    With calibration `batches` the products, and 2-D convolutions too, get stored scales of their inputs (`int8:static`).
+    With calibration `batches` the products, and 2-D convolutions too, get stored scales of inputs (`int8:static`).
     """
     import onnx_ir as ir
 

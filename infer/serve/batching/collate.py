@@ -53,9 +53,11 @@ class RequestSize(NamedTuple):
 class Collator:
     """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and `padding` and `joins`, if it has them.
 
-    `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches. `lengths`: sizes that padding can fill, because each input that has them names a padding value and each
-    output can be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer.
-    `plain`: all rows lie along the first axis. `packed`: the model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
+    `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches. `plain`: all rows
+    lie along the first axis, and no input may be left out. `states`: inputs that are zeros where they are left out.
+    `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can be
+    cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer. `packed`: the
+    model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
     bfloat16 is held in uint16 arrays: numpy has no such type.
     """
 
@@ -69,7 +71,8 @@ class Collator:
         limit = min(predictor.max_batch, max_batch or predictor.max_batch)
         self.max_batch = limit if self.batched else 1
         self.axes = {spec.name: spec.batch_axis or 0 for spec in predictor.outputs}
-        self.plain = rows.lie_first((*predictor.inputs, *predictor.outputs))
+        self.states: Mapping[str, str] = getattr(predictor, "states", None) or {}
+        self.plain = not self.states and rows.lie_first((*predictor.inputs, *predictor.outputs))
         self.lengths = self._lengths()
         self.ragged = self.lengths if self.batched and self.joins == "padded" else frozenset()
         self._attention_length: int | None = getattr(predictor, "attention_length", None)
@@ -95,6 +98,30 @@ class Collator:
                 if (bound.setdefault(want, have) if isinstance(want, str) else want) != have:
                     return None
         return bound if len(arrays) == len(self._quick) else None
+
+    def complete(self, arrays: Arrays) -> Arrays:
+        """Return the inputs of one request with zeros for the states that it leaves out."""
+        absent = [spec for name, spec in self.inputs.items() if name in self.states and name not in arrays]
+        if not absent:
+            return arrays
+        sizes = {
+            size: have
+            for name, array in arrays.items()
+            if name in self.inputs
+            for size, have in zip(self.inputs[name].shape, array.shape, strict=False)
+            if isinstance(size, str)
+        }
+        zeros = {
+            spec.name: np.zeros(
+                [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape], spec.dtype
+            )
+            for spec in absent
+        }
+        return {
+            name: {**arrays, **zeros}[name]
+            for name in (*self.inputs, *(set(arrays) - set(self.inputs)))
+            if name in arrays or name in zeros
+        }
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Return the symbolic sizes of one request. Raises `InputError`; not for too many rows: see `split`."""

@@ -38,7 +38,14 @@ from ..model_admin import ModelAdmin, RepositoryModel
 from ..observability.metrics import stats_dict
 from ..service import Service
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "statistics",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+]
 
 
 ERROR_FORMAT = ErrorFormat(
