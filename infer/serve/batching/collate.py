@@ -51,12 +51,12 @@ class RequestSize(NamedTuple):
 
 
 class Collator:
-    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and `padding` and `joins`, if it has them.
+    """Collation by a predictor's `inputs`, `outputs`, `sizes` and `max_batch`; `padding`, `joins`, `states`, if it has them.
 
-    `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches. `plain`: all rows
-    lie along the first axis, and no input may be left out. `states`: inputs that are zeros where they are left out.
-    `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can be
-    cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer. `packed`: the
+    `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches. `plain`: all
+    rows lie along the first axis, and no input may be left out. `states`: inputs that are zeros where they are left out.
+    `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can
+    be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer. `packed`: the
     model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
     bfloat16 is held in uint16 arrays: numpy has no such type.
     """
@@ -217,8 +217,8 @@ class Collator:
         if not self.batched:
             return [dict(outputs)]
         count = sum(size[BATCH] for size in sizes)
-        for name, spec in self.outputs.items():
-            shape, axis = outputs[name].shape, spec.batch_axis
+        for name, array in outputs.items():
+            shape, axis = array.shape, self.outputs[name].batch_axis
             if axis is None or len(shape) <= axis or shape[axis] != count:
                 raise InferError(f"expected {count} rows of output, the model returned another number")
         results: list[Arrays] = []
