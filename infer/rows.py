@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .spec import TensorSpec
+from .spec import BATCH, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,13 @@ def have_rows(inputs: Iterable[TensorSpec]) -> bool:
 def are_joinable(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> bool:
     """Return true where rows of several calls can be one call's: inputs have rows, every output one for each."""
     return have_rows(inputs) and all(spec.batched for spec in outputs)
+
+
+def without(specs: Iterable[TensorSpec], name: str = "rows") -> tuple[TensorSpec, ...]:
+    """Return specs whose batch is a size like any other, as where a call can't be cut into rows."""
+    return tuple(
+        TensorSpec(s.name, s.dtype, tuple(name if size == BATCH else size for size in s.shape)) for s in specs
+    )
 
 
 def lie_first(specs: Iterable[TensorSpec]) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import NotUsableError
 from ..library_errors import first_sentence
-from ..rows import cut, have_rows, lie_first
+from ..rows import cut, have_rows, lie_first, without
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
@@ -62,8 +62,12 @@ def capture_at_any_sizes(
     where the rows of a batch depend on each other. Raises as `capture` does, with the sizes that must be given as
     numbers and the line of the model's code in the sentence.
     """
+    check_input_names(called or module, inputs)
     source = _Source(module, called or module, inputs, samples, outputs, task)
-    check_input_names(source.called, inputs)
+    if not source.takes_rows(sizes):
+        inputs = without(inputs)
+        source = replace(source, inputs=inputs)
+        sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
         return Capture(_with_rows(module, source.agreeing(sizes)))
@@ -120,6 +124,23 @@ class _Source:
         """Return the outputs of a call that leaves no trace in the buffers."""
         with buffers_kept(self.called):
             return flatten(self.called(**inputs))
+
+    def takes_rows(self, sizes: Sizes) -> bool:
+        """Return false for a model with inputs that belong to no row, which fails on fewer rows of the others: the
+        nodes of a graph, say.
+        """
+        if not have_rows(self.inputs) or all(spec.batched for spec in self.inputs):
+            return True
+        with quiet(), torch.no_grad():
+            try:
+                self.first_call(_few_rows(self.inputs, self.samples, sizes, self.task))
+            except Exception:  # noqa: BLE001 - whatever the model raises, it may take the whole
+                try:
+                    self.first_call(self.samples)
+                except Exception:  # noqa: BLE001 - then the sizes are not why
+                    return True
+                return False
+        return True
 
     def agreeing(self, sizes: Sizes) -> Graph:
         """Capture a graph that gives the numbers that its user sees.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable
 
 from torch import nn
@@ -14,9 +13,6 @@ from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
 
 LENGTHS = ("seq", "time", "length", "tokens")
-_GROWS = re.compile(
-    r"seq|time|length|token|frame|step|^t$", re.IGNORECASE
-)  # such a size in front is no batch
 EXAMPLE = "Example: --input x=float32[batch,3,224,224]"
 _SPATIAL: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Conv1d, "length"),
@@ -99,14 +95,7 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, other first dimensions, lengths."""
-    found: dict[str, tuple[int, int]] = {}
-    for spec in specs:
-        for axis, size in enumerate(spec.shape):
-            if not isinstance(size, str):
-                continue
-            if size == BATCH or (axis == 0 and not _GROWS.search(size)):
-                found[size] = (1, plan.max_batch)
-            elif size in LENGTHS:
-                found.setdefault(size, (1, plan.max_length))
-    return found
+    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, and lengths."""
+    sizes = {size for spec in specs for size in spec.shape}
+    found = {BATCH: (1, plan.max_batch)} | dict.fromkeys(LENGTHS, (1, plan.max_length))
+    return {name: limits for name, limits in found.items() if name in sizes}

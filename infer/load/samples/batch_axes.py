@@ -52,6 +52,11 @@ def settle(
     """
     found = _find(plan, loaded, runs, make, given or {})
     if found is None:
+        mixed = rows.have_rows(loaded.loose) and not all(spec.batched for spec in loaded.loose)
+        if mixed and given and runs(make(loaded.loose, given)) is not None:  # a graph of nodes and edges
+            loaded.inputs = rows.without(loaded.loose)
+            loaded.meta = {**loaded.meta, "outputs": rows.without(loaded.loose_outputs)}
+            loaded.sizes = bounds(loaded.inputs, plan)
         return
     loaded.inputs, loaded.uncertain = found.inputs, frozenset()
     loaded.meta = {**loaded.meta, "outputs": found.outputs}

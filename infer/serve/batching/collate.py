@@ -51,13 +51,15 @@ class RequestSize(NamedTuple):
 
 
 class Collator:
-    """Collation by a predictor's `inputs`, `outputs`, `sizes` and `max_batch`; `padding`, `joins`, `states`, if it has them.
+    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and its `padding`, `joins`, `states`.
 
-    `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches. `plain`: all
-    rows lie along the first axis, and no input may be left out. `states`: inputs that are zeros where they are left out.
-    `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can
-    be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer. `packed`: the
-    model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
+    - `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches.
+    - `plain`: all rows lie along the first axis, and no input may be left out.
+    - `states`: inputs that are zeros where they are left out.
+    - `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can
+      be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer.
+    - `packed`: the model computes no padding, so that rows of any length share a batch at the cost of real tokens.
+
     bfloat16 is held in uint16 arrays: numpy has no such type.
     """
 
