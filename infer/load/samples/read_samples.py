@@ -81,9 +81,7 @@ def attach_samples(
     )
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
-        loaded.calibration = sample_split.exclude_rows(
-            select_inputs(more, loaded.inputs, source, _states(loaded)), samples, loaded.inputs
-        )
+        loaded.calibration = sample_split.exclude_rows(_select(more, loaded, source), samples, loaded.inputs)
     elif quantizes:
         loaded.samples, loaded.calibration = sample_split.split(
             samples, loaded.inputs, together=_together(loaded)
@@ -103,10 +101,12 @@ def _find_axes(
     guess, loaded.inputs = loaded.inputs, loaded.loose
     try:
         if plan.data is not None and plan.data not in (OURS, REQUIRED, RANDOM):
-            given = _read(plan.data, loaded, plan.seed, None).samples
+            path = Path(plan.data)  # of several files the first: how they are joined is not known yet
+            first = str(list_files(path)[0]) if path.is_dir() and list_files(path) else plan.data
+            given = _read(first, loaded, plan.seed, None).samples
         else:
             shipped = None if plan.data in (OURS, RANDOM) else _shipped(loaded, plan, user_module, None)
-            given = select_inputs(shipped[0], loaded.inputs, shipped[1], _states(loaded)) if shipped else {}
+            given = _select(shipped[0], loaded, shipped[1]) if shipped else {}
     finally:
         loaded.inputs = guess
     if not given:
@@ -121,7 +121,12 @@ def _find_axes(
     }
 
     def make(specs: Sequence[TensorSpec], wanted: Mapping[str, int]) -> Samples:
-        return {spec.name: batch_axes.resized(given[spec.name], spec, wanted) for spec in specs}
+        absent = inputs_of_ours.some([spec for spec in specs if spec.name not in given], wanted)
+        return absent | {
+            spec.name: batch_axes.resized(given[spec.name], spec, wanted)
+            for spec in specs
+            if spec.name in given
+        }
 
     batch_axes.settle(plan, loaded, runs, make, sizes)
 
@@ -147,7 +152,7 @@ def _shipped_or_ours(
     if shipped is None and plan.data != REQUIRED:
         found, kind, texts = inputs_of_ours.make(loaded, plan.seed, most, runs)
         source = f"{kind} of ours"
-        samples = select_inputs(found, loaded.inputs, source, _states(loaded))
+        samples = _select(found, loaded, source)
         return ReadRows(samples, source, digest_of(samples), texts, ours=True)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
@@ -157,7 +162,7 @@ def _shipped_or_ours(
             hint=f"Give some: {example_option(loaded)}. Without --data, inputs of ours check it",
         )
     found, source, texts = shipped
-    samples = select_inputs(found, loaded.inputs, source, _states(loaded))
+    samples = _select(found, loaded, source)
     return ReadRows(samples, source, digest_of(samples), texts)
 
 
@@ -190,7 +195,7 @@ def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRo
         )
     files = list_files(path) if path.is_dir() else [path]
     samples, used = read_files(files, loaded, spec, most)
-    fitting = select_inputs(samples, loaded.inputs, spec, _states(loaded))
+    fitting = _select(samples, loaded, spec)
     return ReadRows(fitting, f"--data {spec}", digest_of_files(used), are_texts(used))
 
 
@@ -260,8 +265,14 @@ def random_inputs(
     return samples
 
 
-def _states(loaded: LoadedModel) -> set[str]:
-    return carried_state.states_of(loaded.inputs, loaded.meta.get("outputs"))
+def _select(samples: Mapping[str, Tensor], loaded: LoadedModel, where: str) -> Samples:
+    """Select the inputs of the model; states that are missing are zeros, once it is known what their axes are."""
+    outputs = loaded.meta.get("outputs")
+    states = carried_state.states_of(loaded.inputs, outputs)
+    if loaded.inputs is not loaded.loose:
+        return select_inputs(samples, loaded.inputs, where, states)
+    absent = {name for name in carried_state.states_of(loaded.inputs, None) if name not in samples}
+    return select_inputs(samples, tuple(s for s in loaded.inputs if s.name not in absent), where)
 
 
 def _together(loaded: LoadedModel) -> int:
@@ -308,7 +319,7 @@ def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None)
         texts = isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
         if texts:
             found = tokenize(found, loaded, most)
-        samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where, _states(loaded))
+        samples = _select(call_for_tensors(lambda: found, where), loaded, where)
     return ReadRows(samples, f"--data {where}", digest_of(samples), texts)
 
 
