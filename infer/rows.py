@@ -55,7 +55,10 @@ def cut(specs: Iterable[TensorSpec], values: Mapping[str, Value], start: int, st
 def one(spec: TensorSpec, value: Value, start: int, stop: int) -> Value:
     """Return rows from `start` to `stop` of one tensor; the whole of one that has no rows."""
     axis = spec.batch_axis
-    return value if axis is None else value[(*[slice(None)] * axis, slice(start, stop))]
+    if axis is None:
+        return value
+    place: Any = (*[slice(None)] * axis, slice(start, stop))
+    return value[place]
 
 
 def take(specs: Iterable[TensorSpec], values: Mapping[str, Tensor], index: torch.Tensor) -> dict[str, Tensor]:

@@ -125,10 +125,22 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 def check_sizes(
-    actual: Mapping[str, int], limits: Mapping[str, tuple[int, int]], *, splits: bool, joins: Joins = "padded"
+    actual: Mapping[str, int],
+    limits: Mapping[str, tuple[int, int]],
+    *,
+    splits: bool,
+    joins: Joins = "padded",
+    multiples: Mapping[str, int] | None = None,
 ) -> None:
-    """Raise `InputError` for a symbolic size beyond its limits; `splits`: more rows run in several batches."""
+    """Raise `InputError` for a symbolic size beyond its limits or that is not a multiple of what it must be.
+
+    `splits`: more rows run in several batches.
+    """
     for size, have in actual.items():
+        if multiples and have % multiples.get(size, 1):
+            raise InputError(
+                f"expected {size} to be a multiple of {multiples[size]}, got {have}", where="request.inputs"
+            )
         low, high = limits.get(size, (0, have))
         if low <= have <= high or (splits and size == BATCH and have > high):
             continue

@@ -47,6 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sizes: dict[str, tuple[int, int]]
+    multiples: dict[str, int] = {}  # symbolic size → what divides it
     target: dict[str, str]
     versions: dict[str, str]
     meta: dict[str, Any]
@@ -127,6 +128,8 @@ def _wrong(manifest: Manifest) -> str | None:
     for size, (low, high) in manifest.sizes.items():
         if not 0 <= low <= high <= MAX_SIZE:
             return f"expected sizes of {size!r} as smallest and largest, got {low} and {high}"
+    if any(step < 1 for step in manifest.multiples.values()):
+        return "expected sizes to be multiples of 1 or more"
     given, returned = ({spec.name: spec for spec in specs} for specs in (manifest.inputs, manifest.outputs))
     for name, source in manifest.states.items():
         if name not in given or source not in returned or len(manifest.states) == len(given):

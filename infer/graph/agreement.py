@@ -146,7 +146,9 @@ def at_extremes(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
     for size, (least, most) in graph.sizes.items():
         if size == BATCH or least == most or not any(size in spec.shape for spec in graph.inputs):
             continue
-        for length in dict.fromkeys((least, _affordable(graph.inputs, few, size, most))):
+        step = graph.multiples.get(size, 1)
+        longest = _affordable(graph.inputs, few, size, most) // step * step
+        for length in dict.fromkeys((least, max(longest, least))):
             resized = {spec.name: _resized(few[spec.name], spec, size, length) for spec in graph.inputs}
             yield size, length, resized
 

@@ -34,6 +34,8 @@ from .program import Graph, flatten
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65)  # rows tried together, and one by one
 SECONDS = 5.0  # after which no more counts are tried, but for the first two
 TOLERANCE = 1e-4  # of the outputs' root mean square
+MOST_STEPS = 4  # captures with multiples that the exporter names one after another
+_MULTIPLE = re.compile(r"^\s*\w+ = (\d+)\*_(\w+)$", re.M)
 TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
 Sizes = Mapping[str, tuple[int, int]]
 
@@ -55,6 +57,7 @@ def capture_at_any_sizes(
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
     called: nn.Module | None = None,
+    multiples: Mapping[str, int] | None = None,
 ) -> Capture:
     """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
 
@@ -63,7 +66,7 @@ def capture_at_any_sizes(
     numbers and the line of the model's code in the sentence.
     """
     check_input_names(called or module, inputs)
-    source = _Source(module, called or module, inputs, samples, outputs, task)
+    source = _Source(module, called or module, inputs, samples, outputs, task, multiples or {})
     if not source.takes_rows(sizes):
         inputs = without(inputs)
         source = replace(source, inputs=inputs)
@@ -75,6 +78,8 @@ def capture_at_any_sizes(
         if error.__cause__ is None:
             raise
         refusal, reason = error, error.__cause__
+    if found := _in_steps(source, sizes, reason):
+        return found
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
             graph = source.agreeing({**sizes, **fixed})
@@ -119,6 +124,7 @@ class _Source:
     samples: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     task: str
+    multiples: Mapping[str, int]
 
     def first_call(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the outputs of a call that leaves no trace in the buffers."""
@@ -165,8 +171,42 @@ class _Source:
 
     def _capture(self, sizes: Sizes) -> Graph:
         return capture(
-            self.module, self.inputs, self.samples, sizes=sizes, outputs=self.outputs, task=self.task
+            self.module,
+            self.inputs,
+            self.samples,
+            sizes=sizes,
+            outputs=self.outputs,
+            task=self.task,
+            multiples=self.multiples,
         )
+
+
+def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture | None:
+    """Capture with sizes that are multiples of what the exporter says; None where it says nothing, or that fails."""
+    steps = dict(source.multiples)
+    for _ in range(MOST_STEPS):
+        more = {
+            name: int(step)
+            for step, name in _MULTIPLE.findall(str(reason))
+            if name in sizes or name in _named(source)
+        }
+        if not more or all(steps.get(name) == step for name, step in more.items()):
+            return None
+        steps |= more
+        try:
+            graph = replace(source, multiples=steps).agreeing(sizes)
+        except NotUsableError as error:
+            if error.__cause__ is None:
+                raise
+            reason = error.__cause__
+            continue
+        each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
+        return Capture(_with_rows(source.module, graph), f"sizes: {each} (the model's code takes no others)")
+    return None
+
+
+def _named(source: _Source) -> set[int | str]:
+    return {size for spec in source.inputs for size in spec.shape}
 
 
 def _as_numbers(graph: Graph) -> str:

@@ -89,6 +89,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             outputs,
             loaded.samples,
             loaded.sizes,
+            loaded.multiples,
             onnx=loaded.onnx,
             unimported=loaded.meta.get("unimported", ""),
             task=loaded.task,
@@ -106,12 +107,14 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             outputs=loaded.outputs,
             task=loaded.task,
             called=loaded.called,
+            multiples=loaded.multiples,
         )
     if found.fixed:
         loaded.limitations.append(found.fixed)
         how = found.fixed.partition(" ")[0]  # fixed, or narrower
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
-    loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
+    loaded.inputs, loaded.samples = found.graph.inputs, found.graph.samples
+    loaded.sizes, loaded.multiples = found.graph.sizes, found.graph.multiples
     return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
 
 
@@ -144,6 +147,7 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
             sizes=loaded.sizes,
             outputs=loaded.outputs,
             task=loaded.task,
+            multiples=loaded.multiples,
         )
     return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 

@@ -147,6 +147,7 @@ def _manifest(
         inputs=graph.inputs,
         outputs=graph.outputs,
         sizes=dict(graph.sizes),
+        multiples=dict(graph.multiples),
         target=target_of(backend, best.backend, plan.device),
         versions=hardware.versions(),
         meta=meta,

@@ -145,7 +145,9 @@ def lowering_folder(source: Path, place: Path) -> Path:
 
 def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
     """Return the samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
-    for start in range(0, min(rows.count(graph.inputs, graph.samples), MAX_ROWS), size):
+    step = graph.multiples.get(BATCH, 1)
+    size, count = max(size // step, 1) * step, min(rows.count(graph.inputs, graph.samples), MAX_ROWS)
+    for start in range(0, count // step * step, size):
         yield rows.cut(graph.inputs, graph.samples, start, start + size)
 
 
@@ -279,4 +281,5 @@ def _golden_rows(
         synthetic=not plan.golden,
         vocabulary=width if isinstance(width, int) else 2,
         seed=plan.seed,
+        least=graph.sizes.get(BATCH, (1, 1))[0],
     )

@@ -129,8 +129,10 @@ def within_sizes(run: Resolved, graph: Graph) -> Resolved:
     sequence.
     """
     takes_one = not rows.have_rows(graph.inputs) or bool(carried_state.states(graph.inputs, graph.outputs))
-    largest = 1 if takes_one else graph.sizes.get(BATCH, (1, run.plan.max_batch))[1]
-    batches = tuple(dict.fromkeys(min(size, largest) for size in run.plan.batches))
+    low, high = graph.sizes.get(BATCH, (1, run.plan.max_batch))
+    step, largest = graph.multiples.get(BATCH, 1), 1 if takes_one else high
+    fitting = (max(min(-(-size // step) * step, largest), low) for size in run.plan.batches)
+    batches = tuple(dict.fromkeys(fitting))
     return replace(run, plan=run.plan.with_(batches=batches))
 
 

@@ -37,11 +37,13 @@ class CheckedRunner:
         runner: Any,
         joins: Joins = "padded",
         states: Mapping[str, str] | None = None,
+        multiples: Mapping[str, int] | None = None,
     ) -> None:
         self.inputs, self.outputs, self.sizes, self.joins = inputs, outputs, sizes, joins
         self.states = dict(states or {})
         self.max_batch = self.sizes.get(BATCH, (1, 1))[1]
-        self._fitting = FastInputs(inputs, sizes)
+        self.multiples = dict(multiples or {})
+        self._fitting = FastInputs(inputs, sizes, self.multiples)
         self._runner, self._lock = runner, threading.Lock()
         self._run_arrays = getattr(runner, "run_arrays", None)
         self.attention_length: int | None = getattr(runner, "attention_length", None)
@@ -168,7 +170,7 @@ class CheckedRunner:
             checked[spec.name] = (
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
-        check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins)
+        check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins, multiples=self.multiples)
         return checked | carried_state.zeros(self.inputs, set(self.states) - set(checked), bound)
 
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -222,6 +224,7 @@ class TensorInputs(CheckedRunner):
             runner,
             manifest.joins or "padded",
             manifest.states,
+            manifest.multiples,
         )
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task

@@ -26,6 +26,10 @@ Runs = Callable[[Mapping[str, Tensor]], Outputs | None]  # None where the model 
 Make = Callable[[Sequence[TensorSpec], Mapping[str, int]], dict[str, Tensor]]
 LENGTHS = (64, 128, 256, 512, 576, 100, 1000, 4000, 16_000, 1)  # tried for a symbolic size
 COUNTS = (3, 2, 1)  # rows that are tried
+MORE = (8, 4, 16, 32)  # where none of them runs
+STEPS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 10, 12)  # of which sizes may have to be multiples
+LARGEST = 1 << 16  # size that nothing bounds
+LIMIT_SECONDS = 5.0  # of the search for multiples
 MOST_VALUES = 1 << 23  # of the inputs of one trial
 MOST_TRIALS = 120
 SLOW = 1.0  # seconds of a call, after which it is the only one
@@ -64,6 +68,40 @@ def settle(
     if BATCH in loaded.sizes:
         low, high = loaded.sizes[BATCH]
         loaded.sizes[BATCH] = (max(low, min(found.counts)), high) if max(found.counts) > 1 else (1, 1)
+    loaded.multiples, limits = _limits(found, runs, make, loaded.sizes)
+    loaded.sizes = {**loaded.sizes, **limits}
+    if loaded.multiples:
+        each = ", ".join(f"{name} in multiples of {step}" for name, step in loaded.multiples.items())
+        loaded.limitations.append(f"sizes: {each} (found by trying: the file takes no others)")
+
+
+def _limits(
+    found: Axes, runs: Runs, make: Make, bounds: Mapping[str, tuple[int, int]]
+) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """Return what divides the sizes of which the next larger one does not run, and their bounds."""
+    steps: dict[str, int] = {}
+    limits: dict[str, tuple[int, int]] = {}
+    began = time.monotonic()
+    ran = {**found.sizes, BATCH: max(found.counts)}
+    used = {size for spec in found.inputs for size in spec.shape}
+
+    def runs_at(name: str, size: int) -> bool:
+        sizes = {**ran, name: size}
+        large = _values(found.inputs, sizes) > MOST_VALUES or time.monotonic() - began > LIMIT_SECONDS
+        return not large and runs(make(found.inputs, sizes)) is not None
+
+    for name, have in ran.items():
+        if name not in used or (name == BATCH and min(found.counts) <= COUNTS[0]):
+            continue
+        if time.monotonic() - began > LIMIT_SECONDS or runs_at(name, have + 1):
+            continue
+        step = next((n for n in STEPS if have % n == 0 and runs_at(name, have + n)), None)
+        if step is not None:
+            least = next(n for n in (step, 2 * step, 4 * step, have) if n >= have or runs_at(name, n))
+            low, high = bounds.get(name, (1, LARGEST))
+            steps[name] = step
+            limits[name] = max(-(-low // step) * step, min(least, have)), max(high // step * step, have)
+    return steps, limits
 
 
 def are_open(loaded: LoadedModel) -> bool:
@@ -88,13 +126,16 @@ def resized(value: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor
 def _find(plan: Plan, loaded: LoadedModel, runs: Runs, make: Make, given: Mapping[str, int]) -> Axes | None:
     sure = any(spec.batched for spec in loaded.loose)
     trials = iter(range(MOST_TRIALS))
-    for together in _hypotheses(loaded.loose, loaded.uncertain, given):
+    for number, together in enumerate(_hypotheses(loaded.loose, loaded.uncertain, given)):
+        first = number == 0
         specs = tuple(_renamed(spec, together) for spec in loaded.loose)
         others = {size for spec in specs for size in spec.shape if isinstance(size, str)} - {BATCH}
         for sizes in _sizes(others, given, bounds(specs, plan)):
             if next(trials, None) is None:
                 return None
             tried = _Tried(runs, make, specs, sizes)
+            if not tried.ran and first and rows.have_rows(specs):
+                tried = _Tried(runs, make, specs, sizes, MORE)
             if not tried.ran:
                 continue
             outputs = tuple(tried.named(spec) for spec in loaded.loose_outputs)
@@ -112,12 +153,19 @@ class _Tried:
     no other is.
     """
 
-    def __init__(self, runs: Runs, make: Make, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        make: Make,
+        specs: Sequence[TensorSpec],
+        sizes: Mapping[str, int],
+        counts: Sequence[int] = COUNTS,
+    ) -> None:
         self.specs, self.sizes = specs, sizes
         self.ran: dict[int, Outputs] = {}
         self.slow = False
         batched = rows.have_rows(specs)
-        for count in COUNTS if batched else (1,):
+        for count in counts if batched else (1,):
             wanted = {**sizes, BATCH: count}
             if _values(specs, wanted) > MOST_VALUES * count:
                 return
@@ -166,6 +214,8 @@ class _Tried:
 
     def are_rows(self, outputs: Sequence[TensorSpec]) -> bool:
         """Return true where every output has a row for each of the inputs, the same among fewer."""
+        if min(self.ran) > COUNTS[0]:  # it takes several rows at least: what belongs to a row is tried later
+            return True
         if not all(spec.batched for spec in outputs):
             return False
         if self.slow or list(self.ran) == [1]:  # of a model that takes one row alone nothing can be compared

@@ -14,7 +14,7 @@ from ... import carried_state, rows
 from ...errors import InputError, UsageError
 from ...plan import OURS, RANDOM, REQUIRED, Plan
 from ...regular_files import is_there
-from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
+from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights import raw_bytes
@@ -84,7 +84,7 @@ def attach_samples(
         loaded.calibration = sample_split.exclude_rows(_select(more, loaded, source), samples, loaded.inputs)
     elif quantizes:
         loaded.samples, loaded.calibration = sample_split.split(
-            samples, loaded.inputs, together=_together(loaded)
+            samples, loaded.inputs, together=max(_together(loaded), loaded.multiples.get(BATCH, 1))
         )
         if has_more:
             loaded.training = sample_split.exclude_rows(read.samples, loaded.samples, loaded.inputs)

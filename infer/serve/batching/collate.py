@@ -67,6 +67,7 @@ class Collator:
         self.inputs = {spec.name: _stored(spec) for spec in predictor.inputs}
         self.outputs = {spec.name: spec for spec in predictor.outputs}
         self.sizes: Mapping[str, tuple[int, int]] = predictor.sizes
+        self._multiples: Mapping[str, int] = getattr(predictor, "multiples", None) or {}
         self.padding: Mapping[str, int] = getattr(predictor, "padding", {})
         self.joins: Joins = getattr(predictor, "joins", "padded")
         self.batched = self.joins != "none" and rows.are_joinable(predictor.inputs, predictor.outputs)
@@ -130,7 +131,7 @@ class Collator:
         bound = self._sizes(arrays)
         if bound is None:
             bound = self._explain(arrays)
-        check_sizes(bound, self.sizes, splits=self.batched, joins=self.joins)
+        check_sizes(bound, self.sizes, splits=self.batched, joins=self.joins, multiples=self._multiples)
         return bound
 
     def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -165,7 +166,7 @@ class Collator:
         """Return the content of what all rows of a request share: other requests join it only with the same."""
         own = [arrays[name] for name, spec in self.inputs.items() if not spec.batched] if self.batched else []
         return tuple(
-            array.tobytes() if array.nbytes <= 64 else hashlib.sha256(np.ascontiguousarray(array)).digest()
+            array.tobytes() if array.nbytes <= 64 else hashlib.sha256(array.tobytes()).digest()
             for array in own
         )
 

@@ -129,6 +129,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
         padding=dict(getattr(predictor, "padding", {})),
         joins=getattr(predictor, "joins", "padded"),
         states=dict(getattr(predictor, "states", {})),
+        multiples=dict(getattr(predictor, "multiples", {})),
         manifest=ServedManifest(
             getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
         ),

@@ -55,6 +55,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     padding: dict[str, int]
     joins: Joins = "padded"
     states: dict[str, str] = {}  # input → output of the call before
+    multiples: dict[str, int] = {}
     manifest: ServedManifest
     path: str | None = None
     context: int = 0  # of a language model: tokens of prompt and answer together
