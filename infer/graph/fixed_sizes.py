@@ -182,19 +182,24 @@ class _Source:
 
 
 def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture | None:
-    """Capture with sizes that are multiples of what the exporter says; None where it says nothing, or that fails."""
-    steps = dict(source.multiples)
+    """Capture with sizes that are multiples of what the exporter says, from the second on where it refuses the first.
+
+    None where it says nothing, or that fails.
+    """
+    named = {size for spec in source.inputs for size in spec.shape}
+    steps, bounds = dict(source.multiples), dict(sizes)
     for _ in range(MOST_STEPS):
-        more = {
-            name: int(step)
-            for step, name in _MULTIPLE.findall(str(reason))
-            if name in sizes or name in _named(source)
-        }
-        if not more or all(steps.get(name) == step for name, step in more.items()):
+        more = {name: int(step) for step, name in _MULTIPLE.findall(str(reason)) if name in named}
+        if isinstance(reason, _OtherNumbersError):
+            size, step = reason.found.size, steps.get(reason.found.size, 1)
+            if step == 1 or reason.found.value > step:
+                return None
+            bounds[size] = (2 * step, bounds.get(size, (1, 4096))[1])
+        elif more.items() <= steps.items():
             return None
         steps |= more
         try:
-            graph = replace(source, multiples=steps).agreeing(sizes)
+            graph = replace(source, multiples=steps).agreeing(bounds)
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
@@ -203,10 +208,6 @@ def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture |
         each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
         return Capture(_with_rows(source.module, graph), f"sizes: {each} (the model's code takes no others)")
     return None
-
-
-def _named(source: _Source) -> set[int | str]:
-    return {size for spec in source.inputs for size in spec.shape}
 
 
 def _as_numbers(graph: Graph) -> str:
