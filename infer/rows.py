@@ -54,7 +54,7 @@ def cut(specs: Iterable[TensorSpec], values: Mapping[str, Value], start: int, st
 
 def one(spec: TensorSpec, value: Value, start: int, stop: int) -> Value:
     """Return rows from `start` to `stop` of one tensor; the whole of one that has no rows."""
-    axis = spec.batch_axis
+    axis: int | None = spec.batch_axis
     if axis is None:
         return value
     place: Any = (*[slice(None)] * axis, slice(start, stop))
