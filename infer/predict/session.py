@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from torch import Tensor
 
 from ..errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from .tensors import CheckedRunner
 
 
 class Session:
@@ -25,7 +22,7 @@ class Session:
     A call that raises leaves the state as it was.
     """
 
-    def __init__(self, predictor: CheckedRunner, shared: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, predictor: Any, shared: Mapping[str, Any] | None = None) -> None:
         self._predictor, self._shared = predictor, dict(shared or {})
         self._lock = threading.Lock()
         self._state: dict[str, Tensor] = {}

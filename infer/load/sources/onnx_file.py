@@ -260,15 +260,17 @@ def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tup
 
     Of outputs those of the same name, and where they have none all.
     """
-    first = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] in uncertain}
+    named = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] in uncertain}
+    own: set[int | str] = {f"{spec.keyword}_0" for spec in inputs} & named
+    first = own or (named if len(named) == 1 else set())
 
     def renamed(spec: TensorSpec, own: set[int | str]) -> TensorSpec:
         shape = tuple(BATCH if size in first | own else size for size in spec.shape)
         return TensorSpec(spec.name, spec.dtype, shape)
 
-    named = tuple(renamed(spec, set()) for spec in inputs)
+    given = tuple(renamed(spec, set()) for spec in inputs)
     nameless = {spec.name: {f"{spec.keyword}_0"} for spec in outputs}
-    return named, tuple(renamed(spec, set(nameless[spec.name])) for spec in outputs)
+    return given, tuple(renamed(spec, set(nameless[spec.name])) for spec in outputs)
 
 
 def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -43,7 +43,10 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     request, raw = _read(context, engine)
     timeout, priority = _timeout_and_priority(context, request)
     wanted = _wanted(request, engine)
+    call = _sequence(request.parameters)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        if call is not None:
+            raise InputError("texts are of no sequence", where="request.parameters.sequence_id")
         service = context.service
         arrays = await text_inputs.tokenize(
             engine, _texts(request, raw), service.pool, max_texts=service.limits.max_queue_rows
@@ -54,7 +57,7 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
         )
     else:
         arrays = _arrays(request, raw, engine)
-        if (call := _sequence(request.parameters)) is None:
+        if call is None:
             answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
         else:
             answer = await engine.infer_in_sequence(
@@ -92,6 +95,8 @@ def read_text(
     """
     request, raw = _read(context, engine)
     if not text_inputs.takes_text(engine) or [given.name for given in request.inputs] != [TEXT]:
+        return None
+    if set(SEQUENCE) & set(request.parameters):
         return None
     _, priority = _timeout_and_priority(context, request)
     wanted, texts = _wanted(request, engine), _texts(request, raw)
