@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,14 +25,13 @@ from ..library_errors import first_sentence
 from ..rows import cut, have_rows, lie_first, without
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
-from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
+from . import row_independence
+from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable
 from .called_paths import as_if_called
 from .capture import capture, check_input_names, specialized
 from .program import Graph, flatten
 
-COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65)  # rows tried together, and one by one
-SECONDS = 5.0  # after which no more counts are tried, but for the first two
-TOLERANCE = 1e-4  # of the outputs' root mean square
+MOST_ROWS = 65  # tried together, at least
 MOST_STEPS = 4  # captures with multiples that the exporter names one after another
 _MULTIPLE = re.compile(r"^\s*\w+ = (\d+)\*_(\w+)$", re.M)
 TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
@@ -73,7 +71,7 @@ def capture_at_any_sizes(
         sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
-        return Capture(_with_rows(module, source.agreeing(sizes)))
+        return Capture(_with_rows(module, source.agreeing(sizes), sizes))
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
@@ -87,7 +85,7 @@ def capture_at_any_sizes(
             if error.__cause__ is None:
                 raise
             continue
-        graph = _with_rows(module, graph)
+        graph = _with_rows(module, graph, sizes)
         if (
             isinstance(reason, _OtherNumbersError)
             and graph.sizes.get(BATCH, (0, 1)) == (0, 1)
@@ -206,7 +204,9 @@ def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture |
             reason = error.__cause__
             continue
         each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
-        return Capture(_with_rows(source.module, graph), f"sizes: {each} (the model's code takes no others)")
+        return Capture(
+            _with_rows(source.module, graph, sizes), f"sizes: {each} (the model's code takes no others)"
+        )
     return None
 
 
@@ -298,14 +298,16 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     return f"the exporter can't vary it: {first_sentence(cause).rstrip('.')}"
 
 
-def _with_rows(module: nn.Module, graph: Graph) -> Graph:
+def _with_rows(module: nn.Module, graph: Graph, sizes: Sizes) -> Graph:
     """Name the first size of the outputs of a graph with a batch of 1, or give the batch as a number.
 
     The name promises that rows are independent. A graph with any other batch is returned as it is.
     """
     if graph.sizes.get(BATCH) != (1, 1):
         return graph
-    if _is_one_row(graph) and _rows_are_independent(module, graph):
+    if _is_one_row(graph) and _rows_are_independent(
+        module, graph, max(sizes.get(BATCH, (1, 1))[1], MOST_ROWS)
+    ):
         return with_named_rows(graph)
     inputs = tuple(_with_row_count(spec, 1) for spec in graph.inputs)
     samples = cut(graph.inputs, graph.samples, 0, 1)
@@ -331,46 +333,16 @@ def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, tuple(shape))
 
 
-def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
-    """Return true if the model gives the same rows for several inputs at once as for each alone."""
+def _rows_are_independent(module: nn.Module, graph: Graph, most: int) -> bool:
+    """Return true if the model gives the same rows for several inputs at once, up to `most`, as for each alone."""
     if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
         return False
-    several = {spec.name: _distinct_rows(graph.samples[spec.name], spec) for spec in graph.inputs}
+    named = with_named_rows(graph)
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = flatten(module(**clones(inputs)))
+        return {spec.name: value for spec, value in zip(named.outputs, found, strict=True)}
+
     with buffers_kept(module), quiet(), torch.no_grad():
-        try:
-            each: list[list[Tensor]] = []
-            began = time.monotonic()
-            for count in COUNTS:
-                if count > COUNTS[1] and time.monotonic() - began > SECONDS:
-                    break
-                each += [_call(module, several, row, row + 1) for row in range(len(each), count)]
-                together = _call(module, several, 0, count)
-                if not all(map(_equal_rows, together, zip(*each, strict=True))):
-                    return False
-        except Exception:  # noqa: BLE001 - whatever the model raises at other sizes, it does not take them
-            return False
-    return True
-
-
-def _distinct_rows(value: Tensor, spec: TensorSpec) -> Tensor:
-    rows = spec.with_rows(value, COUNTS[-1])
-    if len(value) < len(rows) and rows.is_floating_point():
-        scale = torch.linspace(1.0, 0.5, len(rows), dtype=rows.dtype)
-        rows = rows * scale.view(-1, *[1] * (rows.dim() - 1))
-    return rows
-
-
-def _call(module: nn.Module, several: Mapping[str, Tensor], start: int, stop: int) -> list[Tensor]:
-    return flatten(module(**{name: value[start:stop].clone() for name, value in several.items()}))
-
-
-def _equal_rows(together: Tensor, each: tuple[Tensor, ...]) -> bool:
-    if any(one.dim() == 0 or len(one) != 1 for one in each):
-        return False
-    alone = torch.cat(each)
-    if together.shape != alone.shape:
-        return False
-    if not together.is_floating_point():
-        return torch.equal(together, alone)
-    limit = TOLERANCE * float(alone.double().square().mean().sqrt()) + 1e-12
-    return bool(torch.allclose(together.double(), alone.double(), rtol=0, atol=10 * limit, equal_nan=True))
+        found = row_independence.joining(run, graph.inputs, named.outputs, graph.samples, {BATCH: (1, most)})
+    return found.joins != "none"

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..fidelity import row_independence
-from ..fidelity.row_independence import Joining
-from ..graph import encoder_decoder_graphs, storage
+from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import Graph, flatten, plain_call
+from ..graph.row_independence import Joining
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .. import carried_state, fidelity, library_errors, plugins, rows
 from ..artifact import golden
-from ..fidelity import batch_sizes, row_independence
-from ..fidelity.row_independence import Joining
+from ..fidelity import batch_sizes
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import encoder_decoder_graphs, storage
+from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.agreement import at_extremes
 from ..graph.program import Graph
+from ..graph.row_independence import Joining
 from ..graph.typical_inputs import without_common_padding
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.step.schedules.schedule_consistency import (

@@ -14,9 +14,8 @@ from .. import fidelity, rows
 from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
-from ..fidelity import row_independence
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import encoder_decoder_graphs
+from ..graph import encoder_decoder_graphs, row_independence
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner

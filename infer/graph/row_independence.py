@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InferError
-from ..graph.typical_inputs import MASK, row_lengths
 from ..library_errors import first_sentence
 from ..rows import are_joinable, count, joined, one, take
 from ..spec import BATCH, Joins, TensorSpec, text_padding
+from .typical_inputs import MASK, row_lengths
 
 ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
 SLOW = 0.25  # seconds of one row, from which on a model is tried on few
