@@ -54,10 +54,9 @@ def cut(specs: Iterable[TensorSpec], values: Mapping[str, Value], start: int, st
 
 def one(spec: TensorSpec, value: Value, start: int, stop: int) -> Value:
     """Return rows from `start` to `stop` of one tensor; the whole of one that has no rows."""
-    axis: int | None = spec.batch_axis
-    if axis is None:
+    if spec.batch_axis is None:
         return value
-    place: Any = (*[slice(None)] * axis, slice(start, stop))
+    place: Any = (*[slice(None)] * int(spec.batch_axis), slice(start, stop))
     return value[place]
 
 

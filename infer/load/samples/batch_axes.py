@@ -238,9 +238,11 @@ def _hypotheses(
     loose: Sequence[TensorSpec], uncertain: frozenset[str], given: Mapping[str, int]
 ) -> Iterator[frozenset[str]]:
     """Yield sets of symbolic sizes that may all be the batch, the most usual first; the last is none."""
-    first = [s.shape[0] for s in loose if s.shape and s.shape[0] in uncertain]
-    later = [size for s in loose for size in s.shape[1:] if size in uncertain and size not in first]
-    every: list[list[int | str]] = [first]
+    first: list[int | str] = [s.shape[0] for s in loose if s.shape and s.shape[0] in uncertain]
+    later: list[int | str] = [
+        size for s in loose for size in s.shape[1:] if size in uncertain and size not in first
+    ]
+    every: list[list[int | str]] = [[*first]]
     every += [[*first, *more] for n in (1, 2) for more in itertools.combinations(dict.fromkeys(later), n)]
     every += [[one] for one in dict.fromkeys([*first, *later])]
     seen: set[frozenset[str]] = set()

@@ -214,9 +214,10 @@ def _largest(
 
     def takes(value: int) -> bool:
         one = {**chosen, BATCH: 1}
-        return runs(
+        found = runs(
             {s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs}
         )
+        return found is not None and bool(found)
 
     top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
     if top == 1 or takes(top):

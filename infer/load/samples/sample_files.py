@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import rows
 from ...errors import InputError, SourceError
 from ...preprocess.audio import SUFFIXES as SOUNDS
 from ...preprocess.audio import AudioPreprocessor
@@ -103,20 +104,17 @@ def _from_described_images(
 
 def _together(parts: list[Samples], specs: tuple[TensorSpec, ...], where: str) -> Samples:
     """Join the arrays of several files along the batch axis of each input; what has none is equal in all files."""
-    known = {spec.name: spec for spec in specs}
+    axes = {spec.name: spec.batch_axis or 0 for spec in specs}
+    shared = {s.name for s in specs if not s.batched and (not s.shape or rows.have_rows(specs))}
     try:
-        for name, spec in known.items():
-            if not spec.batched and name in parts[0] and spec.shape[:1] == ():
-                same = all(torch.equal(part[name], parts[0][name]) for part in parts)
-                if not same:
-                    raise InputError(
-                        f"the files don't fit together: {name!r} has no rows, and differs between them",
-                        where=where,
-                    )
+        for name in shared & set(parts[0]):
+            if not all(torch.equal(part[name], parts[0][name]) for part in parts):
+                raise InputError(
+                    f"the files don't fit together: {name!r} has no rows, and differs between them",
+                    where=where,
+                )
         return {
-            name: torch.cat([part[name] for part in parts], spec.batch_axis or 0)
-            if (spec := known.get(name)) is None or spec.shape
-            else value
+            name: value if name in shared else torch.cat([part[name] for part in parts], axes.get(name, 0))
             for name, value in parts[0].items()
         }
     except (RuntimeError, KeyError) as error:

@@ -260,11 +260,11 @@ def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tup
 
     Of outputs those of the same name, and where they have none all.
     """
-    named = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] in uncertain}
-    own: set[int | str] = {f"{spec.keyword}_0" for spec in inputs} & named
+    named = {str(spec.shape[0]) for spec in inputs if spec.shape and spec.shape[0] in uncertain}
+    own = {f"{spec.keyword}_0" for spec in inputs} & named
     first = own or (named if len(named) == 1 else set())
 
-    def renamed(spec: TensorSpec, own: set[int | str]) -> TensorSpec:
+    def renamed(spec: TensorSpec, own: set[str]) -> TensorSpec:
         shape = tuple(BATCH if size in first | own else size for size in spec.shape)
         return TensorSpec(spec.name, spec.dtype, shape)
 
