@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,12 +30,14 @@ from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner, table_
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import LayerForm, Lowered
+from infer.rows import count, cut
 from infer.spec import Finding
 
 EXECUTES_CODE = False
 PORTABLE = True
 STEPS = True
 MODEL = Path("compiled") / "model.onnx"
+ROWS = 8  # of a call that calibrates
 SETTINGS = Path("compiled") / "session.json"
 OPTIONS = {
     "spinning": BackendOption(
@@ -115,6 +117,13 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
     return LayerForm(f"8-bit blocks of {group}", decoded_if_slower=True)
 
 
+def _batches(graph: Graph) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the calibration rows of an ONNX source in calls of a few."""
+    if graph.calibration:
+        for start in range(0, count(graph.inputs, graph.calibration), ROWS):
+            yield cut(graph.inputs, graph.calibration, start, start + ROWS)
+
+
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
     path = folder / MODEL
@@ -124,8 +133,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         decodes = is_step(graph.inputs)
         done, chosen = table_layer_form.write_program(graph, plan, path, target, is_decode_step=decodes)
     elif plan.quant_name == "int8":
-        rows = graph.calibration if plan.quant_option == "static" else None
-        done, coverage = onnx_source.quantize(graph.onnx, path, target, rows=rows)
+        batches = list(_batches(graph)) if plan.quant_option == "static" else None
+        done, coverage = onnx_source.quantize(graph.onnx, path, target, batches=batches)
         enforce(coverage, plan)
         chosen, quantized = coverage.findings(), coverage.verdict()
     else:

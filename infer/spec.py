@@ -51,8 +51,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     """Name, dtype and shape of one input or output of a model.
 
     `dtype` is a name such as "float32" or "int64". A size in `shape` is a number, or the name of a symbolic size, which
-    has one value in all inputs and outputs of a call. The symbolic size of rows is called "batch"; whether requests may
-    share a batch is not said by the name: see `Joins`.
+    has one value in all inputs and outputs of a call. The symbolic size of rows is called "batch", and may be any axis;
+    whether requests may share a batch is not said by the name: see `Joins`.
     """
 
     name: str
@@ -91,14 +91,22 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]"
 
     @property
+    def batch_axis(self) -> int | None:
+        """The axis of the rows; None where all rows share this tensor."""
+        return self.shape.index(BATCH) if BATCH in self.shape else None
+
+    @property
     def batched(self) -> bool:
-        return bool(self.shape) and self.shape[0] == BATCH
+        return BATCH in self.shape
 
     def with_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
         """Repeat or cut the rows of a batched tensor to exactly `rows`; return an unbatched one unchanged."""
-        if not self.batched:
+        axis = self.batch_axis
+        if axis is None:
             return tensor
-        return tensor.repeat(-(-rows // len(tensor)), *[1] * (tensor.dim() - 1))[:rows].contiguous()
+        times = [1] * tensor.dim()
+        times[axis] = -(-rows // tensor.shape[axis])
+        return tensor.repeat(times).narrow(axis, 0, rows).contiguous()
 
     def check(
         self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None
@@ -117,10 +125,22 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 def check_sizes(
-    actual: Mapping[str, int], limits: Mapping[str, tuple[int, int]], *, splits: bool, joins: Joins = "padded"
+    actual: Mapping[str, int],
+    limits: Mapping[str, tuple[int, int]],
+    *,
+    splits: bool,
+    joins: Joins = "padded",
+    multiples: Mapping[str, int] | None = None,
 ) -> None:
-    """Raise `InputError` for a symbolic size beyond its limits; `splits`: more rows run in several batches."""
+    """Raise `InputError` for a symbolic size beyond its limits or that is not a multiple of what it must be.
+
+    `splits`: more rows run in several batches.
+    """
     for size, have in actual.items():
+        if multiples and have % multiples.get(size, 1):
+            raise InputError(
+                f"expected {size} to be a multiple of {multiples[size]}, got {have}", where="request.inputs"
+            )
         low, high = limits.get(size, (0, have))
         if low <= have <= high or (splits and size == BATCH and have > high):
             continue

@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "budgets",
-    "paths", "backend_options", "regular_files", "library_errors", "module_hooks", "refused_backends", "plugins",
-    "device", "latency", "kernels", "preprocess", "load", "attention", "graph", "fidelity", "compress", "onnx",
-    "tensorrt", "openvino", "artifact", "llm", "tasks",
+    "errors", "sanitize", "silence_logs", "spec", "rows", "carried_state", "results", "reporter", "options", "plan",
+    "budgets", "paths", "backend_options", "regular_files", "library_errors", "module_hooks", "refused_backends",
+    "plugins", "device", "latency", "kernels", "preprocess", "load", "attention", "graph", "fidelity", "compress",
+    "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
     "predict", "report", "tune", "pipeline", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 26  # files that import each other one after another, from the entry point down

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import rows
 from ..errors import ArtifactError, InputError, SourceError, UsageError
 from ..load.weights.safetensors_reader import SafetensorsReader, read_header
 from ..plan import INVENTED, RANDOM, REQUIRED, Plan
@@ -45,12 +46,13 @@ def record(
     synthetic: bool = False,
     vocabulary: int = 2,
     seed: int = 0,
+    least: int = ROWS,
 ) -> dict[str, Tensors]:
     """Run the float and the optimized runner on a few rows; return copies of `inputs`, `float_outputs` and `outputs`.
 
     `synthetic` takes random rows of the same shape instead, token ids below `vocabulary`.
     """
-    few = rows_of(specs, inputs, task)
+    few = rows_of(specs, inputs, task, least)
     if synthetic:
         few = _made_up(reference, specs, few, vocabulary, seed)
     outputs = {"float_outputs": reference.run(few), "outputs": runner.run(few)}
@@ -59,10 +61,11 @@ def record(
     }
 
 
-def rows_of(specs: tuple[TensorSpec, ...], inputs: Mapping[str, Tensor], task: str) -> Tensors:
-    """Copy the first rows; a view would be stored with everything that its memory holds."""
-    batched = all(spec.batched for spec in specs)
-    few = {name: value[:ROWS] if batched else value for name, value in inputs.items()}
+def rows_of(
+    specs: tuple[TensorSpec, ...], inputs: Mapping[str, Tensor], task: str, least: int = ROWS
+) -> Tensors:
+    """Copy the first rows, as few as the model takes; a view would be stored with everything that its memory holds."""
+    few = rows.cut(specs, inputs, 0, max(ROWS, least))
     if task == "text-generation":
         few = {name: v if v.is_floating_point() else v[:, :TOKENS] for name, v in few.items()}
     return {name: _copy(value) for name, value in few.items()}

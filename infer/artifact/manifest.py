@@ -31,7 +31,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of an artifact: all but tensors.
 
     `plan` makes it again; `files` is path → sha256, `lengths` path → bytes. `joins`: which requests may share a batch,
-    as tried on the original and on the optimized form; None before format 3: `Predictor.load` tries it.
+    as tried on the original and on the optimized form; None before format 3: `Predictor.load` tries it. `states`: see
+    `carried_state`.
     """
 
     format: int = FORMAT
@@ -46,6 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sizes: dict[str, tuple[int, int]]
+    multiples: dict[str, int] = {}  # symbolic size → what divides it
     target: dict[str, str]
     versions: dict[str, str]
     meta: dict[str, Any]
@@ -55,6 +57,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     samples_from: str = ""  # whose rows judged it, and are its golden inputs
     scores_only: ScoresOnly | None = None  # of a language model that does not generate
     joins: Joins | None = None
+    states: dict[str, str] = {}  # input → output of the call before, which a session carries to it
     files: dict[str, str] = {}
     lengths: dict[str, int] = {}
 
@@ -125,6 +128,12 @@ def _wrong(manifest: Manifest) -> str | None:
     for size, (low, high) in manifest.sizes.items():
         if not 0 <= low <= high <= MAX_SIZE:
             return f"expected sizes of {size!r} as smallest and largest, got {low} and {high}"
+    if any(step < 1 for step in manifest.multiples.values()):
+        return "expected sizes to be multiples of 1 or more"
+    given, returned = ({spec.name: spec for spec in specs} for specs in (manifest.inputs, manifest.outputs))
+    for name, source in manifest.states.items():
+        if name not in given or source not in returned or len(manifest.states) == len(given):
+            return f"expected an input and an output as the state {name[:80]!r}: {source[:80]!r}"
     for specs in (manifest.inputs, manifest.outputs):
         if len({spec.name for spec in specs}) != len(specs):
             return "two inputs or two outputs have the same name"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .. import rows
 from ..spec import BATCH, TensorSpec
 from .batch_sizes import Run
 
@@ -24,7 +25,7 @@ STEADY = 1e-4  # relative to a value and its output's root mean square: what rou
 MASK = 2  # different values at most, of an input that is left as it is
 
 
-def rows(
+def places(
     inputs: Sequence[TensorSpec],
     samples: Mapping[str, Tensor],
     sizes: Mapping[str, tuple[int, int]],
@@ -37,7 +38,7 @@ def rows(
         return
     count = _count(inputs, samples, sizes, reference)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
-    for where, changed in _places(free, given, samples):
+    for where, changed in _changes(free, given, samples):
         determined = _Determined(reference, run, free)
         yield where, {**given, **changed}, (determined.reference, determined.run)
 
@@ -53,38 +54,45 @@ def _count(
     start = time.perf_counter()
     reference({spec.name: spec.with_rows(samples[spec.name], least) for spec in inputs})
     seconds = (time.perf_counter() - start) / least
-    values = sum(samples[s.name][:1].numel() for s in inputs if s.batched)
+    values = sum(rows.one(s, samples[s.name], 0, 1).numel() for s in inputs if s.batched)
     wanted = FEW if seconds > SLOW else min(MANY, max(ROWS, SMALL // max(1, values)))
     return min(max(wanted, least), most)
 
 
-def _places(
+def _changes(
     free: Sequence[TensorSpec], given: Mapping[str, Tensor], samples: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield what is compared, with the inputs that differ from `given` there."""
-    floats = [s.name for s in free if samples[s.name].is_floating_point()]
+    floats = [s for s in free if samples[s.name].is_floating_point()]
     for where, (low, high) in FACTORS.items() if floats else ():
-        yield where, {name: _scaled(given[name], low, high) for name in floats}
+        yield where, {s.name: _scaled(given[s.name], _by_row(s, given[s.name]), low, high) for s in floats}
     if floats:
-        yield "values of zero", {name: torch.zeros_like(given[name]) for name in floats}
-    yield "values of their range", {s.name: _of_range(given[s.name], samples[s.name]) for s in free}
+        yield "values of zero", {s.name: torch.zeros_like(given[s.name]) for s in floats}
+    yield (
+        "values of their range",
+        {s.name: _of_range(given[s.name], _by_row(s, given[s.name]), samples[s.name]) for s in free},
+    )
 
 
-def _scaled(value: Tensor, low: float, high: float) -> Tensor:
+def _by_row(spec: TensorSpec, value: Tensor) -> Tensor:
+    """Return the index of the row of each place, of a shape that broadcasts with the value's."""
+    axis = spec.batch_axis or 0
+    return torch.arange(value.shape[axis]).view(-1, *[1] * (value.dim() - 1 - axis))
+
+
+def _scaled(value: Tensor, row: Tensor, low: float, high: float) -> Tensor:
     """Return rows times factors between two bounds, as many below as above their middle."""
-    draw = torch.rand(len(value), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    factors = low * (high / low) ** draw
-    return (value * factors.view(-1, *[1] * (value.dim() - 1))).to(value.dtype)
+    draw = torch.rand(row.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (value * (low * (high / low) ** draw)[row]).to(value.dtype)
 
 
-def _of_range(value: Tensor, of: Tensor) -> Tensor:
+def _of_range(value: Tensor, row: Tensor, of: Tensor) -> Tensor:
     """Return rows of values between the smallest and the largest, of both ends mixed, and of either end, in turns."""
     low, high = (float(end) if of.is_floating_point() else int(end) for end in _ends(of))
     generator = torch.Generator().manual_seed(0)
     share = torch.rand(value.shape, generator=generator, dtype=torch.float64)
-    rows = torch.arange(len(value)).view(-1, *[1] * (value.dim() - 1)) % 4
-    share = torch.where(rows == 1, share.round(), share)
-    share = torch.where(rows == 2, 0.0, torch.where(rows == 3, 1.0, share))
+    share = torch.where(row % 4 == 1, share.round(), share)
+    share = torch.where(row % 4 == 2, 0.0, torch.where(row % 4 == 3, 1.0, share))
     between = low + share * (high - low)
     if not of.is_floating_point():
         between = between.round().clamp(low, high)

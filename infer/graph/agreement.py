@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .. import library_errors
 from ..errors import SourceError
+from ..rows import have_rows
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .program import Graph, flatten
@@ -126,7 +127,7 @@ def difference(expected: Tensor, got: Tensor) -> str:
 def _sized(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
     """Yield the inputs to compare with: few rows, then one row at the ends of every other symbolic size."""
     low, high = graph.sizes.get(BATCH, (1, 1))
-    batched = all(spec.batched for spec in graph.inputs)
+    batched = have_rows(graph.inputs)
     sizes = [rows for rows in ROWS if low <= rows <= high] if batched else []
     for rows in sizes:
         size = "" if rows == sizes[0] else BATCH
@@ -145,14 +146,14 @@ def at_extremes(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
     for size, (least, most) in graph.sizes.items():
         if size == BATCH or least == most or not any(size in spec.shape for spec in graph.inputs):
             continue
-        for length in dict.fromkeys((least, _affordable(graph.inputs, few, size, most))):
+        step = graph.multiples.get(size, 1)
+        longest = _affordable(graph.inputs, few, size, most) // step * step
+        for length in dict.fromkeys((least, max(longest, least))):
             resized = {spec.name: _resized(few[spec.name], spec, size, length) for spec in graph.inputs}
             yield size, length, resized
 
 
 def _few(graph: Graph) -> dict[str, Tensor]:
-    if not all(spec.batched for spec in graph.inputs):
-        return dict(graph.samples)
     rows = graph.sizes.get(BATCH, (1, 1))[0]
     return {spec.name: spec.with_rows(graph.samples[spec.name], rows) for spec in graph.inputs}
 

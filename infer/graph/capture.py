@@ -22,7 +22,7 @@ from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
 from ..sanitize import shortened
 from ..silence_logs import quiet
-from ..spec import TensorSpec
+from ..spec import BATCH, TensorSpec
 from . import functionalize, packed_sequences
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
@@ -39,22 +39,27 @@ def capture(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
+    multiples: Mapping[str, int] | None = None,
 ) -> Graph:
     """Export `module` (called by keyword) with the symbolic sizes that `inputs` name.
 
-    `sizes` bounds them (default 1…4096). Raises `UsageError` when the names are not the model's own and
-    `NotUsableError` with the exporter's reason when the model can't be captured.
+    `sizes` bounds them (default 1…4096), `multiples` names those that some number divides. Raises `UsageError` when the
+    names are not the model's own and `NotUsableError` with the exporter's reason when the model can't be captured.
     """
     check_input_names(module, inputs)
-    bounds = {d: (1, 4096) for s in inputs for d in s.shape if isinstance(d, str)} | dict(sizes or {})
     used = {d for s in inputs for d in s.shape if isinstance(d, str)}
+    steps = {name: step for name, step in (multiples or {}).items() if name in used}
+    bounds = dict.fromkeys(used, (1, 4096)) | dict(sizes or {})
+    bounds |= {d: (-(-bounds[d][0] // n) * n, bounds[d][1] // n * n) for d, n in steps.items()}
     dims = {
         name: Dim(name, min=low, max=high)
+        if (step := steps.get(name, 1)) == 1
+        else step * Dim(f"_{name}", min=low // step, max=high // step)
         for name, (low, high) in bounds.items()
         if name in used and low < high
     }
     shapes = {s.keyword: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
-    examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
+    examples = {s.name: _example(samples[s.name], s, dims, bounds, steps) for s in inputs}
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
             # torch prints the graph of a failed export
@@ -79,7 +84,8 @@ def capture(
     program._example_inputs = _zeros(program)  # zeros of the same shapes: no sample data is stored
     named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
-    return Graph(inputs, named, samples, {d: bounds[d] for d in used}, program=program, task=task)
+    sized = {d: bounds[d] for d in used}
+    return Graph(inputs, named, samples, sized, steps, program=program, task=task)
 
 
 @contextlib.contextmanager
@@ -152,16 +158,24 @@ def _to_float32(value: Tensor) -> Tensor:
 
 
 def _example(
-    sample: Tensor, spec: TensorSpec, dims: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]
+    sample: Tensor,
+    spec: TensorSpec,
+    dims: Mapping[str, Any],
+    bounds: Mapping[str, tuple[int, int]],
+    steps: Mapping[str, int],
 ) -> Tensor:
     """Return an input to capture with: fixed sizes as they are, two or more of others, which 0 and 1 would fix."""
     for axis, size in enumerate(spec.shape):
         if isinstance(size, str):
-            wanted = max(2, bounds[size][0] if axis else 2) if size in dims else bounds[size][0]
+            own = bounds[size][0]  # of rows two are enough, and quickest
+            step = steps.get(size, 1)
+            wanted = (2 * step if size == BATCH or not axis else max(2 * step, own)) if size in dims else own
             if sample.shape[axis] < wanted:
                 sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
-            if axis == 0 or size not in dims:
+            if axis == 0 or size == BATCH or size not in dims:
                 sample = sample.narrow(axis, 0, wanted)
+            elif step > 1:
+                sample = sample.narrow(axis, 0, sample.shape[axis] // step * step)
     return sample.contiguous()
 
 
@@ -212,7 +226,7 @@ def specialized(reason: str) -> list[str]:
 def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[int | str, ...]:
     """Return the shape with numbers for the sizes that are constants, or for all where none is known to be."""
     return tuple(
-        (1 if size == "batch" else have)
+        (1 if size == BATCH else have)
         if isinstance(size, str) and (not constant or size in constant)
         else size
         for size, have in zip(spec.shape, example.shape, strict=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,16 +22,18 @@ from torch import Tensor, nn
 
 from ..errors import NotUsableError
 from ..library_errors import first_sentence
+from ..rows import cut, have_rows, lie_first, without
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
-from .agreement import Disagreement, buffers_kept, disagreement, require_comparable
+from . import row_independence
+from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable
 from .called_paths import as_if_called
 from .capture import capture, check_input_names, specialized
 from .program import Graph, flatten
 
-COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65)  # rows tried together, and one by one
-SECONDS = 5.0  # after which no more counts are tried, but for the first two
-TOLERANCE = 1e-4  # of the outputs' root mean square
+MOST_ROWS = 65  # tried together, at least
+MOST_STEPS = 4  # captures with multiples that the exporter names one after another
+_MULTIPLE = re.compile(r"^\s*\w+ = (\d+)\*_(\w+)$", re.M)
 TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
 Sizes = Mapping[str, tuple[int, int]]
 
@@ -54,6 +55,7 @@ def capture_at_any_sizes(
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
     called: nn.Module | None = None,
+    multiples: Mapping[str, int] | None = None,
 ) -> Capture:
     """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
 
@@ -61,15 +63,21 @@ def capture_at_any_sizes(
     where the rows of a batch depend on each other. Raises as `capture` does, with the sizes that must be given as
     numbers and the line of the model's code in the sentence.
     """
-    source = _Source(module, called or module, inputs, samples, outputs, task)
-    check_input_names(source.called, inputs)
+    check_input_names(called or module, inputs)
+    source = _Source(module, called or module, inputs, samples, outputs, task, multiples or {})
+    if not source.takes_rows(sizes):
+        inputs = without(inputs)
+        source = replace(source, inputs=inputs)
+        sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
-        return Capture(_with_rows(module, source.agreeing(sizes)))
+        return Capture(_with_rows(module, source.agreeing(sizes), sizes))
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
         refusal, reason = error, error.__cause__
+    if found := _in_steps(source, sizes, reason):
+        return found
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
             graph = source.agreeing({**sizes, **fixed})
@@ -77,7 +85,7 @@ def capture_at_any_sizes(
             if error.__cause__ is None:
                 raise
             continue
-        graph = _with_rows(module, graph)
+        graph = _with_rows(module, graph, sizes)
         if (
             isinstance(reason, _OtherNumbersError)
             and graph.sizes.get(BATCH, (0, 1)) == (0, 1)
@@ -90,7 +98,7 @@ def capture_at_any_sizes(
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
         if BATCH in fixed:
-            several = all(spec.batched for spec in graph.inputs)
+            several = have_rows(graph.inputs)
             rows = "; rows run one by one" if several else "; it takes one row a request"
         return Capture(graph, f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
     raise refusal
@@ -114,11 +122,29 @@ class _Source:
     samples: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     task: str
+    multiples: Mapping[str, int]
 
     def first_call(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the outputs of a call that leaves no trace in the buffers."""
         with buffers_kept(self.called):
             return flatten(self.called(**inputs))
+
+    def takes_rows(self, sizes: Sizes) -> bool:
+        """Return false for a model with inputs that belong to no row, which fails on fewer rows of the others: the
+        nodes of a graph, say.
+        """
+        if not have_rows(self.inputs) or all(spec.batched for spec in self.inputs):
+            return True
+        with quiet(), torch.no_grad():
+            try:
+                self.first_call(_few_rows(self.inputs, self.samples, sizes, self.task))
+            except Exception:  # noqa: BLE001 - whatever the model raises, it may take the whole
+                try:
+                    self.first_call(self.samples)
+                except Exception:  # noqa: BLE001 - then the sizes are not why
+                    return True
+                return False
+        return True
 
     def agreeing(self, sizes: Sizes) -> Graph:
         """Capture a graph that gives the numbers that its user sees.
@@ -143,8 +169,45 @@ class _Source:
 
     def _capture(self, sizes: Sizes) -> Graph:
         return capture(
-            self.module, self.inputs, self.samples, sizes=sizes, outputs=self.outputs, task=self.task
+            self.module,
+            self.inputs,
+            self.samples,
+            sizes=sizes,
+            outputs=self.outputs,
+            task=self.task,
+            multiples=self.multiples,
         )
+
+
+def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture | None:
+    """Capture with sizes that are multiples of what the exporter says, from the second on where it refuses the first.
+
+    None where it says nothing, or that fails.
+    """
+    named = {size for spec in source.inputs for size in spec.shape}
+    steps, bounds = dict(source.multiples), dict(sizes)
+    for _ in range(MOST_STEPS):
+        more = {name: int(step) for step, name in _MULTIPLE.findall(str(reason)) if name in named}
+        if isinstance(reason, _OtherNumbersError):
+            size, step = reason.found.size, steps.get(reason.found.size, 1)
+            if step == 1 or reason.found.value > step:
+                return None
+            bounds[size] = (2 * step, bounds.get(size, (1, 4096))[1])
+        elif more.items() <= steps.items():
+            return None
+        steps |= more
+        try:
+            graph = replace(source, multiples=steps).agreeing(bounds)
+        except NotUsableError as error:
+            if error.__cause__ is None:
+                raise
+            reason = error.__cause__
+            continue
+        each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
+        return Capture(
+            _with_rows(source.module, graph, sizes), f"sizes: {each} (the model's code takes no others)"
+        )
+    return None
 
 
 def _as_numbers(graph: Graph) -> str:
@@ -162,7 +225,7 @@ def _few_rows(
 ) -> dict[str, Tensor]:
     """Return two rows of the samples, the fewest that the model takes if more; few tokens of a language model."""
     rows = max(2, sizes.get(BATCH, (1, 1))[0])
-    few = {spec.name: samples[spec.name][:rows] if spec.batched else samples[spec.name] for spec in inputs}
+    few = cut(inputs, samples, 0, rows)
     if task != "text-generation":
         return few
     tokens = {spec.name: spec.shape.index("seq") for spec in inputs if "seq" in spec.shape}
@@ -235,17 +298,19 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     return f"the exporter can't vary it: {first_sentence(cause).rstrip('.')}"
 
 
-def _with_rows(module: nn.Module, graph: Graph) -> Graph:
-    """Name the first size of the outputs of a graph with a batch of 1, or give that size as a number.
+def _with_rows(module: nn.Module, graph: Graph, sizes: Sizes) -> Graph:
+    """Name the first size of the outputs of a graph with a batch of 1, or give the batch as a number.
 
     The name promises that rows are independent. A graph with any other batch is returned as it is.
     """
-    if not _is_one_row(graph):
+    if graph.sizes.get(BATCH) != (1, 1):
         return graph
-    if _rows_are_independent(module, graph):
+    if _is_one_row(graph) and _rows_are_independent(
+        module, graph, max(sizes.get(BATCH, (1, 1))[1], MOST_ROWS)
+    ):
         return with_named_rows(graph)
     inputs = tuple(_with_row_count(spec, 1) for spec in graph.inputs)
-    samples = {name: value[:1] for name, value in graph.samples.items()}
+    samples = cut(graph.inputs, graph.samples, 0, 1)
     sizes = {name: size for name, size in graph.sizes.items() if name != BATCH}
     return replace(graph, inputs=inputs, samples=samples, sizes=sizes)
 
@@ -258,53 +323,26 @@ def with_named_rows(graph: Graph) -> Graph:
 
 
 def _is_one_row(graph: Graph) -> bool:
-    return graph.sizes.get(BATCH) == (1, 1) and all(spec.batched for spec in graph.inputs)
+    return graph.sizes.get(BATCH) == (1, 1) and lie_first(graph.inputs)
 
 
 def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
-    return TensorSpec(spec.name, spec.dtype, (rows, *spec.shape[1:]))
+    shape = (
+        (rows, *spec.shape[1:]) if rows == BATCH else [rows if size == BATCH else size for size in spec.shape]
+    )
+    return TensorSpec(spec.name, spec.dtype, tuple(shape))
 
 
-def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
-    """Return true if the model gives the same rows for several inputs at once as for each alone."""
+def _rows_are_independent(module: nn.Module, graph: Graph, most: int) -> bool:
+    """Return true if the model gives the same rows for several inputs at once, up to `most`, as for each alone."""
     if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
         return False
-    several = {spec.name: _distinct_rows(graph.samples[spec.name], spec) for spec in graph.inputs}
+    named = with_named_rows(graph)
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = flatten(module(**clones(inputs)))
+        return {spec.name: value for spec, value in zip(named.outputs, found, strict=True)}
+
     with buffers_kept(module), quiet(), torch.no_grad():
-        try:
-            each: list[list[Tensor]] = []
-            began = time.monotonic()
-            for count in COUNTS:
-                if count > COUNTS[1] and time.monotonic() - began > SECONDS:
-                    break
-                each += [_call(module, several, row, row + 1) for row in range(len(each), count)]
-                together = _call(module, several, 0, count)
-                if not all(map(_equal_rows, together, zip(*each, strict=True))):
-                    return False
-        except Exception:  # noqa: BLE001 - whatever the model raises at other sizes, it does not take them
-            return False
-    return True
-
-
-def _distinct_rows(value: Tensor, spec: TensorSpec) -> Tensor:
-    rows = spec.with_rows(value, COUNTS[-1])
-    if len(value) < len(rows) and rows.is_floating_point():
-        scale = torch.linspace(1.0, 0.5, len(rows), dtype=rows.dtype)
-        rows = rows * scale.view(-1, *[1] * (rows.dim() - 1))
-    return rows
-
-
-def _call(module: nn.Module, several: Mapping[str, Tensor], start: int, stop: int) -> list[Tensor]:
-    return flatten(module(**{name: value[start:stop].clone() for name, value in several.items()}))
-
-
-def _equal_rows(together: Tensor, each: tuple[Tensor, ...]) -> bool:
-    if any(one.dim() == 0 or len(one) != 1 for one in each):
-        return False
-    alone = torch.cat(each)
-    if together.shape != alone.shape:
-        return False
-    if not together.is_floating_point():
-        return torch.equal(together, alone)
-    limit = TOLERANCE * float(alone.double().square().mean().sqrt()) + 1e-12
-    return bool(torch.allclose(together.double(), alone.double(), rtol=0, atol=10 * limit, equal_nan=True))
+        found = row_independence.joining(run, graph.inputs, named.outputs, graph.samples, {BATCH: (1, most)})
+    return found.joins != "none"

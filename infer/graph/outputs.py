@@ -31,6 +31,8 @@ def output_specs(
         for size, actual in zip(spec.shape, nodes[str(node)].meta["val"].shape, strict=True):
             if isinstance(size, str):
                 symbols[str(actual)] = size
+                if times := re.fullmatch(r"(\d+)\*(\w+)", str(actual)):  # a size that a number divides
+                    symbols[times[2]] = f"({size}//{times[1]})"
     given = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     are_tensors = [
         isinstance(argument, TensorArgument) for argument in given
@@ -91,4 +93,6 @@ def drop_other_outputs(program: ExportedProgram) -> None:
 def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
     if isinstance(size, int):
         return size
+    if str(size) in symbols:
+        return symbols[str(size)]
     return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))

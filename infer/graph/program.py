@@ -25,6 +25,7 @@ class Signature(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     sizes: dict[str, tuple[int, int]]
     task: str
+    multiples: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Graph:
     outputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
+    multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
     program: ExportedProgram | None = None
     onnx: Path | None = None
     imported: Path | None = None

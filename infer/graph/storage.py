@@ -39,7 +39,7 @@ def save(graph: Graph, folder: Path) -> None:
     if graph.encoder is not None:
         (folder / ENCODER).mkdir(exist_ok=True)
         save(graph.encoder, folder / ENCODER)
-    signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task)
+    signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task, dict(graph.multiples))
     (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
     program = graph.program
     if program is None:
@@ -132,7 +132,7 @@ def load(folder: Path, device: str = "cpu") -> Graph:
         program = devices.moved(program, device)
     encoder = load(folder / ENCODER, device) if (folder / ENCODER / PROGRAM).exists() else None
     return Graph(
-        *(signature.inputs, signature.outputs, {}, signature.sizes),
+        *(signature.inputs, signature.outputs, {}, signature.sizes, signature.multiples),
         program=program,
         task=signature.task,
         encoder=encoder,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..rows import lie_first
 from ..spec import TensorSpec
 
 MASK = "attention_mask"  # [batch, length]: 0 where a row is padded
@@ -84,7 +85,7 @@ def _length_symbol(specs: Sequence[TensorSpec]) -> str | None:
 
 def _mask(specs: Sequence[TensorSpec], samples: Mapping[str, Tensor]) -> Tensor | None:
     """Return the attention mask [rows, length] of samples that are batched; None where there is none, or no length."""
-    if not all(spec.batched for spec in specs) or not any(spec.name == MASK for spec in specs):
+    if not lie_first(specs) or not any(spec.name == MASK for spec in specs):
         return None
     mask = samples[MASK]
     return mask if mask.dim() == 2 and mask.numel() else None

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..errors import UsageError
 from ..plan import Plan
-from ..spec import Finding, TensorSpec
+from ..spec import BATCH, Finding, TensorSpec
 
 LENGTHS = ("seq", "time", "length", "tokens")
 EXAMPLE = "Example: --input x=float32[batch,3,224,224]"
@@ -95,12 +95,7 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return (min, max) of the symbolic sizes that the plan bounds: first dimensions and lengths."""
-    found: dict[str, tuple[int, int]] = {}
-    for spec in specs:
-        for axis, size in enumerate(spec.shape):
-            if isinstance(size, str) and axis == 0:
-                found[size] = (1, plan.max_batch)
-            elif isinstance(size, str) and size in LENGTHS:
-                found.setdefault(size, (1, plan.max_length))
-    return found
+    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, and lengths."""
+    sizes = {size for spec in specs for size in spec.shape}
+    found = {BATCH: (1, plan.max_batch)} | dict.fromkeys(LENGTHS, (1, plan.max_length))
+    return {name: limits for name, limits in found.items() if name in sizes}

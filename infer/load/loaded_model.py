@@ -26,9 +26,13 @@ class LoadedModel:
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
     ours: bool = False  # the samples were made here
+    loose: tuple[TensorSpec, ...] = ()  # inputs and outputs without what is only guessed of their sizes
+    loose_outputs: tuple[TensorSpec, ...] = ()
+    uncertain: frozenset[str] = frozenset()  # symbolic sizes of `loose` that may be the batch, or not
     outputs: tuple[str, ...] = ()  # names, when the source knows them
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
+    multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
     renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict

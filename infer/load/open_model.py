@@ -17,7 +17,7 @@ from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
 from .samples import read_samples
-from .samples.inputs_of_ours import Runs
+from .samples.batch_axes import Runs
 from .samples.transcript_samples import decode_greedily
 from .sources.exported_program import load_exported
 from .sources.huggingface import load_huggingface

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import rows
 from ..errors import NotUsableError
 from ..graph.program import Graph
 from ..kernels.ops.linear_fp8 import LARGEST
@@ -45,7 +46,7 @@ def input_ranges(graph: Graph) -> dict[str, float]:
     stored = {**program.state_dict, **program.constants}
     names = {value.data_ptr(): name for name, value in stored.items() if isinstance(value, torch.Tensor)}
     watch = _RangeObserver(names)
-    inputs = {name: value[:ROWS] for name, value in graph.samples.items()}
+    inputs = rows.cut(graph.inputs, graph.samples, 0, ROWS)
     with torch.no_grad(), watch:
         graph.callable()(**inputs)
     return watch.largest

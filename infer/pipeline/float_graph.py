@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import nn
 
-from .. import compress, load
+from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
@@ -66,7 +66,8 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
             raise
         keep_file(loaded, str(error), reporter)
         graph = float_graph(loaded, reporter)
-    original = Original(loaded, graph, mode, tuple(loaded.limitations))
+    pairs = carried_state.states(graph.inputs, graph.outputs)
+    original = Original(loaded, graph, mode, (*loaded.limitations, *carried_state.sentence(pairs)))
     if graph.program is None:
         return original
     original.users_module = loaded.called or original.module
@@ -88,6 +89,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             outputs,
             loaded.samples,
             loaded.sizes,
+            loaded.multiples,
             onnx=loaded.onnx,
             unimported=loaded.meta.get("unimported", ""),
             task=loaded.task,
@@ -105,12 +107,14 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             outputs=loaded.outputs,
             task=loaded.task,
             called=loaded.called,
+            multiples=loaded.multiples,
         )
     if found.fixed:
         loaded.limitations.append(found.fixed)
         how = found.fixed.partition(" ")[0]  # fixed, or narrower
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
-    loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
+    loaded.inputs, loaded.samples = found.graph.inputs, found.graph.samples
+    loaded.sizes, loaded.multiples = found.graph.sizes, found.graph.multiples
     return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
 
 
@@ -143,6 +147,7 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
             sizes=loaded.sizes,
             outputs=loaded.outputs,
             task=loaded.task,
+            multiples=loaded.multiples,
         )
     return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 

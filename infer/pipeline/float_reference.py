@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..fidelity import row_independence
-from ..fidelity.row_independence import Joining
-from ..graph import encoder_decoder_graphs, storage
+from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import Graph, flatten, plain_call
+from ..graph.row_independence import Joining
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
@@ -198,21 +197,20 @@ class FloatReferences:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
 
 
-def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], bool] | None:
-    """Return what tells whether an ONNX file runs with inputs, as tried without optimizations; None of others."""
+def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None:
+    """Return what runs an ONNX file without optimizations, or gives None for inputs that it does not take."""
     if loaded.onnx is None or plugins.why_not("backends", "ort"):
         return None
     outputs = tuple(loaded.meta["outputs"])
     runner = _onnx_runtime(Graph(loaded.inputs, outputs, {}, onnx=loaded.onnx), "cpu", as_written=True)
 
-    def runs(inputs: Mapping[str, Tensor]) -> bool:
+    def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         try:
-            runner.run(inputs)
+            return runner.run(inputs)
         except (ResourceError, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
-            return False
-        return True
+            return None
 
     return runs
 

@@ -11,7 +11,7 @@ import msgspec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .. import __version__, plugins
+from .. import __version__, carried_state, plugins
 from .. import device as hardware
 from ..artifact import golden, store
 from ..artifact.manifest import target_of
@@ -132,6 +132,7 @@ def _manifest(
     plan = run.plan.with_(backend=best.backend, backend_options=dict(best.backend_options), layers=pins)
     backend = plugins.get("backends", best.backend)
     share = best.quantized or small.quantized
+    states = {} if best.shape else carried_state.states(graph.inputs, graph.outputs)
     meta = dict(loaded.meta)
     if best.shape is not None:
         meta["generation"] = msgspec.to_builtins(best.shape)
@@ -146,6 +147,7 @@ def _manifest(
         inputs=graph.inputs,
         outputs=graph.outputs,
         sizes=dict(graph.sizes),
+        multiples=dict(graph.multiples),
         target=target_of(backend, best.backend, plan.device),
         versions=hardware.versions(),
         meta=meta,
@@ -155,4 +157,5 @@ def _manifest(
         samples_from=loaded.samples_from,
         scores_only=best.scores_only,
         joins=best.joining.joins,
+        states=states,
     )

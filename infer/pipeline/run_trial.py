@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import fidelity, library_errors, plugins
+from .. import carried_state, fidelity, library_errors, plugins, rows
 from ..artifact import golden
-from ..fidelity import batch_sizes, extreme_values, row_independence
-from ..fidelity.row_independence import Joining
+from ..fidelity import batch_sizes, extreme_values
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import carried_state, encoder_decoder_graphs, storage
+from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.agreement import at_extremes
 from ..graph.program import Graph
+from ..graph.row_independence import Joining
 from ..graph.typical_inputs import without_common_padding
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.step.schedules.schedule_consistency import (
@@ -144,13 +144,10 @@ def lowering_folder(source: Path, place: Path) -> Path:
 
 def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
     """Return the samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
-    batched = all(s.batched for s in graph.inputs)
-    rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
-    for start in range(0, rows, size):
-        yield {
-            s.name: graph.samples[s.name][start : start + size] if batched else graph.samples[s.name]
-            for s in graph.inputs
-        }
+    step = graph.multiples.get(BATCH, 1)
+    size, count = max(size // step, 1) * step, min(rows.count(graph.inputs, graph.samples), MAX_ROWS)
+    for start in range(0, count // step * step, size):
+        yield rows.cut(graph.inputs, graph.samples, start, start + size)
 
 
 def _compare(
@@ -203,12 +200,12 @@ def _at_sizes(
 
     Steps of a language model have schedules instead.
     """
-    if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
+    if isinstance(runner, FullSequenceRunner) or not rows.have_rows(graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
-    rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
+    least = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
     found: list[Metric] = []
-    largest = () if rows == 1 else (min(high, MAX_ROWS),)
+    largest = () if least == 1 else (min(high, MAX_ROWS),)
 
     def compare(where: str, batches: Iterable[Mapping[str, Tensor]]) -> list[Metric]:
         return batch_sizes.compare_size(
@@ -217,11 +214,11 @@ def _at_sizes(
 
     for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
-            batches = itertools.islice(batches_of(graph, size), -(-rows // size))
+            batches = itertools.islice(batches_of(graph, size), -(-least // size))
             full = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
             shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in full)
             found += compare(f"batch {size}", shorter)
-    if rows > 1:
+    if least > 1:
         for size_name, length, inputs in at_extremes(graph):
             found += compare(f"{size_name} {length}", [inputs])
     return found
@@ -234,9 +231,9 @@ def _carried(
     pairs = carried_state.states(graph.inputs, graph.outputs)
     if isinstance(runner, FullSequenceRunner) or not pairs:
         return []
-    rows = graph.sizes.get(BATCH, (1, 1))[0]
-    first = {s.name: s.with_rows(graph.samples[s.name], rows) for s in graph.inputs}
-    calls = [carried_state.shifted(first, graph.samples, number) for number in range(CALLS)]
+    fewest = graph.sizes.get(BATCH, (1, 1))[0]
+    first = {s.name: s.with_rows(graph.samples[s.name], fewest) for s in graph.inputs}
+    calls = [carried_state.shifted(graph.inputs, first, graph.samples, number) for number in range(CALLS)]
     runs = [carried_state.Carrying(side.run, pairs) for side in (reference, runner)]
     with library_errors.float_model_errors():
         for inputs in calls[:-LAST_CALLS]:
@@ -256,7 +253,7 @@ def _at_values(
         return []
     found: list[Metric] = []
     pair = reference.run, runner.run
-    for where, inputs, runs in extreme_values.rows(graph.inputs, graph.samples, graph.sizes, *pair):
+    for where, inputs, runs in extreme_values.places(graph.inputs, graph.samples, graph.sizes, *pair):
         found += batch_sizes.compare_size(where, [inputs], *runs, graph.task, usual, whole.of_other_rows())
     return found
 
@@ -295,4 +292,5 @@ def _golden_rows(
         synthetic=not plan.golden,
         vocabulary=width if isinstance(width, int) else 2,
         seed=plan.seed,
+        least=graph.sizes.get(BATCH, (1, 1))[0],
     )

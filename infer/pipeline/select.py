@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import fidelity, latency
+from .. import fidelity, latency, rows
 from ..errors import GateError
 from ..fidelity.thresholds import coarser_cache
 from ..plan import Plan
@@ -129,8 +129,8 @@ def enforce(
     if reason:
         worst = ""
         if original.loaded.module is not None and small.module is not None and plan.quant != "none":
-            rows = {name: value[:4] for name, value in original.graph.samples.items()}
-            layers = fidelity.worst_layers(original.loaded.module, small.module, rows)
+            few = rows.cut(original.graph.inputs, original.graph.samples, 0, 4)
+            layers = fidelity.worst_layers(original.loaded.module, small.module, few)
             worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
         worst += f"; {stuck}" if stuck else ""
         milder = "Choose a milder --quant" if plan.quant != "none" else "Choose another --backend"

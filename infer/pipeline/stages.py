@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from .. import carried_state, paths, rows
 from .. import load as sources
-from .. import paths
 from ..artifact import store
 from ..compress import assign
 from ..graph import storage
@@ -125,10 +125,14 @@ def load(
 
 
 def within_sizes(run: Resolved, graph: Graph) -> Resolved:
-    """Leave out the batch sizes to time that the captured graph does not take."""
-    along_first = graph.inputs[0].batched and all(s.batched or BATCH not in s.shape for s in graph.inputs)
-    largest = graph.sizes.get(BATCH, (1, run.plan.max_batch))[1] if along_first else 1
-    batches = tuple(dict.fromkeys(min(size, largest) for size in run.plan.batches))
+    """Leave out the batch sizes to time that the captured graph does not take, or is not called with: a state is of one
+    sequence.
+    """
+    takes_one = not rows.have_rows(graph.inputs) or bool(carried_state.states(graph.inputs, graph.outputs))
+    low, high = graph.sizes.get(BATCH, (1, run.plan.max_batch))
+    step, largest = graph.multiples.get(BATCH, 1), 1 if takes_one else high
+    fitting = (max(min(-(-size // step) * step, largest), low) for size in run.plan.batches)
+    batches = tuple(dict.fromkeys(fitting))
     return replace(run, plan=run.plan.with_(batches=batches))
 
 
@@ -144,8 +148,9 @@ def float_forms(original: Original, work: Path) -> FloatReferences:
         original.users_module,
     )
     if original.graph.file is not None:
-        rows = max(2, original.graph.sizes.get("batch", (1, 1))[0])
-        require_comparable(floats.reference().form.run, next(batches_of(original.graph, rows)))
+        few = max(2, original.graph.sizes.get(BATCH, (1, 1))[0])
+        few = min(few, original.graph.sizes.get(BATCH, (1, few))[1])
+        require_comparable(floats.reference().form.run, next(batches_of(original.graph, few)))
     return floats
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import fidelity, latency
-from ..fidelity.row_independence import Joining
 from ..fidelity.thresholds import limits, precision
+from ..graph.row_independence import Joining
 from ..latency import WORKLOAD, Paired
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan

@@ -10,13 +10,12 @@ from typing import Any, Self
 import torch
 
 from .. import device as hardware
-from .. import fidelity
+from .. import fidelity, rows
 from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
-from ..fidelity import row_independence
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import encoder_decoder_graphs
+from ..graph import encoder_decoder_graphs, row_independence
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
@@ -137,9 +136,9 @@ class Predictor(TextGeneration):
         model that computes no padding.
         """
         kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[float, float]]()
-        row_bytes = sum(v.nbytes // len(v) if v.dim() else v.nbytes for v in kept.values())
-        for rows in sorted({1, min(self.max_batch, max(MAX_WARM_BYTES // row_bytes, 1))}):
-            inputs = {spec.name: spec.with_rows(kept[spec.name], rows) for spec in self.inputs}
+        row_bytes = sum(v.nbytes for v in kept.values()) // rows.count(self.inputs, kept)
+        for count in sorted({1, min(self.max_batch, max(MAX_WARM_BYTES // row_bytes, 1))}):
+            inputs = {spec.name: spec.with_rows(kept[spec.name], count) for spec in self.inputs}
             seconds = self._seconds(inputs)
             if seconds < QUICK:
                 seconds = min(seconds, self._seconds(inputs))

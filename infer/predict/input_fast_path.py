@@ -17,7 +17,13 @@ MOST_SHAPES = 256  # that are remembered as fitting
 class FastInputs:
     """Inputs of one batch that fit `specs` and `sizes` (symbolic size → smallest, largest)."""
 
-    def __init__(self, specs: tuple[TensorSpec, ...], sizes: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        specs: tuple[TensorSpec, ...],
+        sizes: Mapping[str, tuple[int, int]],
+        multiples: Mapping[str, int] | None = None,
+    ) -> None:
+        self._multiples = dict(multiples or {})
         self._count = len(specs)
         self._kinds = [(spec.name, spec.torch_dtype, _numpy(spec.torch_dtype)) for spec in specs]
         self._arrays_only = [(name, kind) for name, _, kind in self._kinds if kind is not None]
@@ -78,7 +84,8 @@ class FastInputs:
                 if length != (bound.setdefault(size, length) if isinstance(size, str) else size):
                     return False
         limits = ((self._sizes.get(size), length) for size, length in bound.items())
-        return all(limit is None or limit[0] <= length <= limit[1] for limit, length in limits)
+        fit = all(limit is None or limit[0] <= length <= limit[1] for limit, length in limits)
+        return fit and not any(bound.get(size, 0) % step for size, step in self._multiples.items())
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype | None:

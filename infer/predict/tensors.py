@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import carried_state, rows
 from ..artifact import store
 from ..errors import InferError, InputError, UsageError
 from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
 from .input_fast_path import FastInputs
+from .session import Session
 
 Array = np.ndarray | Tensor
 
@@ -23,7 +25,8 @@ class CheckedRunner:
     """Runner whose tensors are checked against the specs and split into batches, one call at a time.
 
     `attention_length`: see `spec.work_of_rows`; None where the runner computes padding. `joins`: which requests may
-    share a batch; of a model whose rows depend on each other each request runs whole and alone.
+    share a batch; of a model whose rows depend on each other each request runs whole and alone. `states`: input →
+    output of the call before; zeros where it is not given.
     """
 
     def __init__(
@@ -33,10 +36,14 @@ class CheckedRunner:
         sizes: Mapping[str, tuple[int, int]],
         runner: Any,
         joins: Joins = "padded",
+        states: Mapping[str, str] | None = None,
+        multiples: Mapping[str, int] | None = None,
     ) -> None:
         self.inputs, self.outputs, self.sizes, self.joins = inputs, outputs, sizes, joins
+        self.states = dict(states or {})
         self.max_batch = self.sizes.get(BATCH, (1, 1))[1]
-        self._fitting = FastInputs(inputs, sizes)
+        self.multiples = dict(multiples or {})
+        self._fitting = FastInputs(inputs, sizes, self.multiples)
         self._runner, self._lock = runner, threading.Lock()
         self._run_arrays = getattr(runner, "run_arrays", None)
         self.attention_length: int | None = getattr(runner, "attention_length", None)
@@ -44,7 +51,7 @@ class CheckedRunner:
     @property
     def _batched(self) -> bool:
         """True where requests may share a batch, and be split."""
-        return self.joins != "none" and all(spec.batched for spec in (*self.inputs, *self.outputs))
+        return self.joins != "none" and rows.are_joinable(self.inputs, self.outputs)
 
     @property
     def rows_together(self) -> int:
@@ -76,31 +83,66 @@ class CheckedRunner:
                 self._predict_rows(inputs) if self._stackable(inputs) else [self.predict(i) for i in inputs]
             )
         bare = not isinstance(inputs, Mapping)
-        if bare and len(self.inputs) != 1:
-            raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
-        named: Mapping[str, Array] = {self.inputs[0].name: inputs} if bare else inputs
+        named = self.named(inputs)
         as_torch = any(isinstance(value, Tensor) for value in named.values())
         outputs = self._run_pieces(self._check(named))
         answer = {name: value if as_torch else value.numpy() for name, value in outputs.items()}
         return next(iter(answer.values())) if bare and len(answer) == 1 else answer
 
+    def named(self, inputs: Any, known: Collection[str] = ()) -> Mapping[str, Array]:
+        """Return inputs by name; a bare array is the only one apart from states and what is `known`."""
+        if isinstance(inputs, Mapping):
+            return inputs
+        free = [spec.name for spec in self.inputs if spec.name not in self.states and spec.name not in known]
+        if len(free) != 1:
+            raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
+        return {free[0]: inputs}
+
+    def run_checked(self, named: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Check inputs by name, run them, and return the outputs as tensors."""
+        return self._run_pieces(self._check(named))
+
+    def session(self, shared: Mapping[str, Any] | None = None) -> Session:
+        """Begin a sequence: each call of the session gets the state that the one before returned, the first zeros.
+
+        `shared`: inputs that are the same in every call, such as a sampling rate. Raises `UsageError` for a model
+        that carries no state.
+        """
+        if not self.states:
+            raise UsageError(
+                "this model carries no state from call to call",
+                hint="Call predict: a state is an input that is named like an output of its shape",
+            )
+        return Session(self, shared)
+
     def _stackable(self, requests: Sequence[Any]) -> bool:
-        shapes = {tuple(sorted((k, np.shape(v)[1:]) for k, v in self._named(r).items())) for r in requests}
-        return self._batched and len(requests) > 1 and len(shapes) == 1
+        return self._batched and len(requests) > 1 and len({self._kind(r) for r in requests}) == 1
+
+    def _kind(self, request: Any) -> tuple[Any, ...]:
+        """Return what requests must have in common to be joined: shapes but for the rows, and what all rows share."""
+        named = self._named(request)
+        found: list[Any] = [tuple(sorted(named))]
+        for spec in self.inputs:
+            if spec.name in named:
+                value, axis = named[spec.name], spec.batch_axis
+                shape = np.shape(value)
+                found.append(shape if axis is None else (*shape[:axis], *shape[axis + 1 :]))
+                found += [np.asarray(value).tobytes()] if axis is None else []
+        return tuple(found)
 
     def _named(self, request: Any) -> Mapping[str, Any]:
-        return request if isinstance(request, Mapping) else {self.inputs[0].name: request}
+        return self.named(request)
 
     def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
         checked = [self._check(self._named(request)) for request in requests]
-        joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
+        joined = rows.join(self.inputs, checked)
         outputs, answers, start = self._run_pieces(joined), [], 0
-        _require_rows(outputs, joined)
+        self._require_rows(outputs, joined)
         for request, one in zip(requests, checked, strict=True):
-            stop = start + len(next(iter(one.values())))
-            rows = {name: value[start:stop] for name, value in outputs.items()}
+            stop = start + rows.count(self.inputs, one)
+            own = rows.cut(self.outputs, outputs, start, stop)
             as_torch = any(isinstance(value, Tensor) for value in self._named(request).values())
-            answer = {name: value if as_torch else value.numpy() for name, value in rows.items()}
+            answer = {name: value if as_torch else value.numpy() for name, value in own.items()}
             bare = not isinstance(request, Mapping) and len(answer) == 1
             answers.append(next(iter(answer.values())) if bare else answer)
             start = stop
@@ -118,6 +160,8 @@ class CheckedRunner:
         checked: dict[str, Tensor] = {}
         for index, spec in enumerate(self.inputs):
             where = f"request.inputs[{index}]"
+            if spec.name not in named and spec.name in self.states:
+                continue
             if spec.name not in named:
                 raise InputError(f"missing input {spec}", where=where)
             value = named[spec.name]
@@ -126,19 +170,30 @@ class CheckedRunner:
             checked[spec.name] = (
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
-        check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins)
-        return checked
+        check_sizes(bound, self.sizes, splits=self._batched, joins=self.joins, multiples=self.multiples)
+        return checked | carried_state.zeros(self.inputs, set(self.states) - set(checked), bound)
 
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rows = len(next(iter(inputs.values()))) if self._batched else 1
-        if rows <= self.max_batch:
+        count = rows.count(self.inputs, inputs) if self._batched else 1
+        if count <= self.max_batch:
             return self._run(inputs)
-        starts = range(0, rows, self.max_batch)
-        pieces = [{n: v[i : i + self.max_batch] for n, v in inputs.items()} for i in starts]
+        starts = range(0, count, self.max_batch)
+        pieces = [rows.cut(self.inputs, inputs, i, i + self.max_batch) for i in starts]
         parts = [self._run(piece) for piece in pieces]
         for part, piece in zip(parts, pieces, strict=True):
-            _require_rows(part, piece)
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            self._require_rows(part, piece)
+        return rows.join(self.outputs, parts)
+
+    def _require_rows(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+        """Raise `InferError` unless each row of the inputs has one row in every output."""
+        count = rows.count(self.inputs, inputs)
+        for spec in self.outputs:
+            value, axis = outputs[spec.name], spec.batch_axis
+            if axis is None or value.dim() <= axis or value.shape[axis] != count:
+                raise InferError(
+                    f"expected {count} rows of output {spec.name!r}, the model returned {list(value.shape)}",
+                    hint="Run each request by itself",
+                )
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._lock:
@@ -163,7 +218,13 @@ class TensorInputs(CheckedRunner):
 
     def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:
         super().__init__(
-            manifest.inputs, manifest.outputs, manifest.sizes, runner, manifest.joins or "padded"
+            manifest.inputs,
+            manifest.outputs,
+            manifest.sizes,
+            runner,
+            manifest.joins or "padded",
+            manifest.states,
+            manifest.multiples,
         )
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
@@ -172,14 +233,3 @@ class TensorInputs(CheckedRunner):
 def _on_cpu(value: Tensor) -> Tensor:
     """Move an output to the CPU, detached from autograd."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value
-
-
-def _require_rows(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Raise `InferError` unless each row of the inputs has one row in every output."""
-    rows = len(next(iter(inputs.values())))
-    for name, value in outputs.items():
-        if not value.dim() or len(value) != rows:
-            raise InferError(
-                f"expected {rows} rows of output {name!r}, the model returned {list(value.shape)}",
-                hint="Run each request by itself",
-            )

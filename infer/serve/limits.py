@@ -83,6 +83,13 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     generation_seconds: Annotated[float, Option("deadline of a text generation request that names none")] = (
         600.0
     )
+    max_sequences: Annotated[int, Option("sequences of a stateful model that are open at a time")] = 1024
+    max_sequence_bytes: Annotated[int, Option("bytes of the states of all open sequences of one model")] = (
+        256 << 20
+    )
+    sequence_idle_seconds: Annotated[
+        float, Option("time without a call after which a sequence is forgotten")
+    ] = 60.0
     max_wait_seconds: Annotated[
         float | None,
         Option("predicted queue wait above which a request is refused; none: 1 s, less with many clients"),

@@ -14,6 +14,7 @@ from infer.compress.assign import sensitivity
 from infer.compress.assign.partial_forward import Replay
 from infer.fidelity import OutputDivergence, compare
 from infer.plan import Plan
+from infer.spec import TensorSpec
 
 PLAN = Plan(source="x", quant="nf4")
 
@@ -43,6 +44,9 @@ class Decoder(nn.Module):
         return {"logits": self.head(x)}
 
 
+IDS = (TensorSpec("ids", "int64", ("batch", "seq")),)
+
+
 def candidates(model: nn.Module, formats: list[str]) -> Candidates:
     return Candidates(model, PLAN, formats, {}, PackingCache())
 
@@ -53,7 +57,7 @@ def measured(
     found = candidates(model, formats)
     wanted = {w.name: found.accepted(w) for w in found.weights}
     return sensitivity.measure(
-        model, found, wanted, samples, names=("logits",), task="text-generation", **more
+        model, found, wanted, samples, inputs=IDS, names=("logits",), task="text-generation", **more
     )
 
 

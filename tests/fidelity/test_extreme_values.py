@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from backends import eager
 from infer import Plan, optimize
 from infer.errors import GateError
-from infer.fidelity.extreme_values import rows
+from infer.fidelity.extreme_values import places
 from infer.pipeline.stages import Outcome
 from infer.spec import TensorSpec
 
@@ -112,7 +112,7 @@ def test_what_rounding_of_the_inputs_moves_is_not_judged() -> None:
     def order(flip: bool) -> Callable[[Mapping[str, Tensor]], Outputs]:
         return lambda inputs: {"y": (inputs["x"] * 1e12).sin() * (-1 if flip else 1), "z": inputs["x"].sum(1)}
 
-    for _, inputs, (reference, run) in rows(specs, FLOATS, {"batch": (1, 32)}, order(False), order(True)):
+    for _, inputs, (reference, run) in places(specs, FLOATS, {"batch": (1, 32)}, order(False), order(True)):
         expected, got = reference(inputs), run(inputs)
         moved = inputs["x"].abs() > 10
         assert torch.equal(expected["y"][moved], got["y"][moved])
@@ -130,7 +130,7 @@ def test_masks_and_inputs_without_rows_stay_as_they_are() -> None:
     def same(inputs: Mapping[str, Tensor]) -> Outputs:
         return {"y": inputs["x"]}
 
-    for _, inputs, _ in rows(specs, samples, {"batch": (1, 32)}, same, same):
+    for _, inputs, _ in places(specs, samples, {"batch": (1, 32)}, same, same):
         assert torch.equal(inputs["table"], samples["table"])
         assert set(inputs["mask"].unique().tolist()) == {0, 1}
         assert not torch.equal(inputs["x"][:1], samples["x"][:1])

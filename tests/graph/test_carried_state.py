@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer.graph.carried_state import Carrying, states
+from infer.carried_state import Carrying, states
 from infer.spec import TensorSpec
 
 

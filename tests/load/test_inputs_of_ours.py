@@ -45,7 +45,7 @@ def test_a_scalar_rate_and_a_state_beside_the_rows_are_given() -> None:
     found = drawn("input=float32[batch,512]", "state=float32[2,batch,128]", "sr=int64[]")
     assert found["sr"].shape == ()
     assert int(found["sr"]) == 16_000
-    assert [found[name].shape for name in ("input", "state")] == [(1, 512), (2, 1, 128)]
+    assert [found[name].shape for name in ("input", "state")] == [(64, 512), (2, 64, 128)]
 
 
 def test_texts_of_ours_are_many_and_real() -> None:

@@ -66,7 +66,7 @@ def run(path: Path, x: Tensor) -> np.ndarray:
 
 def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None:
     given = rows(11)
-    ranges = static_int8.input_ranges(source, given, onnx_source.copy)
+    ranges = static_int8.input_ranges(source, [given], onnx_source.copy)
     assert set(ranges) == {"x", "b", "g", "i"}
     assert ranges["x"] == pytest.approx(float(given["x"].abs().max()))
     model = onnx.load(str(source))
@@ -81,7 +81,7 @@ def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None
 def test_products_and_convolutions_become_integers_of_small_error(
     source: Path, tmp_path: Path, target: str
 ) -> None:
-    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", target, rows=rows(32))
+    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", target, batches=[rows(32)])
     assert done.forms["static int8"] == 1  # the head is too small
     assert done.forms["convolution in float, int8 weights"] + done.forms["static int8 convolution"] == 1
     assert coverage.formats["int8"] >= 32 * 32 * 9 + 32 * 64
@@ -94,7 +94,7 @@ def test_products_and_convolutions_become_integers_of_small_error(
 
 def test_calibration_without_separate_rows_is_refused(source: Path) -> None:
     with pytest.raises(NotUsableError, match="no rows to calibrate with.*Give more rows with --data"):
-        static_int8.input_ranges(source, {}, onnx_source.copy)
+        static_int8.input_ranges(source, [], onnx_source.copy)
 
 
 @pytest.mark.parametrize(

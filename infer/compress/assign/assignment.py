@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ... import compress, library_errors
+from ... import compress, library_errors, rows
 from ...errors import NotUsableError, UsageError
 from ...fidelity import Comparison, OutputDivergence, drop
 from ...graph.program import flatten
@@ -49,32 +49,25 @@ class CalibrationSet:
     def batches(self) -> list[dict[str, Tensor]]:
         """Return the calibration rows in batches; raise `UsageError` when there are none."""
         if not self.calibration:
-            held = len(next(iter(self.samples.values())))
+            held = rows.count(self.inputs, self.samples)
             raise UsageError(
                 f"no rows to calibrate with: the {held} given judge the result, and the two may not overlap",
                 where="--data",
                 hint="Give more rows, or add calibration_inputs() to the file that builds the model",
             )
-        fixed, rows = self._batch()
-        count = len(next(iter(self.calibration.values())))
-        stop = count - count % rows if rows == fixed else count
-        return [{n: v[i : i + rows] for n, v in self.calibration.items()} for i in range(0, stop, rows)]
+        count = rows.count(self.inputs, self.calibration)
+        return [rows.cut(self.inputs, self.calibration, i, i + ROWS) for i in range(0, count, ROWS)]
 
     def statistics_batches(self, recover: str) -> list[dict[str, Tensor]]:
         """Return the batches whose statistics calibrate: more of the texts, where there are any."""
-        batches, (fixed, rows) = self.batches(), self._batch()
-        if not self.training or self.model is None or isinstance(fixed, int):
+        batches = self.batches()
+        if not self.training or self.model is None or not rows.have_rows(self.inputs):
             return batches
-        return more_batches(self.model, self.training, self.calibration, self.task, recover, rows)
+        return more_batches(self.model, self.training, self.calibration, self.task, recover, ROWS)
 
-    def _batch(self) -> tuple[int | str | None, int]:
-        """Return the rows of a call that the model fixes, if it does, and those of a batch."""
-        fixed = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
-        return fixed, fixed if isinstance(fixed, int) else ROWS
-
-    def call(self, rows: int) -> dict[str, Tensor]:
+    def call(self, batch: int) -> dict[str, Tensor]:
         """Return the inputs of a typical call with so many rows."""
-        return typical_inputs(self.inputs, self.samples, {}, rows)
+        return typical_inputs(self.inputs, self.samples, {}, batch)
 
 
 @dataclass(frozen=True)
@@ -144,7 +137,7 @@ class Assignment:
         seen, way, why = calibration_method.collect(
             self.plan, known.model, batches, known.outputs, known.task, way, why
         )
-        count = sum(len(next(iter(batch.values()))) for batch in batches)
+        count = sum(rows.count(known.inputs, batch) for batch in batches)
         why = f"{why}; {count} rows, {time.perf_counter() - begin:.1f} s"
         self.reporter.found([Finding("calibrate", "method", way, why=why)])
         self.reporter.found(compress.coverage(known.model, seen, batches))
@@ -188,6 +181,7 @@ class Assignment:
             self.candidates,
             formats,
             self.calibration_set.calibration,
+            inputs=self.calibration_set.inputs,
             names=self.calibration_set.outputs,
             task=self.calibration_set.task,
             float_bytes=self.float_bytes,
@@ -199,8 +193,9 @@ class Assignment:
 
     def effect_together(self, formats: Mapping[str, str]) -> float:
         """Measure the effect of a whole assignment, on as many rows as the single effects."""
-        rows = self.measured.rows if self.measured else sensitivity.MOST_ROWS
-        inputs = {name: value[:rows] for name, value in self.calibration_set.calibration.items()}
+        most = self.measured.rows if self.measured else sensitivity.MOST_ROWS
+        known = self.calibration_set
+        inputs = rows.cut(known.inputs, known.calibration, 0, most)
         layers = [site.layer for weight in self.candidates.weights for site in weight.sites]
         replay = Replay(self.model, layers, inputs)
         effect = OutputDivergence(

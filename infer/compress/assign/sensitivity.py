@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from ... import rows
 from ...fidelity import OutputDivergence
+from ...spec import TensorSpec
 from .. import Candidates, Weight
 from .partial_forward import Replay
 
@@ -66,6 +68,7 @@ def measure(
     formats: Mapping[str, Sequence[str]],
     samples: Mapping[str, Tensor],
     *,
+    inputs: Sequence[TensorSpec],
     names: Sequence[str],
     task: str,
     float_bytes: int = 4,
@@ -75,14 +78,16 @@ def measure(
 ) -> Sensitivity:
     """Pack each weight in each of its `formats` (by first layer name, the reference first) and run the model.
 
-    `samples` are batch-first; of them as many rows are used as `seconds` allow, at most `MOST_ROWS`. The first format
-    of every layer is always measured; others are estimated once time is over. `names` are those of the outputs.
+    Of the rows of `samples`, which fit `inputs`, as many are used as `seconds` allow, at most `MOST_ROWS`. The first
+    format of every layer is always measured; others are estimated once time is over. `names` are those of the outputs.
     """
     begin = clock()
     weights = [w for w in candidates.weights if w.name in formats]
     jobs = _jobs(weights, formats)
     layers = {w.name: _layer(w, float_bytes) for w in weights}
-    replay, effect, rows = _prepare(model, weights, samples, names, task, seconds / max(len(jobs), 1), clock)
+    replay, effect, used = _prepare(
+        model, weights, (inputs, samples), names, task, seconds / max(len(jobs), 1), clock
+    )
     for done, (weight, format) in enumerate(jobs):
         if progress:
             progress(done, len(jobs), f"{weight.name} {format}")
@@ -97,7 +102,7 @@ def measure(
     estimated = sum(len(layer.estimated) for layer in layers.values())
     taken = clock() - begin
     return Sensitivity(
-        list(layers.values()), effect.unit, rows, taken, len(jobs) - estimated, estimated, seconds
+        list(layers.values()), effect.unit, used, taken, len(jobs) - estimated, estimated, seconds
     )
 
 
@@ -126,23 +131,23 @@ def _estimate(layer: LayerSensitivity, reference: str, format: str) -> float:
 def _prepare(
     model: nn.Module,
     weights: Sequence[Weight],
-    samples: Mapping[str, Tensor],
+    rows_of: tuple[Sequence[TensorSpec], Mapping[str, Tensor]],
     names: Sequence[str],
     task: str,
     allowed: float,
     clock: Callable[[], float],
 ) -> tuple[Replay, OutputDivergence, int]:
     """Build a replay with as many rows as take at most `allowed` seconds per run."""
-    rows = min(len(next(iter(samples.values()))), MOST_ROWS)
+    count = min(rows.count(*rows_of), MOST_ROWS)
     layers = [site.layer for weight in weights for site in weight.sites]
     while True:
-        inputs = {name: value[:rows] for name, value in samples.items()}
+        inputs = rows.cut(*rows_of, 0, count)
         replay = Replay(model, layers, inputs)
         begin = clock()
         replay.run(layers)
         effect = OutputDivergence(names, replay.outputs, inputs, task)
         effect.of(replay.outputs)
         taken = clock() - begin
-        if taken <= allowed or rows == 1:
-            return replay, effect, rows
-        rows = max(1, min(rows // 2, math.floor(rows * allowed / taken)))
+        if taken <= allowed or count == 1:
+            return replay, effect, count
+        count = max(1, min(count // 2, math.floor(count * allowed / taken)))

@@ -10,16 +10,18 @@ import importlib
 import inspect
 import tempfile
 import wave
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ... import carried_state
 from ...preprocess.audio import AudioPreprocessor
 from ...spec import BATCH, TensorSpec
 from ..loaded_model import LoadedModel
+from .batch_axes import LENGTHS, Runs
 from .sample_files import Samples, read_files
 from .text_samples import TEXT_INPUTS
 
@@ -27,7 +29,6 @@ ROWS = 64
 IMAGES, SOUNDS = 32, 12
 RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
 SECONDS = 3
-LENGTHS = (64, 128, 256, 512, 100, 1000, 4000, 16_000, 1, 576)  # tried for a symbolic size
 MOST_INTEGER = 1 << 20
 USUAL_INTEGER = 1000  # where a model takes any
 MODULES = (
@@ -38,7 +39,6 @@ MODULES = (
     "urllib.request", "uuid", "zipfile",
 )  # fmt: skip
 NOTE = "checked on inputs of ours: give --data for a claim about yours"
-Runs = Callable[[Mapping[str, Tensor]], bool]
 
 
 def make(
@@ -55,7 +55,14 @@ def make(
             samples, _ = read_files(files, loaded, f"{kind} of ours", most)
         return samples, kind, kind == "texts"
     return (
-        tensors(loaded.inputs, seed, sizes=loaded.sizes, runs=runs, most=_tables(loaded)),
+        tensors(
+            loaded.inputs,
+            seed,
+            sizes=loaded.sizes,
+            runs=runs,
+            most=_tables(loaded),
+            states=carried_state.states_of(loaded.inputs, loaded.meta.get("outputs")),
+        ),
         "numbers",
         False,
     )
@@ -148,10 +155,12 @@ def tensors(
     sizes: Mapping[str, tuple[int, int]],
     runs: Runs | None = None,
     most: Mapping[str, int] | None = None,
+    states: Collection[str] = (),
 ) -> Samples:
     """Draw inputs of any kind, `ROWS` rows; `runs` tells whether the model takes inputs, `most` its largest integers.
 
-    A symbolic size is the first of `LENGTHS` that the model runs with; integers reach from 0 to the largest it takes.
+    A symbolic size is the first of `LENGTHS` that the model runs with; integers reach from 0 to the largest it takes;
+    `states` are zeros.
     """
     largest = {spec.name: 1 for spec in specs if not _is_float(spec)} | dict(most or {})
     chosen = _lengths(specs, sizes, runs, largest)
@@ -160,7 +169,18 @@ def tensors(
             if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
                 largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
     generator = torch.Generator().manual_seed(seed)
-    return {spec.name: _draw(spec, chosen, largest, generator) for spec in specs}
+    found = {spec.name: _draw(spec, chosen, largest, generator) for spec in specs}
+    return {name: torch.zeros_like(value) if name in states else value for name, value in found.items()}
+
+
+def some(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> Samples:
+    """Draw inputs of these sizes that most models take: normal floats, integers of 1."""
+    generator = torch.Generator().manual_seed(0)
+    found = {spec.name: _constant(spec, sizes, 1) for spec in specs}
+    for spec in specs:
+        if _is_float(spec):
+            found[spec.name] = torch.randn(found[spec.name].shape, generator=generator).to(spec.torch_dtype)
+    return found
 
 
 def _lengths(
@@ -173,10 +193,7 @@ def _lengths(
     named = dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str))
     bounds = {name: sizes.get(name, (1, 1 << 30)) for name in named}
     low, high = bounds.get(BATCH, (1, ROWS))
-    aside = any(
-        BATCH in spec.shape and not spec.batched for spec in specs
-    )  # rows along another axis than the first
-    rows = low if aside else min(max(ROWS, low), high)
+    rows = min(max(ROWS, low), high) if high > 1 else ROWS
     tried = []
     for length in LENGTHS:
         chosen = {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
@@ -197,9 +214,10 @@ def _largest(
 
     def takes(value: int) -> bool:
         one = {**chosen, BATCH: 1}
-        return runs(
+        found = runs(
             {s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs}
         )
+        return found is not None and bool(found)
 
     top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
     if top == 1 or takes(top):
@@ -226,8 +244,12 @@ def _draw(
         return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
     if not spec.batched:
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
-    rows = [_row(shape[1:], index, generator) for index in range(shape[0])]
-    return torch.stack(rows).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
+    axis = spec.shape.index(BATCH)
+    one = [*shape[:axis], *shape[axis + 1 :]]
+    rows = [_row(one, index, generator) for index in range(shape[axis])]
+    return (
+        torch.stack(rows, axis).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
+    )
 
 
 def _row(shape: list[int], index: int, generator: torch.Generator) -> Tensor:

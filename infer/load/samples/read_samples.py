@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ... import carried_state, rows
 from ...errors import InputError, UsageError
 from ...plan import OURS, RANDOM, REQUIRED, Plan
 from ...regular_files import is_there
-from ...spec import CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
+from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights import raw_bytes
-from . import inputs_of_ours, sample_split
+from . import batch_axes, inputs_of_ours, sample_split
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
@@ -45,7 +46,7 @@ def attach_samples(
     user_module: UserModule | None,
     *,
     calibrates: bool | None = None,
-    tried: Callable[[LoadedModel], inputs_of_ours.Runs | None] | None = None,
+    tried: Callable[[LoadedModel], batch_axes.Runs | None] | None = None,
 ) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source, else of ours.
 
@@ -54,22 +55,25 @@ def attach_samples(
     When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
     whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
     all of its trials. More text is read then, and all of it that doesn't judge is for calibration and recovery. `tried`
-    makes what tells whether the model takes inputs of ours.
+    makes what runs the model, or gives None for inputs that it does not take.
     """
+    runs = tried(loaded) if tried else None
+    if runs is not None and batch_axes.are_open(loaded):
+        _find_axes(plan, loaded, user_module, runs)
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
     if plan.data is not None and plan.data not in (OURS, REQUIRED):
         read = _read(plan.data, loaded, plan.seed, most)
         why = RANDOM_NOTE if plan.data == RANDOM else read.source
     else:
-        read = _shipped_or_ours(plan, loaded, user_module, most, tried)
+        read = _shipped_or_ours(plan, loaded, user_module, most, runs)
         why = read.source
     if read.ours:
         loaded.limitations.append(inputs_of_ours.NOTE)
-    rows = next(len(value) for value in read.samples.values() if value.ndim)
-    loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {read.digest}"))
+    count = rows.count(loaded.inputs, read.samples)
+    loaded.findings.append(Finding("load", "data", count, "rows", f"{why}; sha256 {read.digest}"))
     has_more = most is not None and (read.texts or bool(plan.recover))
-    samples = sample_split.spread_rows(read.samples, MAX_ROWS) if has_more else read.samples
+    samples = sample_split.spread_rows(read.samples, MAX_ROWS, loaded.inputs) if has_more else read.samples
     loaded.samples, loaded.samples_from, loaded.ours = samples, read.source, read.ours
     source = read.source
     more = (
@@ -77,17 +81,54 @@ def attach_samples(
     )
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
-        loaded.calibration = sample_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
+        loaded.calibration = sample_split.exclude_rows(_select(more, loaded, source), samples, loaded.inputs)
     elif quantizes:
         loaded.samples, loaded.calibration = sample_split.split(
-            samples, loaded.inputs, together=_together(loaded)
+            samples, loaded.inputs, together=max(_together(loaded), loaded.multiples.get(BATCH, 1))
         )
         if has_more:
-            loaded.training = sample_split.exclude_rows(read.samples, loaded.samples)
+            loaded.training = sample_split.exclude_rows(read.samples, loaded.samples, loaded.inputs)
     calibration = loaded.training or loaded.calibration
     loaded.findings += sample_split.describe_split(
-        loaded.samples, calibration, source, digest_of(calibration)
+        loaded.samples, calibration, loaded.inputs, source, digest_of(calibration)
     )
+
+
+def _find_axes(
+    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, runs: batch_axes.Runs
+) -> None:
+    """Find the batch axes that the file does not name, at the sizes of the user's data where there are any."""
+    guess, loaded.inputs = loaded.inputs, loaded.loose
+    try:
+        if plan.data is not None and plan.data not in (OURS, REQUIRED, RANDOM):
+            path = Path(plan.data)  # of several files the first: how they are joined is not known yet
+            first = str(list_files(path)[0]) if path.is_dir() and list_files(path) else plan.data
+            given = _read(first, loaded, plan.seed, None).samples
+        else:
+            shipped = None if plan.data in (OURS, RANDOM) else _shipped(loaded, plan, user_module, None)
+            given = _select(shipped[0], loaded, shipped[1]) if shipped else {}
+    finally:
+        loaded.inputs = guess
+    if not given:
+        batch_axes.settle(plan, loaded, runs, inputs_of_ours.some)
+        return
+    sizes = {
+        size: have
+        for spec in loaded.loose
+        if spec.name in given
+        for size, have in zip(spec.shape, given[spec.name].shape, strict=True)
+        if isinstance(size, str)
+    }
+
+    def make(specs: Sequence[TensorSpec], wanted: Mapping[str, int]) -> Samples:
+        absent = inputs_of_ours.some([spec for spec in specs if spec.name not in given], wanted)
+        return absent | {
+            spec.name: batch_axes.resized(given[spec.name], spec, wanted)
+            for spec in specs
+            if spec.name in given
+        }
+
+    batch_axes.settle(plan, loaded, runs, make, sizes)
 
 
 def _quantizes(plan: Plan) -> bool:
@@ -105,13 +146,13 @@ def _shipped_or_ours(
     loaded: LoadedModel,
     user_module: UserModule | None,
     most: int | None,
-    tried: Callable[[LoadedModel], inputs_of_ours.Runs | None] | None,
+    runs: batch_axes.Runs | None,
 ) -> ReadRows:
     shipped = None if plan.data == OURS else _shipped(loaded, plan, user_module, most)
     if shipped is None and plan.data != REQUIRED:
-        found, kind, texts = inputs_of_ours.make(loaded, plan.seed, most, tried and tried(loaded))
+        found, kind, texts = inputs_of_ours.make(loaded, plan.seed, most, runs)
         source = f"{kind} of ours"
-        samples = select_inputs(found, loaded.inputs, source)
+        samples = _select(found, loaded, source)
         return ReadRows(samples, source, digest_of(samples), texts, ours=True)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
@@ -121,7 +162,7 @@ def _shipped_or_ours(
             hint=f"Give some: {example_option(loaded)}. Without --data, inputs of ours check it",
         )
     found, source, texts = shipped
-    samples = select_inputs(found, loaded.inputs, source)
+    samples = _select(found, loaded, source)
     return ReadRows(samples, source, digest_of(samples), texts)
 
 
@@ -154,15 +195,22 @@ def _read(spec: str, loaded: LoadedModel, seed: int, most: int | None) -> ReadRo
         )
     files = list_files(path) if path.is_dir() else [path]
     samples, used = read_files(files, loaded, spec, most)
-    fitting = select_inputs(samples, loaded.inputs, spec)
+    fitting = _select(samples, loaded, spec)
     return ReadRows(fitting, f"--data {spec}", digest_of_files(used), are_texts(used))
 
 
-def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
-    """Select and order the samples by `specs`, cast to their dtypes; raise `InputError` for a missing input."""
+def select_inputs(
+    samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str, states: Collection[str] = ()
+) -> Samples:
+    """Select and order the samples by `specs`, cast to their dtypes; a state that is missing is zeros.
+
+    Raises `InputError` for another input that is missing.
+    """
     sizes: dict[str, int] = {}
     found: Samples = {}
     for spec in specs:
+        if spec.name in states and spec.name not in samples:
+            continue
         if spec.name not in samples:
             held = ", ".join(samples) or "nothing"
             raise InputError(
@@ -171,11 +219,11 @@ def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], 
         value = _fit(samples[spec.name], spec)
         spec.check(value, where, sizes)
         found[spec.name] = value
-    rows = {name: value.shape[0] for name, value in found.items() if value.ndim}
-    if not rows or min(rows.values()) == 0:
+    if not any(value.ndim for value in found.values()) or any(value.numel() == 0 for value in found.values()):
         shown = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
         raise InputError(f"expected at least one row of each input, got {shown or 'no array'}", where=where)
-    return found
+    found |= carried_state.zeros(specs, set(states) - set(found), sizes)
+    return {spec.name: found[spec.name] for spec in specs}
 
 
 def random_inputs(
@@ -217,6 +265,16 @@ def random_inputs(
     return samples
 
 
+def _select(samples: Mapping[str, Tensor], loaded: LoadedModel, where: str) -> Samples:
+    """Select the inputs of the model; states that are missing are zeros, once it is known what their axes are."""
+    outputs = loaded.meta.get("outputs")
+    states = carried_state.states_of(loaded.inputs, outputs)
+    if loaded.inputs is not loaded.loose:
+        return select_inputs(samples, loaded.inputs, where, states)
+    absent = {name for name in carried_state.states_of(loaded.inputs, None) if name not in samples}
+    return select_inputs(samples, tuple(s for s in loaded.inputs if s.name not in absent), where)
+
+
 def _together(loaded: LoadedModel) -> int:
     """Return the rows of the samples that are one decision: the choices of a question."""
     return CHOICES if loaded.task == "multiple-choice" else 1
@@ -227,7 +285,7 @@ def _fit(value: Tensor, spec: TensorSpec) -> Tensor:
     if have != want and (have.is_floating_point and want.is_floating_point or _whole(have) and _whole(want)):
         value = value.to(want)
     fixed = spec.shape[0] if spec.shape else None
-    if isinstance(fixed, int) and value.ndim and value.shape[0] > fixed:
+    if isinstance(fixed, int) and not spec.batched and value.ndim and value.shape[0] > fixed:
         value = value[:fixed]
     return value.contiguous()
 
@@ -261,7 +319,7 @@ def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None)
         texts = isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
         if texts:
             found = tokenize(found, loaded, most)
-        samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where)
+        samples = _select(call_for_tensors(lambda: found, where), loaded, where)
     return ReadRows(samples, f"--data {where}", digest_of(samples), texts)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import rows
 from ...errors import InputError, SourceError
 from ...preprocess.audio import SUFFIXES as SOUNDS
 from ...preprocess.audio import AudioPreprocessor
@@ -46,10 +47,7 @@ def read_files(
         parts = [_arrays(path, loaded.inputs) for path in arrays]
         if len(parts) == 1:
             return parts[0], arrays
-        try:
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
-        except (RuntimeError, KeyError) as error:
-            raise InputError(f"the files don't fit together: {error}", where=where) from error
+        return _together(parts, loaded.inputs, where), arrays
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
@@ -102,6 +100,25 @@ def _from_described_images(
     if (decode := loaded.decode_greedily) is not None:
         found |= source | {DECODER_IDS: decode(source)}
     return found, used
+
+
+def _together(parts: list[Samples], specs: tuple[TensorSpec, ...], where: str) -> Samples:
+    """Join the arrays of several files along the batch axis of each input; what has none is equal in all files."""
+    axes = {spec.name: spec.batch_axis or 0 for spec in specs}
+    shared = {s.name for s in specs if not s.batched and (not s.shape or rows.have_rows(specs))}
+    try:
+        for name in shared & set(parts[0]):
+            if not all(torch.equal(part[name], parts[0][name]) for part in parts):
+                raise InputError(
+                    f"the files don't fit together: {name!r} has no rows, and differs between them",
+                    where=where,
+                )
+        return {
+            name: value if name in shared else torch.cat([part[name] for part in parts], axes.get(name, 0))
+            for name, value in parts[0].items()
+        }
+    except (RuntimeError, KeyError) as error:
+        raise InputError(f"the files don't fit together: {error}", where=where) from error
 
 
 def _from_images_and_texts(

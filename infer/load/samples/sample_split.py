@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ... import rows
 from ...spec import Finding, TensorSpec
 from ..weights import raw_bytes
 
@@ -19,55 +20,58 @@ def split(
 ) -> tuple[Samples, Samples]:
     """Split into (held out, calibration) by alternate rows, or so many `together`: sorted data is spread over both.
 
-    A row whose content is among those held out does not calibrate. Inputs of a fixed batch can't be split: nothing
+    A row whose content is among those held out does not calibrate. Inputs without rows can't be split: nothing
     calibrates then.
     """
-    if not all(spec.batched for spec in specs):
+    if not rows.have_rows(specs):
         return dict(samples), {}
-    sides = []
-    for side in (0, 1):
-        keep = [i for i in range(min(map(len, samples.values()))) if i // together % 2 == side]
-        sides.append({name: value[keep] for name, value in samples.items()})
-    return sides[0], exclude_rows(sides[1], sides[0])
+    number = torch.arange(rows.count(specs, samples))
+    held, rest = (rows.take(specs, samples, number[number // together % 2 == side]) for side in (0, 1))
+    return held, exclude_rows(rest, held, specs)
 
 
-def spread_rows(samples: Mapping[str, Tensor], most: int) -> Samples:
+def spread_rows(samples: Mapping[str, Tensor], most: int, specs: Sequence[TensorSpec]) -> Samples:
     """Return at most so many rows, spread evenly."""
-    count = min(map(len, samples.values()))
+    count = rows.count(specs, samples)
     if count <= most:
         return dict(samples)
-    index = torch.tensor([i * count // most for i in range(most)])
-    return {name: value.index_select(0, index) for name, value in samples.items()}
+    return rows.take(specs, samples, torch.tensor([i * count // most for i in range(most)]))
 
 
-def exclude_rows(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
+def exclude_rows(
+    samples: Mapping[str, Tensor], others: Mapping[str, Tensor], specs: Sequence[TensorSpec]
+) -> Samples:
     """Return the rows of `samples` that are not in `others`; an empty mapping when none is left."""
-    taken = set(_rows(others))
-    keep = [index for index, row in enumerate(_rows(samples)) if row not in taken]
-    if not keep:
-        return {}
-    index = torch.tensor(keep)
-    return {name: value.index_select(0, index) for name, value in samples.items()}
+    if not rows.have_rows(specs):
+        same = all(torch.equal(samples[spec.name], others[spec.name]) for spec in specs)
+        return {} if same else dict(samples)
+    taken = set(_digests(others, specs))
+    keep = [index for index, row in enumerate(_digests(samples, specs)) if row not in taken]
+    return rows.take(specs, samples, torch.tensor(keep)) if keep else {}
 
 
-def _rows(samples: Mapping[str, Tensor]) -> list[bytes]:
-    """Return a digest of each row over all inputs."""
-    count = min((len(value) for value in samples.values()), default=0)
-    rows = []
-    for index in range(count):
+def _digests(samples: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> list[bytes]:
+    """Return a digest of each row over all inputs that have rows."""
+    own = [spec for spec in specs if spec.batched] if samples else []
+    found = []
+    for index in range(rows.count(own, samples) if own else 0):
         digest = hashlib.sha256()
-        for value in samples.values():
-            digest.update(raw_bytes(value[index].contiguous()))
-        rows.append(digest.digest())
-    return rows
+        for value in rows.cut(own, samples, index, index + 1).values():
+            digest.update(raw_bytes(value.contiguous()))
+        found.append(digest.digest())
+    return found
 
 
 def describe_split(
-    held: Mapping[str, Tensor], calibration: Mapping[str, Tensor], source: str, digest: str
+    held: Mapping[str, Tensor],
+    calibration: Mapping[str, Tensor],
+    specs: Sequence[TensorSpec],
+    source: str,
+    digest: str,
 ) -> list[Finding]:
     """Report source, number and hash of the calibration rows."""
     if not calibration:
         return []
-    rows, judging = (len(next(iter(part.values()))) for part in (calibration, held))
+    count, judging = (rows.count(specs, part) for part in (calibration, held))
     why = f"{source}; sha256 {digest}; none of them is among the {judging} that judge"
-    return [Finding("load", "calibration rows", rows, "rows", why)]
+    return [Finding("load", "calibration rows", count, "rows", why)]

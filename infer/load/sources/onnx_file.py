@@ -16,11 +16,12 @@ from ...errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
 from ...library_errors import first_sentence
 from ...plan import Plan
 from ...sanitize import shortened
-from ...spec import DTYPES, Finding, TensorSpec
+from ...spec import BATCH, DTYPES, Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
 from . import onnx_outputs
 
 MAX_DEPTH = 16
+BATCHES = ("batch", "batch_size", "batchsize", "batch_dim", "bs")  # names of the batch axis
 MAX_NAME = 80  # characters of a name that a message shows
 _UNNAMED = re.compile(
     r"unk__\d+|-?\d+|\W*"
@@ -92,12 +93,22 @@ def load_onnx(plan: Plan) -> LoadedModel:
             Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
         )
     outputs = tuple(_spec(value, path) for value in model.graph.output)
-    inputs, outputs = _with_batch(inputs, outputs)
+    inputs = _overridden(plan, inputs)
+    own = {text.partition("=")[0] for text in plan.inputs}
+    loose, loose_outputs, uncertain = (
+        inputs,
+        outputs,
+        _uncertain([spec for spec in inputs if spec.name not in own], model),
+    )
+    inputs, outputs = _with_batch(inputs, outputs, uncertain)
     loaded = LoadedModel(
         kind="onnx",
         module=None,
         reader=None,
-        inputs=_overridden(plan, inputs),
+        inputs=inputs,
+        loose=loose,
+        loose_outputs=loose_outputs,
+        uncertain=uncertain,
         samples={},
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
@@ -222,25 +233,44 @@ def _spec(value: Any, path: Path) -> TensorSpec:
     for axis, dim in enumerate(tensor.shape.dim):
         fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
         named = "" if _UNNAMED.fullmatch(dim.dim_param) else re.sub(r"\W", "_", dim.dim_param)
-        shape.append(fixed or named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
+        named = BATCH if named.lower() in BATCHES else named
+        shape.append(fixed or named or f"{keyword(value.name)}_{axis}")
     return TensorSpec(value.name, dtype, tuple(shape))
 
 
-def _with_batch(inputs: Specs, outputs: Specs) -> tuple[Specs, Specs]:
-    """Call the one symbolic first size that all inputs share "batch", whatever its name in the file is."""
-    firsts = {spec.shape[0] for spec in inputs if spec.shape}
-    first = firsts.pop() if len(firsts) == 1 else None
-    known = {size for spec in (*inputs, *outputs) for size in spec.shape}
-    if not isinstance(first, str) or "batch" in known:
-        return inputs, outputs
+def _uncertain(inputs: list[TensorSpec], model: Any) -> frozenset[str]:
+    """Return the symbolic sizes of inputs that may be the batch: those without a name, and named ones in front."""
+    named = {
+        re.sub(r"\W", "_", dim.dim_param)
+        for value in model.graph.input
+        for dim in value.type.tensor_type.shape.dim
+        if not _UNNAMED.fullmatch(dim.dim_param)
+    }
+    sure = any(spec.batched for spec in inputs)
+    return frozenset(
+        size
+        for spec in inputs
+        for axis, size in enumerate(spec.shape)
+        if isinstance(size, str) and size != BATCH and (size not in named or (axis == 0 and not sure))
+    )
 
-    def renamed(specs: Specs) -> Specs:
-        return tuple(
-            TensorSpec(s.name, s.dtype, tuple("batch" if size == first else size for size in s.shape))
-            for s in specs
-        )
 
-    return renamed(inputs), renamed(outputs)
+def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tuple[Specs, Specs]:
+    """Call the first sizes of inputs that nothing else is known of "batch", until they are tried.
+
+    Of outputs those of the same name, and where they have none all.
+    """
+    named = {str(spec.shape[0]) for spec in inputs if spec.shape and spec.shape[0] in uncertain}
+    own = {f"{spec.keyword}_0" for spec in inputs} & named
+    first = own or (named if len(named) == 1 else set())
+
+    def renamed(spec: TensorSpec, own: set[str]) -> TensorSpec:
+        shape = tuple(BATCH if size in first | own else size for size in spec.shape)
+        return TensorSpec(spec.name, spec.dtype, shape)
+
+    given = tuple(renamed(spec, set()) for spec in inputs)
+    nameless = {spec.name: {f"{spec.keyword}_0"} for spec in outputs}
+    return given, tuple(renamed(spec, set(nameless[spec.name])) for spec in outputs)
 
 
 def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

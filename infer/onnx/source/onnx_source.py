@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,15 +76,15 @@ def quantize(
     path: Path,
     target: Target,
     form: Form = "token",
-    rows: Mapping[str, Tensor] | None = None,
+    batches: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
-    With calibration `rows` the products, and 2-D convolutions too, get stored scales of their inputs (`int8:static`).
+    With calibration `batches` the products, and 2-D convolutions too, get stored scales of inputs (`int8:static`).
     """
     import onnx_ir as ir
 
-    ranges = {} if rows is None else static_int8.input_ranges(source, rows, copy)
+    ranges = {} if batches is None else static_int8.input_ranges(source, batches, copy)
     model = ir.load(str(source))
     _check_opset(model, source)
     graph = model.graph

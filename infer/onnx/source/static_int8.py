@@ -6,7 +6,7 @@ ONNX Runtime itself runs the rows, with the inputs of every product and convolut
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,17 @@ from . import source_weights
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-ROWS = 8  # of one call
 READERS = ("MatMul", "Gemm", "Conv")
 
 
-def input_ranges(source: Path, rows: Mapping[str, Tensor], copy: Any) -> dict[str, float]:
-    """Return the largest magnitude of each computed input of a product or convolution, by name.
+def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]], copy: Any) -> dict[str, float]:
+    """Return the largest magnitude of each computed input of a product or convolution over calls with `batches`.
 
-    `copy(source, path)` copies the model with its external data. Raises `NotUsableError` without rows.
+    `copy(source, path)` copies the model with its external data. Raises `NotUsableError` without any.
     """
     import onnx
 
-    if not rows:
+    if not batches:
         raise NotUsableError(
             "no rows to calibrate with: those given judge the result, and the two may not overlap",
             hint="Give more rows with --data, of a model whose batch is not fixed",
@@ -50,20 +49,19 @@ def input_ranges(source: Path, rows: Mapping[str, Tensor], copy: Any) -> dict[st
         onnx.save(model, str(path))
         opened: Any = ort_session.open_session(path, "cpu", is_dynamic=True)
         try:
-            return _largest(opened, rows, wanted)
+            return _largest(opened, batches, wanted)
         except ort_session.runtime_errors() as error:
             raise NotUsableError(
                 f"the calibration rows do not run in the model: {ort_session.clean_error_message(error)}"
             ) from error
 
 
-def _largest(opened: Any, rows: Mapping[str, Tensor], wanted: set[str]) -> dict[str, float]:
+def _largest(opened: Any, batches: Sequence[Mapping[str, Tensor]], wanted: set[str]) -> dict[str, float]:
     taken = {value.name for value in opened.get_inputs()}
     fetched = sorted(wanted - taken)
     largest: dict[str, float] = {}
-    count = len(next(iter(rows.values())))
-    for start in range(0, count, ROWS):
-        feeds = {name: value[start : start + ROWS].contiguous().numpy() for name, value in rows.items()}
+    for batch in batches:
+        feeds = {name: value.contiguous().numpy() for name, value in batch.items()}
         found = (
             dict(zip(fetched, ort_session.run_session(opened, fetched, feeds), strict=True))
             if fetched

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import device as hardware
+from ... import rows
 from ...fidelity.thresholds import precision_class
 from ...graph.program import Graph
 from ...graph.typical_inputs import MASK, cut, fixed_length, timed_lengths
@@ -102,17 +103,16 @@ def count_flops(call: Callable[[], object]) -> int | None:
 
 
 def is_batched(graph: Graph) -> bool:
-    """Return True when every input begins with the rows of a batch."""
-    return all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+    """Return True when the inputs can be cut into rows."""
+    return rows.have_rows(graph.inputs)
 
 
 def flops_of_one_row(graph: Graph) -> int | None:
     """Count the operations of a call on one row, or on the whole input where nothing is batched."""
     if graph.program is None:
         return None
-    batched = is_batched(graph)
-    rows = {name: value[:1] if batched else value for name, value in graph.samples.items()}
-    return count_flops(lambda: graph.run(rows))
+    one = rows.cut(graph.inputs, graph.samples, 0, 1)
+    return count_flops(lambda: graph.run(one))
 
 
 def flops_of_call(graph: Graph, batch: int) -> int | None:
@@ -126,8 +126,8 @@ def flops_of_call(graph: Graph, batch: int) -> int | None:
         row = flops_of_one_row(graph)
         return None if row is None else row * (batch if is_batched(graph) else 1)
     mean = max(int(lengths.double().mean()), 1)
-    rows = {name: value[:1] for name, value in graph.samples.items()}
-    row = count_flops(lambda: graph.run(cut(rows, graph.inputs, graph.sizes, mean)))
+    one = rows.cut(graph.inputs, graph.samples, 0, 1)
+    row = count_flops(lambda: graph.run(cut(one, graph.inputs, graph.sizes, mean)))
     if row is not None and fixed_length(graph.inputs):
         row = int(row * (mean / graph.samples[MASK].shape[1]) ** 2)
     return None if row is None else row * batch

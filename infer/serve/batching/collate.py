@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from ... import rows
 from ...errors import InferError, InputError
 from ...spec import BATCH, Joins, TensorSpec, check_sizes, work_of_rows
 
@@ -49,12 +51,15 @@ class RequestSize(NamedTuple):
 
 
 class Collator:
-    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and `padding` and `joins`, if it has them.
+    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and its `padding`, `joins`, `states`.
 
-    `batched`: every tensor has the batch as its first dimension, and rows do not depend on each other: requests share
-    batches. `lengths`: sizes that padding can fill, because each input that has them names a padding value and each
-    output can be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer.
-    `packed`: the model computes no padding, so that rows of any length share a batch at the cost of their real tokens.
+    - `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches.
+    - `plain`: all rows lie along the first axis, and no input may be left out.
+    - `states`: inputs that are zeros where they are left out.
+    - `lengths`: sizes that padding can fill, because each input that has them names a padding value and each output can
+      be cut back; `ragged`: those of them that may differ within one batch, because padding changes no answer.
+    - `packed`: the model computes no padding, so that rows of any length share a batch at the cost of real tokens.
+
     bfloat16 is held in uint16 arrays: numpy has no such type.
     """
 
@@ -62,12 +67,15 @@ class Collator:
         self.inputs = {spec.name: _stored(spec) for spec in predictor.inputs}
         self.outputs = {spec.name: spec for spec in predictor.outputs}
         self.sizes: Mapping[str, tuple[int, int]] = predictor.sizes
+        self._multiples: Mapping[str, int] = getattr(predictor, "multiples", None) or {}
         self.padding: Mapping[str, int] = getattr(predictor, "padding", {})
-        specs = (*predictor.inputs, *predictor.outputs)
         self.joins: Joins = getattr(predictor, "joins", "padded")
-        self.batched = self.joins != "none" and all(spec.batched for spec in specs)
+        self.batched = self.joins != "none" and rows.are_joinable(predictor.inputs, predictor.outputs)
         limit = min(predictor.max_batch, max_batch or predictor.max_batch)
         self.max_batch = limit if self.batched else 1
+        self.axes = {spec.name: spec.batch_axis or 0 for spec in predictor.outputs}
+        self.states: Mapping[str, str] = getattr(predictor, "states", None) or {}
+        self.plain = not self.states and rows.lie_first((*predictor.inputs, *predictor.outputs))
         self.lengths = self._lengths()
         self.ragged = self.lengths if self.batched and self.joins == "padded" else frozenset()
         self._attention_length: int | None = getattr(predictor, "attention_length", None)
@@ -94,12 +102,36 @@ class Collator:
                     return None
         return bound if len(arrays) == len(self._quick) else None
 
+    def complete(self, arrays: Arrays) -> Arrays:
+        """Return the inputs of one request with zeros for the states that it leaves out."""
+        absent = [spec for name, spec in self.inputs.items() if name in self.states and name not in arrays]
+        if not absent:
+            return arrays
+        sizes = {
+            size: have
+            for name, array in arrays.items()
+            if name in self.inputs
+            for size, have in zip(self.inputs[name].shape, array.shape, strict=False)
+            if isinstance(size, str)
+        }
+        zeros = {
+            spec.name: np.zeros(
+                [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape], spec.dtype
+            )
+            for spec in absent
+        }
+        return {
+            name: {**arrays, **zeros}[name]
+            for name in (*self.inputs, *(set(arrays) - set(self.inputs)))
+            if name in arrays or name in zeros
+        }
+
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Return the symbolic sizes of one request. Raises `InputError`; not for too many rows: see `split`."""
         bound = self._sizes(arrays)
         if bound is None:
             bound = self._explain(arrays)
-        check_sizes(bound, self.sizes, splits=self.batched, joins=self.joins)
+        check_sizes(bound, self.sizes, splits=self.batched, joins=self.joins, multiples=self._multiples)
         return bound
 
     def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -130,13 +162,24 @@ class Collator:
             )
         )
 
+    def _shared(self, arrays: Arrays) -> tuple[bytes, ...]:
+        """Return the content of what all rows of a request share: other requests join it only with the same."""
+        own = [arrays[name] for name, spec in self.inputs.items() if not spec.batched] if self.batched else []
+        return tuple(
+            array.tobytes() if array.nbytes <= 64 else hashlib.sha256(array.tobytes()).digest()
+            for array in own
+        )
+
     def measure(self, arrays: Arrays) -> RequestSize:
         """Return the size of a request. Raises `InputError`."""
         sizes = self.check(arrays)
-        rows = sizes.get(BATCH, 1) if self.batched else 1
-        elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
+        count = sizes.get(BATCH, 1) if self.batched else 1
+        elements = max((array.size // max(count, 1) for array in arrays.values()), default=0)
         size = sum(array.nbytes for array in arrays.values())
-        return RequestSize(sizes, self.key(sizes), rows, elements, size, self.row_work(arrays))
+        key, shared = self.key(sizes), self._shared(arrays)
+        if shared:
+            key = (key, *shared)
+        return RequestSize(sizes, key, count, elements, size, self.row_work(arrays))
 
     def row_work(self, arrays: Arrays) -> float:
         """Return the mean work of the rows of a request to a model that computes no padding; 0.0 of any other."""
@@ -148,21 +191,24 @@ class Collator:
         lengths = mask.sum(axis=1).clip(1)
         return work_of_rows(lengths, self._attention_length) / max(len(lengths), 1)
 
-    def split(self, arrays: Arrays, rows: int) -> list[Arrays]:
-        """Split a request into parts of at most `max_batch` rows, in order."""
-        if not self.batched or rows <= self.max_batch:
+    def split(self, arrays: Arrays, count: int) -> list[Arrays]:
+        """Split a request of `count` rows into parts of at most `max_batch` rows, in order."""
+        if not self.batched or count <= self.max_batch:
             return [arrays]
-        starts = range(0, rows, self.max_batch)
-        return [{name: array[s : s + self.max_batch] for name, array in arrays.items()} for s in starts]
+        return [
+            rows.cut(self.inputs.values(), arrays, start, start + self.max_batch)
+            for start in range(0, count, self.max_batch)
+        ]
 
     def collate(self, parts: Sequence[Arrays], new: Allocate | None = None) -> tuple[Arrays, float]:
         """Concatenate requests along the batch, padded, into arrays of `new`; also return the share of padding."""
         joined, real, total = {}, 0, 0
-        for name in self.inputs:
-            arrays = [part[name] for part in parts]
-            shape = (sum([len(array) for array in arrays]), *_widest(arrays)) if arrays[0].ndim else ()
+        for name, spec in self.inputs.items():
+            arrays = [part[name] for part in parts] if spec.batched else [parts[0][name]]
+            axis = spec.batch_axis or 0
+            shape = _shape(arrays, axis)
             target = np.empty(shape, arrays[0].dtype) if new is None else new(name, shape, arrays[0].dtype)
-            joined[name] = _stack(arrays, self.padding.get(name, 0), target)
+            joined[name] = _stack(arrays, axis, self.padding.get(name, 0), target)
             real += sum(array.size for array in arrays)
             total += joined[name].size
         return joined, 1 - real / total if total else 0.0
@@ -173,9 +219,11 @@ class Collator:
         """Return the outputs of each request. `sizes`: of each, in the order of `collate`. Raises `InferError`."""
         if not self.batched:
             return [dict(outputs)]
-        rows = sum(size[BATCH] for size in sizes)
-        if any(len(array) != rows for array in outputs.values()):
-            raise InferError(f"expected {rows} rows of output, the model returned another number")
+        count = sum(size[BATCH] for size in sizes)
+        for name, array in outputs.items():
+            shape, axis = array.shape, self.outputs[name].batch_axis
+            if axis is None or len(shape) <= axis or shape[axis] != count:
+                raise InferError(f"expected {count} rows of output, the model returned another number")
         results: list[Arrays] = []
         start = 0
         for size in sizes:
@@ -187,8 +235,10 @@ class Collator:
         return results
 
     def _window(self, name: str, start: int, stop: int, size: Mapping[str, int]) -> tuple[slice, ...]:
-        rest = self.outputs[name].shape[1:]
-        return slice(start, stop), *(slice(size[d]) if d in self.ragged else slice(None) for d in rest)  # type: ignore[index]
+        return tuple(
+            slice(start, stop) if d == BATCH else slice(size[d]) if d in self.ragged else slice(None)  # type: ignore[index]
+            for d in self.outputs[name].shape
+        )
 
 
 def length_bucket(length: int) -> int:
@@ -199,26 +249,31 @@ def length_bucket(length: int) -> int:
     return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
-    """Return the row shape that holds a row of each array."""
+def _shape(arrays: list[np.ndarray], axis: int) -> tuple[int, ...]:
+    """Return the shape that holds the rows of each array, along `axis`, with padding."""
     if len(arrays) == 1:
-        return arrays[0].shape[1:]
-    return tuple([max(sizes) for sizes in zip(*[array.shape[1:] for array in arrays], strict=True)])
+        return arrays[0].shape
+    sizes = [max(sizes) for sizes in zip(*[array.shape for array in arrays], strict=True)]
+    sizes[axis] = sum([array.shape[axis] for array in arrays])
+    return tuple(sizes)
 
 
-def _stack(arrays: list[np.ndarray], pad: int, target: np.ndarray) -> np.ndarray:
+def _stack(arrays: list[np.ndarray], axis: int, pad: int, target: np.ndarray) -> np.ndarray:
     """Copy all rows into `target`; fill the rest with `pad`."""
-    rest = target.shape[1:]
-    if not target.ndim:
+    if len(arrays) == 1:
         target[...] = arrays[0]
-    elif all(array.shape[1:] == rest for array in arrays):
-        np.concatenate(arrays, out=target)
-    else:
-        target.fill(pad)
-        start = 0
-        for array in arrays:
-            target[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
-            start += len(array)
+        return target
+    rest = (*target.shape[:axis], *target.shape[axis + 1 :])
+    if all((*array.shape[:axis], *array.shape[axis + 1 :]) == rest for array in arrays):
+        np.concatenate(arrays, axis, out=target)
+        return target
+    target.fill(pad)
+    start = 0
+    for array in arrays:
+        place = [slice(size) for size in array.shape]
+        place[axis] = slice(start, start + array.shape[axis])
+        target[tuple(place)] = array
+        start += array.shape[axis]
     return target
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,21 @@ class PendingResult(ABC):
 
 
 def concatenate_results(
-    parts: list[InferResult], join: Callable[[list[np.ndarray]], np.ndarray] = np.concatenate
+    parts: list[InferResult],
+    join: Callable[[list[np.ndarray]], np.ndarray] = np.concatenate,
+    axes: Mapping[str, int] | None = None,
 ) -> InferResult:
-    """Return the result of a request that ran in several items: their rows, in order, or as `join` puts them."""
+    """Return the result of a request that ran in several items: their rows, in order, or as `join` puts them.
+
+    `axes`: of the rows of outputs that do not have them first.
+    """
     if len(parts) == 1:
         return parts[0]
     return InferResult(
-        {name: join([part.outputs[name] for part in parts]) for name in parts[0].outputs},
+        {
+            name: np.concatenate(arrays, axis) if (axis := (axes or {}).get(name, 0)) else join(arrays)
+            for name, arrays in ((n, [part.outputs[n] for part in parts]) for n in parts[0].outputs)
+        },
         max(part.queue_seconds for part in parts),
         sum(part.compute_seconds for part in parts),
         max(part.batch_size for part in parts),

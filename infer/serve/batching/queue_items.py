@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ... import rows
 from ...errors import InferError
 from ...spec import BATCH
 from .collate import Arrays, Collator
@@ -135,10 +136,11 @@ class ItemOwner(PendingResult):
 class FutureOwner(ItemOwner):
     """One request; `future` gets its outcome."""
 
-    __slots__ = ("done", "future")
+    __slots__ = ("axes", "done", "future")
 
-    def __init__(self, future: asyncio.Future[InferResult]) -> None:
+    def __init__(self, future: asyncio.Future[InferResult], axes: Mapping[str, int] | None = None) -> None:
         super().__init__()
+        self.axes = axes  # of the rows of each output
         self.done: dict[int, InferResult] = {}
         self.future = future
 
@@ -148,7 +150,9 @@ class FutureOwner(ItemOwner):
             return
         self.done[index] = answer
         if len(self.done) == len(self.items):
-            super().finish(index, concatenate_results([self.done[i] for i in range(len(self.items))]))
+            super().finish(
+                index, concatenate_results([self.done[i] for i in range(len(self.items))], axes=self.axes)
+            )
 
     def resolve(self, outcome: InferResult | Exception) -> None:
         if self.future.done():
@@ -168,7 +172,7 @@ def queue_items(
     for index, part in enumerate(parts):
         sizes, count, size, work = whole.sizes, whole.rows, whole.size_bytes, whole.row_work
         if len(parts) > 1:
-            count = len(next(iter(part.values())))
+            count = rows.count(collator.inputs.values(), part)
             sizes = {**sizes, BATCH: count}
             size, work = sum(array.nbytes for array in part.values()), collator.row_work(part)
         items.append(

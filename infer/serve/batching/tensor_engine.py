@@ -23,6 +23,7 @@ from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .infer_result import InferResult
 from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
+from .sequences import SequenceCall, Sequences
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 
@@ -50,6 +51,7 @@ class TensorEngine:
             self.collator.max_batch, limits, clock, len(executors), packed=self.collator.packed
         )
         self.quarantine = Quarantine()
+        self.sequences = Sequences(self.collator.states, limits, clock, shared_by_tenants=fair)
         self.lock, self.stopping = threading.Lock(), False
         self.executors = ExecutorPool(self, executors)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +76,7 @@ class TensorEngine:
         Cancelling the caller removes the request from the queue.
         """
         loop = asyncio.get_running_loop()
-        owner = FutureOwner(loop.create_future())
+        owner = FutureOwner(loop.create_future(), self.collator.axes)
         try:
             self.submit(owner, arrays, timeout=timeout, priority=priority, tenant=tenant)
             alarm = loop.call_later(timeout, self.expire, owner)
@@ -88,6 +90,25 @@ class TensorEngine:
         finally:
             owner.items, owner.done = [], {}  # reference cycles that hold shared memory
             del owner  # the traceback of its future's error refers to it
+
+    async def infer_in_sequence(
+        self,
+        arrays: Arrays,
+        call: SequenceCall,
+        client: str,
+        *,
+        timeout: float,
+        priority: int = DEFAULT_PRIORITY,
+        tenant: str = "",
+    ) -> InferResult:
+        """Run one call of a sequence of `client`: with the state that its last call left, which this one's replaces.
+
+        Raises as `infer` and `Sequences.turn` do; the state then stays as it was.
+        """
+        async with self.sequences.turn(client, call, arrays, timeout) as (inputs, keep, left):
+            answer = await self.infer(inputs, timeout=left, priority=priority, tenant=tenant)
+            keep(answer.outputs)
+            return answer
 
     def check_admission(self, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = "") -> None:
         """Raise `OverloadedError` or `NotReadyError` if even the smallest request would be refused now.
@@ -171,7 +192,8 @@ class TensorEngine:
     def submit(self, owner: ItemOwner, arrays: Arrays, *, timeout: float, priority: int, tenant: str) -> None:
         """Queue one request, whose outcome `owner` gets; `infer` says what is raised. On the event loop."""
         deadline = self.clock() + timeout
-        owner.items += queue_items(self.collator, owner, arrays, deadline, priority, tenant)
+        whole = self.collator.complete(arrays)
+        owner.items += queue_items(self.collator, owner, whole, deadline, priority, tenant)
         if len(self.quarantine):
             for item in owner.items:
                 self.quarantine.refuse(digest_of(item.inputs))

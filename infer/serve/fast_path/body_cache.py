@@ -107,7 +107,7 @@ class BodyCache:
 
         `inputs`: checked tensors, in the order of the body.
         """
-        if request.id is not None or sys.byteorder != "little":
+        if request.id is not None or sys.byteorder != "little" or not self._collator.plain:
             return
         places, size = list[Place](), 0
         for spec, array in inputs:

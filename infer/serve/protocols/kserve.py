@@ -38,7 +38,14 @@ from ..model_admin import ModelAdmin, RepositoryModel
 from ..observability.metrics import stats_dict
 from ..service import Service
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "statistics",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+]
 
 
 ERROR_FORMAT = ErrorFormat(
@@ -117,7 +124,10 @@ async def model_ready(context: RequestContext) -> ModelReady:
 async def config(context: RequestContext) -> ModelConfig:
     engine = _engine(context)
     model, batched = engine.predictor, engine.collator.batched
-    skip = 1 if batched else 0
+    along_first = (
+        batched and engine.collator.plain
+    )  # `max_batch_size` is of a first axis that is not in `dims`
+    skip = 1 if along_first else 0
     ins, outs = (
         [ConfigTensor(spec.name, DATATYPES[spec.dtype][1], shape_of(spec)[skip:]) for spec in specs]
         for specs in (model.inputs, model.outputs)
@@ -126,7 +136,7 @@ async def config(context: RequestContext) -> ModelConfig:
         name=model.name,
         platform=_platform(model),
         backend="infer",
-        max_batch_size=engine.collator.max_batch if batched else 0,
+        max_batch_size=engine.collator.max_batch if along_first else 0,
         input=ins,
         output=outs,
         parameters={"task": ConfigParameter(model.task)},

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
+from ... import rows
 from ...errors import NotFoundError, NotReadyError
 from ..api.kserve.kserve_tensors import datatype, to_json
 from ..api.kserve.kserve_types import InferInput, InferRequest
@@ -200,6 +201,6 @@ async def example(context: RequestContext) -> InferRequest:
 
 
 def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
-    row = array[:1] if engine.collator.batched else array
+    row = rows.one(spec, array, 0, 1) if engine.collator.batched else array
     data, _ = to_json(row)
     return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

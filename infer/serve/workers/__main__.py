@@ -128,6 +128,8 @@ def model_info_of(predictor: Any) -> ModelInfo:
         max_batch=getattr(predictor, "max_batch", 1),
         padding=dict(getattr(predictor, "padding", {})),
         joins=getattr(predictor, "joins", "padded"),
+        states=dict(getattr(predictor, "states", {})),
+        multiples=dict(getattr(predictor, "multiples", {})),
         manifest=ServedManifest(
             getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
         ),

@@ -54,6 +54,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
     padding: dict[str, int]
     joins: Joins = "padded"
+    states: dict[str, str] = {}  # input → output of the call before
+    multiples: dict[str, int] = {}
     manifest: ServedManifest
     path: str | None = None
     context: int = 0  # of a language model: tokens of prompt and answer together

@@ -29,7 +29,7 @@ class RemoteModel:
         self.name, self.version, self.task = info.name, info.version, info.task
         self.inputs, self.outputs, self.sizes = info.inputs, info.outputs, info.sizes
         self.max_batch, self.padding, self.manifest = info.max_batch, info.padding, info.manifest
-        self.joins = info.joins
+        self.joins, self.states, self.multiples = info.joins, info.states, info.multiples
         self.attention_length = info.attention_length
         self.path = None if info.path is None else Path(info.path)
 

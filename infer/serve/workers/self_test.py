@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import rows
 from ...errors import ArtifactError, InferError
 from ...llm.engine.requests import Output, Request
 from ...llm.engine.sampling.sampling_options import Sampling
@@ -178,4 +179,4 @@ def _first_row(predictor: Any) -> Arrays | None:
     if file is None or not file.is_file() or any(spec.dtype == "bfloat16" for spec in predictor.inputs):
         return None  # numpy can't hold that
     arrays = load_file(file)
-    return {s.name: arrays[s.name][:1] if s.batched else arrays[s.name] for s in predictor.inputs}
+    return rows.cut(predictor.inputs, arrays, 0, 1)

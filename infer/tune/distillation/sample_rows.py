@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...load.samples.sample_split import exclude_rows
+from ...spec import BATCH, DTYPE_NAMES, TensorSpec
 from ..objective import TensorRows, shuffled
 
 
@@ -39,5 +40,6 @@ def split_rows(
         return SampleRows(samples), None
     order = torch.tensor(shuffled(count, seed, -1))
     held = {name: value[order[:aside]] for name, value in samples.items()}
-    rest = exclude_rows({name: value[order[aside:]] for name, value in samples.items()}, held)
+    specs = [TensorSpec(name, DTYPE_NAMES[value.dtype], (BATCH,)) for name, value in samples.items()]
+    rest = exclude_rows({name: value[order[aside:]] for name, value in samples.items()}, held, specs)
     return (SampleRows(rest), SampleRows(held)) if rest else (SampleRows(samples), None)

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from ....errors import InputError
-from ....spec import BATCH, TensorSpec
+from ....spec import TensorSpec
 from ...batching import text_inputs
 from ...batching.collate import Arrays
+from ...batching.sequences import SequenceCall
 from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
-from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.request_context import RequestContext, queue_tenant_of, tenant_of
 from ...http.routing import Response
 from .kserve_response import HEADER_LENGTH, RequestedOutputs, encode_response
 from .kserve_tensors import (
@@ -30,6 +31,8 @@ from .kserve_tensors import (
 )
 from .kserve_types import InferInput, InferRequest, Parameters
 
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+MOST_ID = 128
 TEXT = "text"  # a BYTES input of this name is tokenised
 TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], RequestedOutputs, int]
 
@@ -40,7 +43,10 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     request, raw = _read(context, engine)
     timeout, priority = _timeout_and_priority(context, request)
     wanted = _wanted(request, engine)
+    call = _sequence(request.parameters)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        if call is not None:
+            raise InputError("texts are of no sequence", where="request.parameters.sequence_id")
         service = context.service
         arrays = await text_inputs.tokenize(
             engine, _texts(request, raw), service.pool, max_texts=service.limits.max_queue_rows
@@ -51,18 +57,28 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
         )
     else:
         arrays = _arrays(request, raw, engine)
-        answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+        if call is None:
+            answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+        else:
+            answer = await engine.infer_in_sequence(
+                arrays, call, tenant_of(context), timeout=timeout, priority=priority, tenant=tenant
+            )
+            if not request.outputs:  # the server carries the states
+                wanted = [one for one in wanted if one[0].name not in engine.collator.states.values()]
     context.measure = answer.timings
     return encode_response(engine, request.id, answer, wanted)
 
 
 def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest | None:
-    """Return the decoded request, its inputs, the requested outputs and its priority; None for texts.
+    """Return the decoded request, its inputs, the requested outputs and its priority; None for texts, and for
+    what is not coalesced: sequences, and models whose rows do not lie along the first axis.
 
     Raises as `infer` does.
     """
     request, raw = _read(context, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        return None
+    if not engine.collator.plain or set(SEQUENCE) & set(request.parameters):
         return None
     _, priority = _timeout_and_priority(context, request)
     wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
@@ -79,6 +95,8 @@ def read_text(
     """
     request, raw = _read(context, engine)
     if not text_inputs.takes_text(engine) or [given.name for given in request.inputs] != [TEXT]:
+        return None
+    if set(SEQUENCE) & set(request.parameters):
         return None
     _, priority = _timeout_and_priority(context, request)
     wanted, texts = _wanted(request, engine), _texts(request, raw)
@@ -122,8 +140,8 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     if len(specs) != 1:
         raise InputError(f"a body of raw bytes needs a model with one input, this one has {len(specs)}")
     spec, shape = specs[0], shape_of(specs[0])
-    if shape.count(-1) > 1 and spec.shape[0] == BATCH:
-        shape[0] = 1
+    if shape.count(-1) > 1 and spec.batch_axis is not None:
+        shape[spec.batch_axis] = 1
     if shape.count(-1) > 1:
         raise InputError(
             "raw bytes leave more than one size undetermined; send the shape in JSON", where=spec.name
@@ -139,13 +157,32 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
 
 def _timeout_and_priority(context: RequestContext, request: InferRequest) -> tuple[float, int]:
     """Return timeout in seconds and priority; raise `InputError` for unsupported parameters."""
-    refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
+    refused = [
+        key
+        for key in request.parameters
+        if key.startswith(("sequence_", "shared_memory")) and key not in SEQUENCE
+    ]
     if refused:
         raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
     timeout = _number(request.parameters, "timeout")
     priority = _number(request.parameters, "priority")
     seconds = min(timeout / 1e6, context.timeout()) if timeout else context.timeout()
     return seconds, min(priority, 255) or DEFAULT_PRIORITY
+
+
+def _sequence(parameters: Parameters) -> SequenceCall | None:
+    """Return the sequence that a request belongs to; None where it names none, which an id of 0 does too."""
+    id, where = parameters.get("sequence_id", 0), "request.parameters.sequence_id"
+    number = isinstance(id, int) and not isinstance(id, bool) and 0 <= id < 2**64
+    if not number and not (isinstance(id, str) and 0 < len(id) <= MOST_ID):
+        raise InputError(f"expected a number from 1 to 2^64 - 1, or 1 to {MOST_ID} characters", where=where)
+    start, end = (
+        _flag(parameters, name, False, f"request.parameters.{name}")
+        for name in ("sequence_start", "sequence_end")
+    )
+    if not id and (start or end):
+        raise InputError("expected a sequence_id beside sequence_start and sequence_end", where=where)
+    return SequenceCall(id, start, end) if id else None
 
 
 def _number(parameters: Parameters, name: str) -> int:

@@ -32,7 +32,8 @@ class InferOutput(msgspec.Struct, kw_only=True):
 class InferRequest(msgspec.Struct, kw_only=True):
     """Inference request.
 
-    `parameters`: timeout (µs), priority (1 goes first, 0 is the default), binary_data_output.
+    `parameters`: timeout (µs), priority (1 goes first, 0 is the default), binary_data_output; of a stateful model
+    sequence_id (a number or a text), sequence_start, sequence_end.
     """
 
     inputs: list[InferInput]

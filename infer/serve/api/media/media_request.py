@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
+from .... import rows
 from ....errors import InputError, NotUsableError, TooLargeError
 from ....preprocess.image import MODES, ImagePreprocessor
 from ....tasks.media_model import MediaModel
@@ -158,13 +159,13 @@ async def run_tensors(
         groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
     found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
     tenant = queue_tenant_of(context.service, context.headers)
-    for rows in groups.values():
-        joined = {name: np.concatenate([tensors[i][name] for i in rows]) for name in tensors[rows[0]]}
+    for own in groups.values():
+        joined = rows.join(engine.predictor.inputs, [tensors[i] for i in own])
         answer = await engine.infer(joined, timeout=context.timeout(default), tenant=tenant)
         context.measure = answer.timings
         for name, values in answer.outputs.items():
             if wrong := int((~np.isfinite(values)).sum()):
                 raise NonfiniteError(name, wrong)
-            for place, row in enumerate(rows):
+            for place, row in enumerate(own):
                 found[row][name] = values[place]
     return found

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InferError
-from ..graph.typical_inputs import MASK, row_lengths
 from ..library_errors import first_sentence
+from ..rows import are_joinable, count, joined, one, take
 from ..spec import BATCH, Joins, TensorSpec, text_padding
+from .typical_inputs import MASK, row_lengths
 
 ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
 SLOW = 0.25  # seconds of one row, from which on a model is tried on few
@@ -118,9 +119,9 @@ def joining(
 ) -> Joining:
     """Try on `run` which requests may share a batch. `largest`: try the largest batch too.
 
-    `samples`: rows that the model takes. Where an input or output has no rows, nothing is tried: none are joined.
+    `samples`: rows that the model takes. Where inputs or an output have none, nothing is tried: none are joined.
     """
-    if not all(spec.batched for spec in (*inputs, *outputs)):
+    if not are_joinable(inputs, outputs):
         return Joining("none")
     trial = _Trial(run, inputs, outputs, samples, sizes, tolerances)
     try:
@@ -146,6 +147,7 @@ class _Trial:
     ) -> None:
         self._model, self.inputs, self.sizes, self.tolerances = run, inputs, sizes, tolerances
         self.outputs = [spec.name for spec in outputs]
+        self._axes = {spec.name: spec.batch_axis or 0 for spec in outputs}
         self.samples = samples
         self.low, self.high = sizes.get(BATCH, (1, 1))
         self.seconds, self.rows = 0.0, 0  # of the last run
@@ -178,13 +180,15 @@ class _Trial:
         size = min(max(self.low, 3), count - 1)
         if size >= self.low:
             kept = torch.arange(count - size, count)
-            yield from self._compare(self._run(_take(rows, kept)), _take(whole, kept), self.tolerances.sizes)
+            yield from self._compare(
+                self._run(self._rows(rows, kept)), _take(whole, kept), self.tolerances.sizes
+            )
 
     def _in_other_order(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
         """Compare rows in reverse order, half of them copies of one."""
         order = torch.arange(count - 1, -1, -1)
         order[count // 2 :] = order[count // 2].item()
-        got = self._run(_take(rows, order))
+        got = self._run(self._rows(rows, order))
         yield from self._compare(got, _take(whole, order), self.tolerances.sizes)
 
     def _among_strangers(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
@@ -194,13 +198,13 @@ class _Trial:
         """
         for kept in (torch.arange(0, count, 2), torch.arange(1, count, 2)):
             others = torch.tensor([i for i in range(count) if i not in set(kept.tolist())])
-            for strangers in _strangers(rows, others, int(kept[0])):
+            for strangers in _strangers(rows, self.inputs, others, int(kept[0])):
                 try:
                     got = self._run(strangers)
                 except Exception:  # noqa: BLE001 - of torch and of ONNX Runtime, which share no base
                     order = torch.arange(count)
                     order[others] = int(kept[0])
-                    got = self._run(_take(rows, order))
+                    got = self._run(self._rows(rows, order))
                 if why := self._other_count(got, count):
                     yield why
                     return
@@ -215,7 +219,7 @@ class _Trial:
         ):
             return
         order = torch.arange(self.high) % count
-        got = self._run(_take(rows, order))
+        got = self._run(self._rows(rows, order))
         if why := self._other_count(got, self.high):
             yield why
             return
@@ -258,11 +262,18 @@ class _Trial:
         return ""
 
     def _run(self, rows: Mapping[str, Tensor]) -> Rows:
-        self.rows = len(next(iter(rows.values())))
+        self.rows = count(self.inputs, rows)
         began = time.perf_counter()
         outputs = self._model({name: value.contiguous() for name, value in rows.items()})
         self.seconds = time.perf_counter() - began
-        return {name: outputs[name].detach().cpu() for name in self.outputs if name in outputs}
+        found = {name: outputs[name].detach().cpu() for name in self.outputs if name in outputs}
+        return {
+            name: value.movedim(self._axes[name], 0) if value.dim() > self._axes[name] else value.new_zeros(0)
+            for name, value in found.items()
+        }
+
+    def _rows(self, rows: Rows, order: Tensor) -> Rows:
+        return take(self.inputs, rows, order)
 
     def _other_count(self, outputs: Rows, count: int) -> str:
         for name, value in outputs.items():
@@ -281,17 +292,18 @@ def distinct_rows(samples: Mapping[str, Tensor], specs: Sequence[TensorSpec], co
     """Return the first `count` rows of batched samples; where there are fewer, others made by shifting their values."""
     rows: Rows = {}
     for spec in specs:
-        value = samples[spec.name]
+        value, axis = samples[spec.name], spec.batch_axis
         parts = [value]
-        while sum(map(len, parts)) < count:
+        while axis is not None and len(parts) * value.shape[axis] < count:
             shift = len(parts)
-            moved = value.roll(shift, dims=-1) if value.dim() > 1 and spec.name != MASK else value
+            others = value.dim() > 1 and axis != value.dim() - 1
+            moved = value.roll(shift, dims=-1) if others and spec.name != MASK else value
             parts.append(moved * (1 + shift / 7) if value.is_floating_point() else moved)
-        rows[spec.name] = torch.cat(parts)[:count]
+        rows[spec.name] = one(spec, joined(spec, parts), 0, count)
     return rows
 
 
-def _strangers(rows: Rows, at: Tensor, source: int) -> Iterator[Rows]:
+def _strangers(rows: Rows, specs: Sequence[TensorSpec], at: Tensor, source: int) -> Iterator[Rows]:
     """Yield rows whose neighbours, those at `at`, are loud, silent, copies and, in the last, NaN.
 
     Integers stay among the values that the samples have, which a table of embeddings takes.
@@ -302,13 +314,17 @@ def _strangers(rows: Rows, at: Tensor, source: int) -> Iterator[Rows]:
         lambda value, _: value[source],
     ]
     made = {name: value.clone() for name, value in rows.items()}
+    axes = {spec.name: spec.batch_axis for spec in specs if spec.batch_axis is not None}
     for place, index in enumerate(at.tolist()):
-        for name, value in rows.items():
-            made[name][index] = kinds[place % len(kinds)](_ordered(value), index)
+        for name, axis in axes.items():
+            value = rows[name].movedim(axis, 0)
+            made[name].movedim(axis, 0)[index] = kinds[place % len(kinds)](_ordered(value), index)
     yield made
-    if any(value.is_floating_point() for value in rows.values()):
+    if any(rows[name].is_floating_point() for name in axes):
         yield {
-            name: value.index_fill(0, at, float("nan")) if value.is_floating_point() else value
+            name: value.index_fill(axes[name], at, float("nan"))
+            if value.is_floating_point() and name in axes
+            else value
             for name, value in made.items()
         }
 

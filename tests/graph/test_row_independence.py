@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from infer.fidelity.row_independence import joining, of_class
+from infer.graph.row_independence import joining, of_class
 from infer.spec import TensorSpec
 
 GENERATOR = torch.Generator().manual_seed(0)
