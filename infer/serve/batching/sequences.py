@@ -77,7 +77,10 @@ class Sequences:
         that is not open, `OverloadedError` where there are too many, `DeadlineError` where its turn does not come.
         """
         if not self._states:
-            raise InputError("this model carries no state", where="request.parameters.sequence_id")
+            raise InputError(
+                "parameter sequence_id is not supported: this model carries no state",
+                where="request.parameters.sequence_id",
+            )
         began = self._clock()
         key = tenant, call.id
         sequence = self._begin(key) if call.start else self._find(key)
