@@ -25,7 +25,7 @@ MOST_WAITING = 64  # calls of one sequence
 
 
 class SequenceCall(NamedTuple):
-    """What a request says of its sequence."""
+    """Sequence that a request belongs to, and whether the request begins or ends it."""
 
     id: int | str
     start: bool = False
