@@ -54,10 +54,12 @@ def cut(specs: Iterable[TensorSpec], values: Mapping[str, Value], start: int, st
 
 def one(spec: TensorSpec, value: Value, start: int, stop: int) -> Value:
     """Return rows from `start` to `stop` of one tensor; the whole of one that has no rows."""
-    if spec.batch_axis is None:
+    axis = spec.batch_axis
+    if axis is None:
         return value
-    place: Any = (*[slice(None)] * int(spec.batch_axis), slice(start, stop))
-    return value[place]
+    place: list[Any] = [slice(None) for _ in range(axis)]
+    whole: Any = (*place, slice(start, stop))
+    return value[whole]
 
 
 def take(specs: Iterable[TensorSpec], values: Mapping[str, Tensor], index: torch.Tensor) -> dict[str, Tensor]:

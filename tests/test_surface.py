@@ -89,8 +89,8 @@ def test_flags_of_serve_are_stable() -> None:
 def test_manifest_keys_are_stable() -> None:
     assert [f.name for f in msgspec.structs.fields(store.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
-        "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
-        "samples_from", "scores_only", "joins", "files", "lengths",
+        "sizes", "multiples", "target", "versions", "meta", "verdict", "findings", "layers",
+        "samples_from", "scores_only", "joins", "states", "files", "lengths",
     ]  # fmt: skip
 
 

@@ -95,7 +95,10 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, and lengths."""
-    sizes = {size for spec in specs for size in spec.shape}
-    found = {BATCH: (1, plan.max_batch)} | dict.fromkeys(LENGTHS, (1, plan.max_length))
+    """Return (min, max) of the symbolic sizes that the plan bounds: the batch, a first size of all inputs, lengths."""
+    listed = tuple(specs)
+    first = {spec.shape[0] if spec.shape else 0 for spec in listed}
+    rows = {BATCH} | {size for size in first if isinstance(size, str) and len(first) == 1}
+    sizes = {size for spec in listed for size in spec.shape}
+    found = dict.fromkeys(LENGTHS, (1, plan.max_length)) | dict.fromkeys(rows, (1, plan.max_batch))
     return {name: limits for name, limits in found.items() if name in sizes}

@@ -18,6 +18,7 @@ from torch import Tensor
 from ... import carried_state, rows
 from ...plan import Plan
 from ...spec import BATCH, TensorSpec
+from ..input_specs import LENGTHS as LENGTH_NAMES
 from ..input_specs import bounds
 from ..loaded_model import LoadedModel
 
@@ -64,7 +65,8 @@ def settle(
         return
     loaded.inputs, loaded.uncertain = found.inputs, frozenset()
     loaded.meta = {**loaded.meta, "outputs": found.outputs}
-    loaded.sizes = bounds(found.inputs, plan)
+    known = bounds(found.inputs, plan)  # a first size that is not the batch is bounded as lengths are
+    loaded.sizes = {name: limits for name, limits in known.items() if name in (BATCH, *LENGTH_NAMES)}
     if BATCH in loaded.sizes:
         low, high = loaded.sizes[BATCH]
         loaded.sizes[BATCH] = (max(low, min(found.counts)), high) if max(found.counts) > 1 else (1, 1)

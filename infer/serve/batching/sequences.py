@@ -25,7 +25,7 @@ MOST_WAITING = 64  # calls of one sequence
 
 
 class SequenceCall(NamedTuple):
-    """What a request says of its sequence."""
+    """Sequence that a request belongs to, and whether the request begins or ends it."""
 
     id: int | str
     start: bool = False
@@ -77,7 +77,10 @@ class Sequences:
         that is not open, `OverloadedError` where there are too many, `DeadlineError` where its turn does not come.
         """
         if not self._states:
-            raise InputError("this model carries no state", where="request.parameters.sequence_id")
+            raise InputError(
+                "parameter sequence_id is not supported: this model carries no state",
+                where="request.parameters.sequence_id",
+            )
         began = self._clock()
         key = tenant, call.id
         sequence = self._begin(key) if call.start else self._find(key)

@@ -46,7 +46,9 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     call = _sequence(request.parameters)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         if call is not None:
-            raise InputError("texts are of no sequence", where="request.parameters.sequence_id")
+            raise InputError(
+                "parameter sequence_id is not supported with texts", where="request.parameters.sequence_id"
+            )
         service = context.service
         arrays = await text_inputs.tokenize(
             engine, _texts(request, raw), service.pool, max_texts=service.limits.max_queue_rows
