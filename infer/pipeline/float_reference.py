@@ -31,6 +31,7 @@ from ..spec import Finding, TensorSpec
 from .trial import TimesToBeat, Trial
 
 EAGER = "torch eager"
+FLOAT_FORM = " float32"  # behind the name of a backend
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 
 
@@ -47,7 +48,9 @@ class FloatReferences:
         work: Path,
         step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
+        source_size: int | None = None,
     ) -> None:
+        self.source_size = source_size  # bytes on disk
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
         self._onnx_runtime: tuple[str, Any] | None = (
@@ -93,7 +96,7 @@ class FloatReferences:
         """
         if trial.latency and all(timing.rival in trial.forms for timing in trial.latency):
             known = self.seconds.setdefault(trial.shape, {})
-            known.setdefault(f"{trial.backend} float32", trial.typical)
+            known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
@@ -123,7 +126,7 @@ class FloatReferences:
         changed = plan.quant != "none" or plan.dtype != "float32"
         wanted = [name for name in backends if self.rivals is None or name in self.rivals]
         for name in dict.fromkeys([*made, *wanted]) if changed else ():
-            form = f"{name} float32"
+            form = f"{name}{FLOAT_FORM}"
             if name == "ort" and self._onnx_runtime is not None:
                 continue
             if self._key(name, shape) not in self._runners:

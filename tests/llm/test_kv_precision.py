@@ -56,7 +56,8 @@ def refusal(plan: Plan, shape: StepShape | None) -> GateError:
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape
     )
     with pytest.raises(GateError) as raised:
-        enforce(plan, trial, SimpleNamespace(loaded=SimpleNamespace(module=None)), Compressed(None, None))  # type: ignore[arg-type]
+        selected = SimpleNamespace(trial=trial, others=())
+        enforce(plan, selected, SimpleNamespace(loaded=SimpleNamespace(module=None)), Compressed(None, None))  # type: ignore[arg-type]
     return raised.value
 
 
