@@ -39,6 +39,7 @@ from infer.spec import Finding
 EXECUTES_CODE = True
 PORTABLE = False
 STEPS = True
+COMPILES = True  # lowering takes half a minute: `infer/pipeline/compilation_bounds.py`
 LAYERS_AS = "eager"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "compiled/model.pt2"

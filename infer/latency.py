@@ -20,7 +20,9 @@ from . import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
 FAR = 0.8  # beyond this, or its inverse, in each of them
+FEWEST_TURNS = 2  # of calls longer than `LONG`
 SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
 MOST_WARM_UPS = 10
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
@@ -76,6 +78,8 @@ class PairLimits(NamedTuple):
         """
         if pairs >= self.max_pairs or (far and pairs >= EARLY_PAIRS and seconds >= LONG):
             return True
+        if pairs >= LEAST_PAIRS and seconds >= OVERTIME * self.max_seconds:
+            return True
         return pairs >= self.min_pairs and (decided or seconds >= self.max_seconds)
 
 
@@ -119,6 +123,8 @@ def measure(
     times: list[float] = []
     with no_collection():
         while len(times) < max_runs and (len(times) < min_runs or math.fsum(times) < min_seconds):
+            if times and math.fsum(times) >= max(LONG, min_seconds):
+                break
             times.append(timed(call, device, clock))
     return summarize(times, warmup)
 
@@ -141,6 +147,8 @@ def in_turns(
     spent, count = 0.0, 0
     with no_collection():
         while count < max_runs and (count < min_runs or spent < min_seconds * len(calls)):
+            if count >= FEWEST_TURNS and spent >= max(LONG, min_seconds) * len(calls):
+                break
             for offset in range(len(calls)):
                 index = (count + offset) % len(calls)
                 times[index].append(timed(calls[index], device, clock))

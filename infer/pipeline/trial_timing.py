@@ -22,7 +22,8 @@ from ..predict.tensors import CheckedRunner
 from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
-from .float_reference import FloatReferences
+from . import compilation_bounds
+from .float_reference import FLOAT_FORM, Eager, FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -33,6 +34,7 @@ SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has an
 # Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
 LOST = 1.1
 FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
+LOST_BRIEFLY = 1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
@@ -63,7 +65,7 @@ def time_trials(
     if not plan.batches or not judged or floats.untimed:
         return []
     step("time", ", ".join(t.backend for t in judged))
-    took: dict[str, float] = {}
+    took: dict[str, dict[int, float]] = {}
     for trial in judged:
         try:
             took[trial.backend] = _time_briefly(trial.runner, original, plan)
@@ -73,9 +75,21 @@ def time_trials(
     findings: list[Finding] = []
     for shape in {t.shape for t in judged}:
         own = [t for t in judged if t.shape == shape]
-        backends = _worth_lowering(plan, original, {t.backend: took[t.backend] for t in own})
-        runners, absent = floats.forms(plan.with_(backend=own[0].backend), backends, shape, step)
-        forms = _time_float_forms(runners, floats.seconds.setdefault(shape, {}), original, plan)
+        backends = _worth_lowering(plan, original, {t.backend: sum(took[t.backend].values()) for t in own})
+        compiled = [] if shape is not None else [name for name in backends if _compiles(name)]
+        asked, known = plan.with_(backend=own[0].backend), floats.seconds.setdefault(shape, {})
+        cheap = [name for name in backends if name not in compiled]
+        runners, absent = floats.forms(asked, cheap, shape, step)
+        forms = _time_float_forms(runners, known, original, plan)
+        if compiled and own[0].changed:
+            reason = _why_no_baseline(plan, original, forms, {t.backend: took[t.backend] for t in own})
+            if reason:
+                findings += [
+                    Finding("time", f"no {name}{FLOAT_FORM}", None, why=reason) for name in compiled
+                ]
+            else:
+                runners, more = floats.forms(asked, backends, shape, step)
+                forms, absent = _time_float_forms(runners, known, original, plan), more
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
             _time_trial(trial, forms, original, plan, step, floats)
@@ -94,6 +108,53 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
     if "inductor" not in found and plugins.why_not("backends", "inductor") is None:
         found.append("inductor")
     return found
+
+
+def _compiles(name: str) -> bool:
+    return bool(getattr(plugins.get("backends", name), "COMPILES", False))
+
+
+def _why_no_baseline(
+    plan: Plan, original: Graph, forms: Sequence[FloatForm], took: Mapping[str, Mapping[int, float]]
+) -> str:
+    """Return why no form that is compiled can change the verdict, "" where one may: each trial has lost already, or
+    the kernels that compilation does not change take as long as another form.
+    """
+    if original.program is None or plan.device != "cpu" or original.module is not None:
+        return ""
+    least = {batch: min(form.seconds[batch] for form in forms) for batch in plan.batches}
+    if all(any(by.get(batch, 0.0) > LOST_BRIEFLY * least[batch] for batch in least) for by in took.values()):
+        return "every trial takes longer than another float form"
+    runner = Eager(original)
+    for batch, seconds in least.items():
+        bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
+        if bound.seconds * compilation_bounds.SLACK < seconds:
+            return ""
+    return f"its kernels in plain torch alone take {formatting.seconds(bound.seconds)} at batch {batch}, more than others"
+
+
+def why_not_compiled(plan: Plan, original: Graph, runner: Any, trials: Sequence[Trial]) -> str:
+    """Return why compiling a graph, which `runner` runs in plain torch, can't give the fastest trial; "" where it may."""
+    rivals = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
+    said = ""
+    for batch in plan.batches if rivals else ():
+        bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
+        calls = [call_of(t.runner, original, batch, served=True) for t in rivals]
+        times = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
+        best, name = min((taken.min, trial.name) for taken, trial in zip(times, rivals, strict=True))
+        alone = f"its kernels take {formatting.seconds(bound.seconds)} alone at batch {batch}"
+        if bound.seconds * compilation_bounds.SLACK >= best:
+            said = f"{alone}, {name} {formatting.seconds(best)} in all"
+        elif name == "eager" and bound.share >= compilation_bounds.ENOUGH:
+            said = f"{alone}, {bound.share:.0%} of a call of plain torch: compilation gains too little"
+        else:
+            return ""
+    return said
+
+
+def _unchecked(runner: Any, original: Graph, batch: int) -> Callable[[], Any]:
+    inputs = typical_inputs(original.inputs, original.samples, original.sizes, batch)
+    return lambda: runner.run(inputs)
 
 
 def _time_float_forms(
@@ -217,20 +278,21 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     return lambda: runner.run(inputs)
 
 
-def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> float:
-    """Return the median seconds of a call, summed over the batch sizes, from `BRIEF_SECONDS` of timing each.
+def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> dict[int, float]:
+    """Return the median seconds of a call by batch size, from `BRIEF_SECONDS` of timing each.
 
     Only "auto" compares backends by it: for a named one a single call shows that it runs, and 0 is returned.
     """
-    calls = [call_of(runner, graph, batch, served=True) for batch in plan.batches]
+    calls = {batch: call_of(runner, graph, batch, served=True) for batch in plan.batches}
     if plan.backend != "auto":
-        for call in calls:
+        for call in calls.values():
             call()
-        return 0.0
-    return sum(
-        latency.measure(call, device=plan.device, min_seconds=BRIEF_SECONDS, min_runs=5, max_runs=300).p50
-        for call in calls
-    )
+        return dict.fromkeys(calls, 0.0)
+    brief = {"min_seconds": BRIEF_SECONDS, "min_runs": 5, "max_runs": 300}
+    return {
+        batch: latency.measure(call, device=plan.device, **brief).p50  # type: ignore[arg-type]
+        for batch, call in calls.items()
+    }
 
 
 def _finding(form: FloatForm) -> Finding:
