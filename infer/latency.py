@@ -21,10 +21,12 @@ from . import device as hardware
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
+DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
 FAR = 0.8  # beyond this, or its inverse, in each of them
 FEWEST_TURNS = 2  # of calls longer than `LONG`
 SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
 MOST_WARM_UPS = 10
+WIDE = 2.0  # times the lower end of an interval
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -42,6 +44,20 @@ class Latency(msgspec.Struct, frozen=True):
     spread: float
     warmup: int = 0
 
+    @property
+    def disturbed(self) -> bool:
+        """Return whether the median is no time of the call's own, but of what other processes took."""
+        return self.p50 > DISTURBED * self.min
+
+    @property
+    def own(self) -> float:
+        """The median, or the shortest call where that was disturbed.
+
+        Disturbances only lengthen a call, so that the minimum bears them best (Chen and Revels 2016, "Robust
+        benchmarking in noisy environments").
+        """
+        return self.min if self.disturbed else self.p50
+
 
 class Paired(msgspec.Struct, frozen=True):
     """Time of a over time of b: the median over pairs, its 95 % interval, and the verdict on a.
@@ -57,6 +73,17 @@ class Paired(msgspec.Struct, frozen=True):
     pairs: int
     a: Latency
     b: Latency
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether the interval is so wide that the ratio says little."""
+        return self.high > WIDE * self.low
+
+    def undisturbed(self) -> Paired:
+        """Return what the shortest calls say: their ratio, and a verdict only where the pairs say the same."""
+        ratio = self.a.min / max(self.b.min, 1e-9)
+        low, high = min(self.low, ratio), max(self.high, ratio)
+        return msgspec.structs.replace(self, ratio=ratio, low=low, high=high, verdict=verdict(low, high))
 
     @property
     def speedup(self) -> float:

@@ -221,6 +221,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     allow_slower: Annotated[
         bool, Option("keep a result that is slower than the float model, or gains nothing over the source", group=CHECKS)
     ] = False
+    strict_timing: Annotated[
+        bool, Option("refuse a result that could be timed only on a busy machine", group=CHECKS)
+    ] = False
     allow_partial: Annotated[
         bool, Option("keep a result with less than a tenth of its weights quantized", group=CHECKS)
     ] = False

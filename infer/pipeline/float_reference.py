@@ -63,6 +63,7 @@ class FloatReferences:
         )
         self.to_beat: TimesToBeat | None = None  # of a search: see `trial_timing`
         self.searches = False  # float forms are timed briefly: more than one trial is compared with them
+        self.timed = self.waited = 0.0  # seconds of pairs, and of waiting for other processes between them
         self.untimed = False  # of a search: the trial lost before, only its fidelity is wanted
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None

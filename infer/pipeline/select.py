@@ -152,11 +152,17 @@ def enforce(
             f"refused, not faithful enough: {reason}{worst}",
             hint=f"Nothing was published. {milder}{', or allow more with --max-error' * loosened}",
         )
+    busy = next((trial.busy for trial in (best, *selected.others) if trial.busy), "")
+    if busy and plan.strict_timing:
+        raise GateError(
+            f"refused, {busy}, and did not end while it waited",
+            hint="Nothing was published. Run it when the machine is quiet, or without --strict-timing",
+        )
     if best.gains_nothing(plan) or (best.slower and not plan.allow_slower):
         what = "no gain" if best.gains_nothing(plan) else "slower"
         timed = [trial.brought() for trial in (best, *selected.others) if trial.latency]
         wrong = [f"{t.name} is not faithful enough" for t in selected.others if t.unfaithful(plan)]
-        tried = "; ".join((*timed, *wrong))
+        tried = "; ".join((*timed, *wrong, *([busy] if busy else [])))
         by = f"{plan.quant} by " if plan.quant != "none" else ""
         raise GateError(
             f"refused, {what}: {by}{tried}{_left_format(plan, small.layers)}",

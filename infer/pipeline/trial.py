@@ -21,6 +21,7 @@ from ..report.rendering import formatting
 from ..results import Metric, ScoresOnly
 from ..spec import Finding
 
+BUSY = "timed on a busy machine"
 UNNOTICED = 2e-4  # seconds of a call that nobody notices; the checks of a request take up to so many
 
 
@@ -32,6 +33,7 @@ class Timing:
     pair: latency.Paired
     rival: str = ""  # name of that form
     lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
+    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,12 @@ class Trial:
         return sum(count * pair.b.p50 * pair.low for count, pair in parts) > latency.SLOWER * floats
 
     @property
+    def busy(self) -> str:
+        """Say that other processes disturbed the timing in spite of waiting; "" where they did not."""
+        missing = max((t.missing for t in self.latency), default=0.0)
+        return f"{BUSY}: other processes took {missing:.1f} processors" if missing else ""
+
+    @property
     def verdict(self) -> str:
         """Verdict: `2.1x faster at batch 1, same at batch 8 against the fastest float form (inductor float32)`."""
         if not self.latency:
@@ -208,6 +216,7 @@ class Trial:
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
+        lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")
         elif self.gains_nothing(plan.with_(allow_slower=False)):

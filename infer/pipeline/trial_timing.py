@@ -7,15 +7,19 @@ model of tensors is timed as it will be called, through the input checks of `Pre
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .. import latency, library_errors, plugins
+from ..device.other_load import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
 from ..graph.program import Graph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
-from ..latency import WORKLOAD
+from ..latency import WORKLOAD, Paired
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import CheckedRunner
@@ -34,6 +38,7 @@ SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has an
 # Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
 LOST = 1.1
 FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
+WAITED, MOST_WAITED = 3.0, 20.0  # times what was timed, and seconds, that a run waits for other processes in all
 LOST_BRIEFLY = 1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
@@ -176,7 +181,7 @@ def _time_float_forms(
                     hint=f"Time it at another size: --batch {2 * batch}",
                 ) from error
             for name, taken in zip(runners, times, strict=True):
-                known.setdefault(name, {})[batch] = taken.p50
+                known.setdefault(name, {})[batch] = taken.own
     return [FloatForm(name, runner, known[name]) for name, runner in runners.items()]
 
 
@@ -203,7 +208,7 @@ def _time_trial(
         limits = {"min_pairs": SHORT_PAIRS, "max_seconds": UNCHANGED_SECONDS}
     short: list[Timing] = []
     if floats.to_beat is not None:
-        if _lost_short_round(trial, rivals, original, plan, floats.to_beat):
+        if _lost_short_round(trial, rivals, original, plan, floats, floats.to_beat):
             return
         short, trial.latency = trial.latency, []
     enough = {timing.batch: timing for timing in short if latency.is_enough(timing.pair, **limits)}
@@ -211,7 +216,7 @@ def _time_trial(
         if batch in enough:
             trial.latency.append(enough[batch])
         else:
-            _time_pairs(trial, {batch: rival}, original, plan, **limits)
+            _time_pairs(trial, {batch: rival}, original, plan, floats, **limits)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:
@@ -220,11 +225,16 @@ def _time_trial(
     rival = rivals[plan.batches[0]].runner
     if isinstance(rival, FullSequenceRunner):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
-        trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+        trial.prompt, _ = _paired_quietly(ours, theirs, plan, floats, max_seconds=PAIR_SECONDS)
 
 
 def _lost_short_round(
-    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, to_beat: TimesToBeat
+    trial: Trial,
+    rivals: Mapping[int, FloatForm],
+    original: Graph,
+    plan: Plan,
+    floats: FloatReferences,
+    to_beat: TimesToBeat,
 ) -> bool:
     """Time a few pairs; return whether the trial lost. Float forms, which others are timed against, are timed at every
     batch size, others that lost by far only at those that decide.
@@ -232,20 +242,50 @@ def _lost_short_round(
     counts = {batch: not trial.changed or to_beat.counts(batch) for batch in rivals}
     for deciding in (True, False):
         own = {batch: form for batch, form in rivals.items() if counts[batch] is deciding}
-        _time_pairs(trial, own, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
+        _time_pairs(trial, own, original, plan, floats, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
         if (slower := trial.times_slower(to_beat) or 0.0) > FAR:
             break
     return slower > LOST
 
 
 def _time_pairs(
-    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, **limits: float
+    trial: Trial,
+    rivals: Mapping[int, FloatForm],
+    original: Graph,
+    plan: Plan,
+    floats: FloatReferences,
+    **limits: float,
 ) -> None:
     for batch, rival in rivals.items():
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
-        pair = latency.paired(ours, theirs, device=plan.device, **limits)  # type: ignore[arg-type]
-        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch)))
+        pair, missing = _paired_quietly(ours, theirs, plan, floats, **limits)
+        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch), missing))
+
+
+def _paired_quietly(
+    ours: Callable[[], Any], theirs: Callable[[], Any], plan: Plan, floats: FloatReferences, **limits: Any
+) -> tuple[Paired, float]:
+    """Time in pairs; where other processes took the processors wait for them, for a bounded time, and do it again.
+
+    Returns the least disturbed pair and the processors that it missed: of one that was disturbed all the same what its
+    shortest calls say.
+    """
+    best: tuple[float, Paired] | None = None
+    threads = torch.get_num_threads()
+    while True:
+        load, began = OtherLoad(), time.perf_counter()
+        pair = latency.paired(ours, theirs, device=plan.device, **limits)
+        floats.timed += time.perf_counter() - began
+        missing = load.excess(threads) if plan.device == "cpu" else 0.0
+        if missing <= MOST_MISSING and not pair.is_wide:
+            return pair, 0.0
+        if best is None or missing < best[0]:
+            best = missing, pair
+        patience = min(MOST_WAITED, WAITED * floats.timed) - floats.waited
+        if patience <= 0:
+            return best[1].undisturbed(), best[0] if best[0] > MOST_MISSING else 0.0
+        floats.waited += wait_until_quiet(threads, patience)
 
 
 def _lengths(trial: Trial, original: Graph, batch: int) -> tuple[int, int] | None:
@@ -290,7 +330,7 @@ def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> dict[int, float]:
         return dict.fromkeys(calls, 0.0)
     brief = {"min_seconds": BRIEF_SECONDS, "min_runs": 5, "max_runs": 300}
     return {
-        batch: latency.measure(call, device=plan.device, **brief).p50  # type: ignore[arg-type]
+        batch: latency.measure(call, device=plan.device, **brief).own  # type: ignore[arg-type]
         for batch, call in calls.items()
     }
 

@@ -382,3 +382,15 @@ def test_only_a_float_form_that_was_tried_is_named_instead(
     assert judged == ["ort"]
     assert (instead in hint) is faithful
     assert "--allow-slower keeps it" in hint
+
+
+def test_strict_timing_refuses_what_was_timed_on_a_busy_machine() -> None:
+    nothing: Any = None
+    found = trial("ort", (0.5, 0.5), changed=True)
+    plan = PLAN.with_(quant="int8")
+    found.latency[1].missing = 1.5
+    enforce(plan, selected(found), nothing, Compressed(nothing, None))
+    with pytest.raises(GateError, match="refused, timed on a busy machine: other processes took 1.5 processors"):
+        enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))
+    found.latency[1].missing = 0.0
+    enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))

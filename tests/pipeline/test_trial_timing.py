@@ -63,6 +63,8 @@ class Call(float):
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call takes what its runner says."""
 
+    monkeypatch.setattr(trial_timing, "OtherLoad", lambda: SimpleNamespace(excess=lambda threads: 0.0))
+
     def paired(ours: Any, theirs: Any, **_: object) -> Paired:
         ratio = ours / theirs
         verdict = "slower" if ratio > 1.03 else "faster" if ratio < 0.97 else "same"
@@ -73,7 +75,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def measure(seconds: float, **_: object) -> SimpleNamespace:
-        return SimpleNamespace(p50=seconds)
+        return SimpleNamespace(own=seconds)
 
     def in_turns(calls: list[float], **_: object) -> list[SimpleNamespace]:
         return [measure(seconds) for seconds in calls]
@@ -312,3 +314,87 @@ def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
     short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
     assert rounds == [(1.0, short), (8.0, short), (1.0, full)]
     assert [one.batch for one in fast.latency] == [1, 8]
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
+    """Processors that other processes take from each timing, the last for ever after; and the waits for them."""
+    missing, waits = list[float](), list[float]()
+
+    def wait(threads: int, seconds: float) -> float:
+        waits.append(seconds)
+        return 15.0
+
+    def load() -> SimpleNamespace:
+        return SimpleNamespace(excess=lambda threads: missing.pop(0) if len(missing) > 1 else missing[0])
+
+    now = iter(range(0, 100_000, 5))
+    monkeypatch.setattr(trial_timing, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
+    monkeypatch.setattr(trial_timing, "OtherLoad", load)
+    monkeypatch.setattr(trial_timing, "wait_until_quiet", wait)
+    return missing, waits
+
+
+ONCE = PLAN.with_(backend="ort", batches=(1,))
+
+
+@pytest.mark.usefixtures("given")
+def test_a_disturbed_timing_waits_and_is_made_again(others: tuple[list[float], list[float]]) -> None:
+    missing, waits = others
+    missing += [1.5, 0.0]
+    ours = trial("ort", 0.5, 0.5)
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert (len(waits), ours.busy, len(ours.latency)) == (1, "", 1)
+
+
+def noisy_pair(*_: object, **__: object) -> Paired:
+    """Fourteen times faster by the median, by the shortest calls no faster at all."""
+    ours, theirs = summarize([1.0, 1.0, 1.0]), summarize([1.0, 14.0, 14.0])
+    return Paired(1 / 14, 0.057, 0.763, "faster", 11, ours, theirs)
+
+
+@pytest.mark.usefixtures("given")
+def test_a_machine_that_stays_busy_is_said_and_no_speed_claimed(
+    others: tuple[list[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, waits = others
+    missing.append(1.5)
+    monkeypatch.setattr(trial_timing.latency, "paired", noisy_pair)
+    ours = trial("ort", 0.5, 0.5)
+    ours.source_size = 100
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert 1 <= len(waits) <= 2, "the wait is bounded"
+    assert ours.limitations(ONCE) == ["timed on a busy machine: other processes took 1.5 processors"]
+    assert ours.verdict.startswith("within noise at batch 1")
+
+
+@pytest.mark.usefixtures("given")
+def test_a_wide_interval_is_timed_again(
+    others: tuple[list[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others[0].append(0.0)
+    usual, rounds = trial_timing.latency.paired, list[int]()
+
+    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
+        rounds.append(1)
+        return noisy_pair() if len(rounds) == 1 else usual(ours, theirs)
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    ours = trial("ort", 0.5, 0.5)
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert ours.verdict.startswith("2.00x faster at batch 1")
+    assert (len(rounds), ours.busy) == (2, "")
+
+
+def wrong_forms(original: Graph) -> Forms:
+    return Forms(original, plain=(1e-9, 1e-9), ort=(1.0, 1.0), inductor=(1e-10, 1e-10))
+
+
+@pytest.mark.usefixtures("given")
+@pytest.mark.parametrize("seconds", [0.5, 1e-10], ids=["it lost to another form", "kernels alone take longer"])
+def test_a_form_that_can_not_change_the_verdict_is_not_compiled(seconds: float) -> None:
+    """Neither where each trial is slower than a form that is known, nor where kernels alone take longer than that."""
+    forms = wrong_forms(graph())
+    found = timed(PLAN, [trial("ort", seconds, seconds)], forms)
+    assert forms.lowered == ["ort"]
+    assert "no inductor float32" in found
