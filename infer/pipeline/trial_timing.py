@@ -70,24 +70,24 @@ def time_trials(
     if not plan.batches or not judged or floats.untimed:
         return []
     step("time", ", ".join(t.backend for t in judged))
-    took: dict[str, dict[int, float]] = {}
     for trial in judged:
         try:
-            took[trial.backend] = _time_briefly(trial.runner, original, plan)
+            _time_briefly(trial, original, plan)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             failed(trial, error)
-    judged = [t for t in judged if t.backend in took]
+    judged = [t for t in judged if t.brief]
+    fastest = min((sum(t.brief.values()) for t in judged), default=0.0)
     findings: list[Finding] = []
     for shape in {t.shape for t in judged}:
         own = [t for t in judged if t.shape == shape]
-        backends = _worth_lowering(plan, original, {t.backend: sum(took[t.backend].values()) for t in own})
+        backends = _worth_lowering(plan, original, {t.backend: sum(t.brief.values()) for t in own})
         compiled = [] if shape is not None else [name for name in backends if _compiles(name)]
         asked, known = plan.with_(backend=own[0].backend), floats.seconds.setdefault(shape, {})
         cheap = [name for name in backends if name not in compiled]
         runners, absent = floats.forms(asked, cheap, shape, step)
         forms = _time_float_forms(runners, known, original, plan)
         if compiled and own[0].changed:
-            reason = _why_no_baseline(plan, original, forms, {t.backend: took[t.backend] for t in own})
+            reason = _why_no_baseline(plan, original, forms, own)
             if reason:
                 findings += [
                     Finding("time", f"no {name}{FLOAT_FORM}", None, why=reason) for name in compiled
@@ -97,7 +97,8 @@ def time_trials(
                 forms, absent = _time_float_forms(runners, known, original, plan), more
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
-            _time_trial(trial, forms, original, plan, step, floats)
+            hopeless = sum(trial.brief.values()) > HOPELESS * fastest and len(judged) > 1
+            _time_trial(trial, forms, original, plan, step, floats, briefly=hopeless)
     return findings
 
 
@@ -120,7 +121,7 @@ def _compiles(name: str) -> bool:
 
 
 def _why_no_baseline(
-    plan: Plan, original: Graph, forms: Sequence[FloatForm], took: Mapping[str, Mapping[int, float]]
+    plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]
 ) -> str:
     """Return why no form that is compiled can change the verdict, "" where one may: each trial has lost already, or
     the kernels that compilation does not change take as long as another form.
@@ -128,7 +129,7 @@ def _why_no_baseline(
     if original.program is None or plan.device != "cpu" or original.module is not None:
         return ""
     least = {batch: min(form.seconds[batch] for form in forms) for batch in plan.batches}
-    if all(any(by.get(batch, 0.0) > LOST_BRIEFLY * least[batch] for batch in least) for by in took.values()):
+    if all(any(trial.brief[batch] > LOST_BRIEFLY * least[batch] for batch in least) for trial in trials):
         return "every trial takes longer than another float form"
     runner = Eager(original)
     for batch, seconds in least.items():
@@ -141,12 +142,15 @@ def _why_no_baseline(
 def why_not_compiled(plan: Plan, original: Graph, runner: Any, trials: Sequence[Trial]) -> str:
     """Return why compiling a graph, which `runner` runs in plain torch, can't give the fastest trial; "" where it may."""
     rivals = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
+    try:
+        for trial in rivals:
+            _time_briefly(trial, original, plan)
+    except Exception:  # noqa: BLE001 - it is timed again, and refused, with the others
+        return ""
     said = ""
     for batch in plan.batches if rivals else ():
         bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
-        calls = [call_of(t.runner, original, batch, served=True) for t in rivals]
-        times = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
-        best, name = min((taken.min, trial.name) for taken, trial in zip(times, rivals, strict=True))
+        best, name = min((trial.brief[batch], trial.name) for trial in rivals)
         alone = f"its kernels take {formatting.seconds(bound.seconds)} alone at batch {batch}"
         if bound.seconds * compilation_bounds.SLACK >= best:
             said = f"{alone}, {name} {formatting.seconds(best)} in all"
@@ -192,6 +196,8 @@ def _time_trial(
     plan: Plan,
     step: Callable[[str, str], None],
     floats: FloatReferences,
+    *,
+    briefly: bool,
 ) -> None:
     """Time a trial in pairs with the form that is fastest at each batch size.
 
@@ -204,7 +210,9 @@ def _time_trial(
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
     limits: dict[str, Any] = {"max_seconds": PAIR_SECONDS, "max_pairs": PAIRS}
-    if floats.searches and not trial.changed:
+    if briefly:
+        limits = {"min_pairs": SHORT_PAIRS, "max_seconds": SHORT_SECONDS}
+    elif floats.searches and not trial.changed:
         limits = {"min_pairs": SHORT_PAIRS, "max_seconds": UNCHANGED_SECONDS}
     short: list[Timing] = []
     if floats.to_beat is not None:
@@ -318,21 +326,22 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     return lambda: runner.run(inputs)
 
 
-def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> dict[int, float]:
-    """Return the median seconds of a call by batch size, from `BRIEF_SECONDS` of timing each.
+def _time_briefly(trial: Trial, graph: Graph, plan: Plan) -> None:
+    """Set the median seconds of a trial's calls by batch size, from `BRIEF_SECONDS` of timing each.
 
-    Only "auto" compares backends by it: for a named one a single call shows that it runs, and 0 is returned.
+    Only "auto" compares backends by it: for a named one a single call shows that it runs, and takes 0.
     """
-    calls = {batch: call_of(runner, graph, batch, served=True) for batch in plan.batches}
-    if plan.backend != "auto":
-        for call in calls.values():
+    if trial.brief:
+        return
+    calls = {batch: call_of(trial.runner, graph, batch, served=True) for batch in plan.batches}
+    limits: dict[str, Any] = {"min_seconds": BRIEF_SECONDS, "min_runs": 5, "max_runs": 300}
+    took = dict.fromkeys(calls, 0.0)
+    for batch, call in calls.items():
+        if plan.backend == "auto":
+            took[batch] = latency.measure(call, device=plan.device, **limits).own
+        else:
             call()
-        return dict.fromkeys(calls, 0.0)
-    brief = {"min_seconds": BRIEF_SECONDS, "min_runs": 5, "max_runs": 300}
-    return {
-        batch: latency.measure(call, device=plan.device, **brief).own  # type: ignore[arg-type]
-        for batch, call in calls.items()
-    }
+    trial.brief = took
 
 
 def _finding(form: FloatForm) -> Finding:
