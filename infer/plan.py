@@ -219,7 +219,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option("open files that hold code, which then runs here", group=MODEL, one_way=True)
     ] = False
     allow_slower: Annotated[
-        bool, Option("keep a result that is slower than the float model, or gains nothing over the source", group=CHECKS)
+        bool,
+        Option(
+            "keep a result that is slower than the float model, or no gain over the source",
+            group=CHECKS,
+        ),
     ] = False
     strict_timing: Annotated[
         bool, Option("refuse a result that could be timed only on a busy machine", group=CHECKS)

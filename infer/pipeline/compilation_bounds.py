@@ -56,7 +56,11 @@ class _Timed(TorchDispatchMode):
         self._unfused |= {overload.overloadpacket for overload in kernels.c_functions()}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func.overloadpacket not in self._unfused:
             return func(*args, **(kwargs or {}))

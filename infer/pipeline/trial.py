@@ -79,7 +79,9 @@ class Trial:
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     joining: Joining = Joining("padded")  # which requests may share a batch of it
-    brief: dict[int, float] = field(default_factory=dict)  # seconds of a call by batch size, before it is paired
+    brief: dict[int, float] = field(
+        default_factory=dict
+    )  # seconds of a call by batch size, before it is paired
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
@@ -161,7 +163,9 @@ class Trial:
         if self.source_size is None:
             return formatting.size(self.size)
         ratio = formatting.smaller(self.source_size, self.size)
-        return f"{formatting.size(self.size)} where the source has {formatting.size(self.source_size)} ({ratio})"
+        return (
+            f"{formatting.size(self.size)} where the source has {formatting.size(self.source_size)} ({ratio})"
+        )
 
     def _is_slower(self, timing: Timing) -> bool:
         return timing.pair.verdict == "slower" or self._request_slower(timing)

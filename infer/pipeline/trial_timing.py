@@ -38,8 +38,13 @@ SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has an
 # Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
 LOST = 1.1
 FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
-WAITED, MOST_WAITED = 3.0, 20.0  # times what was timed, and seconds, that a run waits for other processes in all
-LOST_BRIEFLY = 1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
+WAITED, MOST_WAITED = (
+    3.0,
+    20.0,
+)  # times what was timed, and seconds, that a run waits for other processes in all
+LOST_BRIEFLY = (
+    1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
+)
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
@@ -89,9 +94,7 @@ def time_trials(
         if compiled and own[0].changed:
             reason = _why_no_baseline(plan, original, forms, own)
             if reason:
-                findings += [
-                    Finding("time", f"no {name}{FLOAT_FORM}", None, why=reason) for name in compiled
-                ]
+                findings += [Finding("time", f"no {name}{FLOAT_FORM}", None, why=reason) for name in compiled]
             else:
                 runners, more = floats.forms(asked, backends, shape, step)
                 forms, absent = _time_float_forms(runners, known, original, plan), more
@@ -120,9 +123,7 @@ def _compiles(name: str) -> bool:
     return bool(getattr(plugins.get("backends", name), "COMPILES", False))
 
 
-def _why_no_baseline(
-    plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]
-) -> str:
+def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]) -> str:
     """Return why no form that is compiled can change the verdict, "" where one may: each trial has lost already, or
     the kernels that compilation does not change take as long as another form.
     """
@@ -136,11 +137,13 @@ def _why_no_baseline(
         bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
         if bound.seconds * compilation_bounds.SLACK < seconds:
             return ""
-    return f"its kernels in plain torch alone take {formatting.seconds(bound.seconds)} at batch {batch}, more than others"
+    return (
+        f"its kernels alone take {formatting.seconds(bound.seconds)} at batch {batch}, more than another form"
+    )
 
 
 def why_not_compiled(plan: Plan, original: Graph, runner: Any, trials: Sequence[Trial]) -> str:
-    """Return why compiling a graph, which `runner` runs in plain torch, can't give the fastest trial; "" where it may."""
+    """Return why compiling the graph of `runner`, in plain torch, can't give the fastest trial; "" where it may."""
     rivals = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
     try:
         for trial in rivals:

