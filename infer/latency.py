@@ -20,6 +20,7 @@ from . import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+MIN_PAIRS = 11  # of a verdict on short calls
 LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
 DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
 FAR = 0.8  # beyond this, or its inverse, in each of them
@@ -189,7 +190,7 @@ def paired(
     b: Call,
     *,
     device: str = "cpu",
-    min_pairs: int = 11,
+    min_pairs: int = MIN_PAIRS,
     max_pairs: int = 400,
     max_seconds: float = 4.0,
     seed: int = 0,
@@ -224,7 +225,9 @@ def paired(
     return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
 
 
-def is_enough(pair: Paired, *, min_pairs: int = 11, max_pairs: int = 400, max_seconds: float = 4.0) -> bool:
+def is_enough(
+    pair: Paired, *, min_pairs: int = MIN_PAIRS, max_pairs: int = 400, max_seconds: float = 4.0
+) -> bool:
     """Return whether `paired` with these limits would have stopped at the pairs that were taken with lower ones.
 
     Of those pairs the interval is known, not each ratio: with five pairs it is that from the least to the largest one.

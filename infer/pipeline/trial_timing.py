@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,10 +100,30 @@ def time_trials(
                 runners, more = floats.forms(asked, backends, shape, step)
                 forms, absent = _time_float_forms(runners, known, original, plan), more
         findings += [*absent, *(_finding(form) for form in forms)]
-        for trial in own:
-            hopeless = sum(trial.brief.values()) > HOPELESS * fastest and len(judged) > 1
-            _time_trial(trial, forms, original, plan, step, floats, briefly=hopeless)
+        hopeless = {t.name for t in own if sum(t.brief.values()) > HOPELESS * fastest and len(judged) > 1}
+        needed = [_seconds_needed(trial, forms, briefly=trial.name in hopeless) for trial in own]
+        for i, trial in enumerate(own):
+            left = f"about {formatting.seconds(sum(needed[i:]))} left"
+            brief = trial.name in hopeless
+            _time_trial(trial, forms, original, plan, partial(_with_time, step, left), floats, briefly=brief)
     return findings
+
+
+def _with_time(step: Callable[[str, str], None], left: str, name: str, detail: str) -> None:
+    step(name, f"{detail}, {left}")
+
+
+def _seconds_needed(trial: Trial, forms: Sequence[FloatForm], *, briefly: bool) -> float:
+    """Return about how long a trial is timed: pairs are made until a limit of time, of long calls a few."""
+    least, most = (SHORT_PAIRS, SHORT_SECONDS) if briefly else (latency.MIN_PAIRS, PAIR_SECONDS)
+    pairs = [seconds + min(form.seconds[batch] for form in forms) for batch, seconds in trial.brief.items()]
+    return sum(
+        max(
+            min(most, PAIRS * pair),
+            min(least * pair, max(latency.OVERTIME * most, latency.LEAST_PAIRS * pair)),
+        )
+        for pair in pairs
+    )
 
 
 def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> list[str]:

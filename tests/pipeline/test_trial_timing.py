@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import latency
+from infer.device import other_load
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
@@ -63,8 +64,6 @@ class Call(float):
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call takes what its runner says."""
 
-    monkeypatch.setattr(trial_timing, "OtherLoad", lambda: SimpleNamespace(excess=lambda threads: 0.0))
-
     def paired(ours: Any, theirs: Any, **_: object) -> Paired:
         ratio = ours / theirs
         verdict = "slower" if ratio > 1.03 else "faster" if ratio < 0.97 else "same"
@@ -81,7 +80,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
         return [measure(seconds) for seconds in calls]
 
     monkeypatch.setattr(
-        trial_timing, "latency", SimpleNamespace(paired=paired, measure=measure, in_turns=in_turns)
+        trial_timing,
+        "latency",
+        SimpleNamespace(**vars(latency) | {"paired": paired, "measure": measure, "in_turns": in_turns}),
     )
 
 
@@ -331,6 +332,8 @@ def others(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
     now = iter(range(0, 100_000, 5))
     monkeypatch.setattr(trial_timing, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
     monkeypatch.setattr(trial_timing, "OtherLoad", load)
+    monkeypatch.setattr(trial_timing, "MOST_WAITED", 20.0)
+    monkeypatch.setattr(trial_timing, "MOST_MISSING", other_load.MOST_MISSING)
     monkeypatch.setattr(trial_timing, "wait_until_quiet", wait)
     return missing, waits
 
@@ -400,3 +403,34 @@ def test_a_form_that_can_not_change_the_verdict_is_not_compiled(seconds: float) 
     found = timed(PLAN, [trial("ort", seconds, seconds)], forms)
     assert forms.lowered == ["ort"]
     assert "no inductor float32" in found
+
+
+@pytest.mark.usefixtures("given")
+def test_steps_of_timing_say_about_how_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_timing, "PAIR_SECONDS", 4.0)
+    monkeypatch.setattr(trial_timing, "SHORT_SECONDS", 0.5)
+    trials, said = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)], list[str]()
+    forms = Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5))
+    trial_timing.time_trials(
+        PLAN, graph(), trials, forms, lambda name, detail: said.append(detail), lambda *_: None
+    )
+    left = [detail.rpartition(", ")[2] for detail in said if " against " in detail]
+    assert left == ["about 79.0 s left", "about 57.0 s left"], (
+        "eleven pairs of 1 s at two sizes, then three of 9.5 s"
+    )
+
+
+@pytest.mark.usefixtures("given")
+def test_a_hopeless_trial_is_timed_in_a_short_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[float, float]] = []
+    usual = trial_timing.latency.paired
+
+    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
+        rounds.append((float(ours), limits["max_seconds"]))
+        return usual(ours, theirs)
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    trials = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)]
+    timed(PLAN, trials, Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5)))
+    short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
+    assert rounds == [(0.5, full), (0.5, full), (9.0, short), (9.0, short)]
