@@ -1,4 +1,4 @@
-"""What compilation can't change of a call, and backends that are not lowered for it."""
+"""The part of a call that compilation does not change, and backends that are not lowered for it."""
 
 from __future__ import annotations
 
