@@ -20,6 +20,7 @@ from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
 from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
+from infer.pipeline.run_trial import is_faithful
 from infer.pipeline.trial import TimesToBeat, Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
@@ -434,3 +435,23 @@ def test_a_hopeless_trial_is_timed_in_a_short_round(monkeypatch: pytest.MonkeyPa
     timed(PLAN, trials, Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5)))
     short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
     assert rounds == [(0.5, full), (0.5, full), (9.0, short), (9.0, short)]
+
+
+class Shifted:
+    """A runner whose outputs are off."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value + 0.1 for name, value in self._runner.run(inputs).items()}
+
+
+def test_a_float_form_is_judged_like_a_trial_before_it_is_named(tmp_path: Path) -> None:
+    made = graph()
+    floats = FloatReferences(made, tmp_path, module=Net().eval())
+    floats._module = None  # the captured program itself is the reference
+    plan = PLAN.with_(batches=())
+    assert is_faithful(plan, "eager", floats, made)
+    floats._runners["float-eager"] = Shifted(floats._runners["float-eager"])
+    assert not is_faithful(plan, "eager", floats, made)
