@@ -120,7 +120,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 
 def keep_caches() -> None:
-    """Put what the compiler caches where later runs find it: its headers alone take 20 s of processor time.
+    """Put what the compiler caches where later runs find it: its headers alone take 19 s of processor time.
 
     Torch chooses a folder of the temporary files when it is imported, and those belong to one run.
     """
