@@ -42,6 +42,9 @@ class Backend(Protocol):
     was compared ("" for any other). One that opens what it can't make here, or can't open what it makes, has
     `unopenable()`, the reason why an artifact of it can't be opened here; for any other that is `missing()`.
 
+    A backend whose lowering takes most of a run declares `COMPILES = True`: "auto" tries it after the others, and only
+    where its kernels, timed in plain torch, leave it a chance (`infer/pipeline/compilation_bounds.py`).
+
     Layers are timed alone before they are quantized. A backend whose quantized layers call the operators of another,
     so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in
     the same way has `layer_form(tensors)`, which returns the `LayerForm` of a packed weight, or None.

@@ -39,7 +39,9 @@ from infer.spec import Finding
 EXECUTES_CODE = True
 PORTABLE = False
 STEPS = True
+COMPILES = True  # lowering takes half a minute: `infer/pipeline/compilation_bounds.py`
 LAYERS_AS = "eager"
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "compiled/model.pt2"
 PACKINGS = "compiled/packed.json"
 FRAGMENTS = "compiled/fragments.json"
@@ -101,7 +103,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             program, packings = prepack.plan_packing(program)
             (folder / PACKINGS).write_bytes(msgspec.json.encode(packings))
             (folder / ATTENTION_LENGTH).write_bytes(msgspec.json.encode(attention_length(program)))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.cache("inductor")))
+    keep_caches()
     try:
         with quiet():
             on_gpu = plan.device.startswith("cuda")
@@ -115,6 +117,20 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         raise _refusal(error) from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
     return Lowered([size, *found])
+
+
+def keep_caches() -> None:
+    """Put what the compiler caches where later runs find it: its headers alone take 19 s of processor time.
+
+    Torch chooses a folder of the temporary files when it is imported, and those belong to one run.
+    """
+    from torch._inductor import codecache
+
+    given = os.environ.get(CACHE_VARIABLE, "")
+    if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice
+        os.environ[CACHE_VARIABLE] = str(paths.cache("inductor"))
+    headers = paths.cache("inductor") / "precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
 
 
 def _refusal(error: Exception) -> NotUsableError:

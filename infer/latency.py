@@ -20,9 +20,14 @@ from . import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+MIN_PAIRS = 11  # of a verdict on short calls
+LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
+DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
 FAR = 0.8  # beyond this, or its inverse, in each of them
+FEWEST_TURNS = 2  # of calls longer than `LONG`
 SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
 MOST_WARM_UPS = 10
+WIDE = 2.0  # times the lower end of an interval
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -40,6 +45,20 @@ class Latency(msgspec.Struct, frozen=True):
     spread: float
     warmup: int = 0
 
+    @property
+    def disturbed(self) -> bool:
+        """Return whether the median is no time of the call's own, but of what other processes took."""
+        return self.p50 > DISTURBED * self.min
+
+    @property
+    def own(self) -> float:
+        """The median, or the shortest call where that was disturbed.
+
+        Disturbances only lengthen a call, so that the minimum bears them best (Chen and Revels 2016, "Robust
+        benchmarking in noisy environments").
+        """
+        return self.min if self.disturbed else self.p50
+
 
 class Paired(msgspec.Struct, frozen=True):
     """Time of a over time of b: the median over pairs, its 95 % interval, and the verdict on a.
@@ -55,6 +74,17 @@ class Paired(msgspec.Struct, frozen=True):
     pairs: int
     a: Latency
     b: Latency
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether the interval is so wide that the ratio says little."""
+        return self.high > WIDE * self.low
+
+    def undisturbed(self) -> Paired:
+        """Return what the shortest calls say: their ratio, and a verdict only where the pairs say the same."""
+        ratio = self.a.min / max(self.b.min, 1e-9)
+        low, high = min(self.low, ratio), max(self.high, ratio)
+        return msgspec.structs.replace(self, ratio=ratio, low=low, high=high, verdict=verdict(low, high))
 
     @property
     def speedup(self) -> float:
@@ -75,6 +105,8 @@ class PairLimits(NamedTuple):
         `far`: all of their ratios lie so far from 1 on one side that more pairs can't change the verdict.
         """
         if pairs >= self.max_pairs or (far and pairs >= EARLY_PAIRS and seconds >= LONG):
+            return True
+        if pairs >= LEAST_PAIRS and seconds >= OVERTIME * self.max_seconds:
             return True
         return pairs >= self.min_pairs and (decided or seconds >= self.max_seconds)
 
@@ -119,6 +151,8 @@ def measure(
     times: list[float] = []
     with no_collection():
         while len(times) < max_runs and (len(times) < min_runs or math.fsum(times) < min_seconds):
+            if times and math.fsum(times) >= max(LONG, min_seconds):
+                break
             times.append(timed(call, device, clock))
     return summarize(times, warmup)
 
@@ -141,6 +175,8 @@ def in_turns(
     spent, count = 0.0, 0
     with no_collection():
         while count < max_runs and (count < min_runs or spent < min_seconds * len(calls)):
+            if count >= FEWEST_TURNS and spent >= max(LONG, min_seconds) * len(calls):
+                break
             for offset in range(len(calls)):
                 index = (count + offset) % len(calls)
                 times[index].append(timed(calls[index], device, clock))
@@ -154,7 +190,7 @@ def paired(
     b: Call,
     *,
     device: str = "cpu",
-    min_pairs: int = 11,
+    min_pairs: int = MIN_PAIRS,
     max_pairs: int = 400,
     max_seconds: float = 4.0,
     seed: int = 0,
@@ -189,7 +225,9 @@ def paired(
     return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
 
 
-def is_enough(pair: Paired, *, min_pairs: int = 11, max_pairs: int = 400, max_seconds: float = 4.0) -> bool:
+def is_enough(
+    pair: Paired, *, min_pairs: int = MIN_PAIRS, max_pairs: int = 400, max_seconds: float = 4.0
+) -> bool:
     """Return whether `paired` with these limits would have stopped at the pairs that were taken with lower ones.
 
     Of those pairs the interval is known, not each ratio: with five pairs it is that from the least to the largest one.

@@ -219,7 +219,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option("open files that hold code, which then runs here", group=MODEL, one_way=True)
     ] = False
     allow_slower: Annotated[
-        bool, Option("keep a result that is slower than the float model, for its size", group=CHECKS)
+        bool,
+        Option(
+            "keep a result that is slower than the float model, or no gain over the source",
+            group=CHECKS,
+        ),
+    ] = False
+    strict_timing: Annotated[
+        bool, Option("refuse a result that could be timed only on a busy machine", group=CHECKS)
     ] = False
     allow_partial: Annotated[
         bool, Option("keep a result with less than a tenth of its weights quantized", group=CHECKS)

@@ -51,6 +51,7 @@ OTHER: dict[str, Any] = {
     "load": "per-tensor",
     "trust_code": True,
     "allow_slower": True,
+    "strict_timing": True,
     "allow_partial": True,
     "max_error": 1e-5,
     "max_batch": 7,

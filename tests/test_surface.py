@@ -44,7 +44,7 @@ def test_flags_of_optimize_are_stable() -> None:
         "--max-first-token", "--max-latency", "--max-length", "--max-memory", "--max-p99", "--max-size", "--metric",
         "--min-score", "--min-throughput", "--model", "--no-golden", "--output", "--plan", "--profile",
         "--quant", "--ray", "--ray-address", "--recover",
-        "--save-plan", "--seed", "--sequences", "--space", "--task", "--threads", "--time",
+        "--save-plan", "--seed", "--sequences", "--space", "--strict-timing", "--task", "--threads", "--time",
         "--trust-code", "--verbose", "--weights",
     ]  # fmt: skip
 

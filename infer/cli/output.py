@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..report import document
 from ..report.rendering import formatting, optimize_summary, terminal
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
 MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
 BAR = 20  # columns
-BESIDE = 2 + 1 + 1 + BAR + 1 + 7  # columns of a line of progress: spinner, bar and time with their gaps
+BESIDE = (
+    2 + 1 + 1 + BAR + 1 + 7 + 1 + 7
+)  # columns of a line of progress: spinner, bar, time and time left, with gaps
 EVERY = 10.0  # seconds between two lines of such a step in a log
 
 
@@ -113,7 +122,13 @@ def progress_reporter(*, quiet: bool, verbose: bool = False, search: bool = Fals
     elif not console.is_terminal:
         yield LineReporter(console, verbose=verbose)
     else:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(BAR), TimeElapsedColumn())
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(BAR),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=console, transient=not verbose) as progress:
             yield BarReporter(progress, verbose=verbose)
 

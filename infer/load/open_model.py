@@ -62,6 +62,9 @@ def load(
         loaded.inputs, said = resolve_inputs(plan, loaded.inputs, loaded.module)
         loaded.findings += said
     loaded.sizes = {**bounds(loaded.inputs, plan), **loaded.sizes}
+    if loaded.weight_bytes is None and loaded.module is not None:
+        tensors = {t.data_ptr(): t.nbytes for t in (*loaded.module.parameters(), *loaded.module.buffers())}
+        loaded.weight_bytes = sum(tensors.values())
     choice = resolve_strategy(plan, loaded)
     loaded.load = choice.value
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))

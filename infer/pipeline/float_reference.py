@@ -30,6 +30,7 @@ from ..spec import Finding, TensorSpec
 from .trial import TimesToBeat, Trial
 
 EAGER = "torch eager"
+FLOAT_FORM = " float32"  # behind the name of a backend
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 
 
@@ -46,7 +47,9 @@ class FloatReferences:
         work: Path,
         step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
+        source_size: int | None = None,
     ) -> None:
+        self.source_size = source_size  # bytes on disk
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
         self._onnx_runtime: tuple[str, Any] | None = (
@@ -59,6 +62,7 @@ class FloatReferences:
         )
         self.to_beat: TimesToBeat | None = None  # of a search: see `trial_timing`
         self.searches = False  # float forms are timed briefly: more than one trial is compared with them
+        self.timed = self.waited = 0.0  # seconds of pairs, and of waiting for other processes between them
         self.untimed = False  # of a search: the trial lost before, only its fidelity is wanted
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
@@ -92,7 +96,7 @@ class FloatReferences:
         """
         if trial.latency and all(timing.rival in trial.forms for timing in trial.latency):
             known = self.seconds.setdefault(trial.shape, {})
-            known.setdefault(f"{trial.backend} float32", trial.typical)
+            known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
@@ -121,7 +125,7 @@ class FloatReferences:
         made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
         wanted = [name for name in backends if self.rivals is None or name in self.rivals]
         for name in dict.fromkeys([*made, *wanted]) if plan.changes_numbers else ():
-            form = f"{name} float32"
+            form = f"{name}{FLOAT_FORM}"
             if name == "ort" and self._onnx_runtime is not None:
                 continue
             if self._key(name, shape) not in self._runners:

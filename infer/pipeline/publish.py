@@ -77,7 +77,7 @@ def publish(
         size=store.size(folder),
         baseline=best.baseline,
         backends=selected.backends,
-        limitations=[*best.limitations(), *original.limitations],
+        limitations=[*best.limitations(run.plan), *original.limitations],
         quantized=best.quantized or small.quantized,
         original_size=loaded.weight_bytes,
         ceiling=ceiling,

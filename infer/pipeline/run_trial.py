@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .. import carried_state, fidelity, library_errors, plugins, rows
 from ..artifact import golden
+from ..errors import NotUsableError, ResourceError
 from ..fidelity import batch_sizes, extreme_values
-from ..fidelity.thresholds import LIMITS, precision
+from ..fidelity.thresholds import LIMITS, limits, precision
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.agreement import at_extremes
 from ..graph.program import Graph
@@ -72,6 +73,7 @@ def run_trial(
         fidelity=compared,
         golden=kept,
         size=size,
+        source_size=floats.source_size,
         reads=size if small.program is None else roofline.bytes_read(small.program),
         changed=plan.changes_numbers,
         findings=lowered.findings,
@@ -85,6 +87,16 @@ def run_trial(
     )
     gc.collect()
     return trial
+
+
+def is_faithful(plan: Plan, name: str, floats: FloatReferences, original: Graph) -> bool:
+    """Return whether the unquantized form of a backend, lowered for timing, would pass the gate of fidelity."""
+    own = plan.with_(backend=name, quant="none", dtype="float32")
+    try:
+        compared, _ = _compare(own, floats.reference(), floats.runner(own), original, original.outputs)
+    except (NotUsableError, ResourceError):
+        return False
+    return fidelity.judge(compared, limits(own, original.task), plan.max_error) is None
 
 
 def _judge_schedules(

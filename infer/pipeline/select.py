@@ -13,6 +13,8 @@ from ..plan import Plan
 from ..results import BackendResult
 from ..spec import Choice, LayerChoice
 from .float_graph import Original
+from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, FloatReferences
+from .run_trial import is_faithful
 from .trial import Trial
 from .try_backends import Compressed, Trials
 
@@ -29,6 +31,7 @@ class Selected:
     choice: Choice
     backends: tuple[BackendResult, ...]
     dtype: str = ""
+    others: tuple[Trial, ...] = ()  # that were tried in the plan's dtype
 
 
 def choose(tried: Trials) -> Selected:
@@ -52,7 +55,8 @@ def choose(tried: Trials) -> Selected:
     tried.reporter.found([*(result.finding() for result in results), *best.findings])
     tried.reporter.found(metric.finding() for metric in best.fidelity)
     choice = Choice("backend", plan.backend, best.backend, why)
-    return Selected(best, choice, (*tried.refused, *results), _dtype_reason(tried, best))
+    others = tuple(trial for trial in own if trial is not best)
+    return Selected(best, choice, (*tried.refused, *results), _dtype_reason(tried, best), others)
 
 
 def _result(trial: Trial, best: Trial) -> BackendResult:
@@ -112,19 +116,23 @@ def _choice_reason(best: Trial, ranked: Sequence[Trial], tried: Trials) -> str:
 def _why_out(trial: Trial, plan: Plan) -> str:
     if trial.unfaithful(plan):
         return "is not faithful enough"
-    return "is slower than float" if trial.failure(plan) else "gains too little"
+    if trial.failure(plan):
+        return "is slower than float" if trial.slower else "gains nothing"
+    return "gains too little"
 
 
 def enforce(
     plan: Plan,
-    best: Trial,
+    selected: Selected,
     original: Original,
     small: Compressed,
     stuck: str = "",
+    floats: FloatReferences | None = None,
 ) -> None:
-    """Raise `GateError` at the gates. That of fidelity names the worst layers, and why none rises, that of speed
-    how many left the format, that of gain is for models that nothing changes; all say the way out.
+    """Raise `GateError` at the gates. That of fidelity names the worst layers, and why none rises, those of speed and
+    gain what each trial brought; all say the way out, which was tried: on the float forms of `floats`.
     """
+    best = selected.trial
     reason = best.unfaithful(plan)
     if reason:
         worst = ""
@@ -144,16 +152,41 @@ def enforce(
             f"refused, not faithful enough: {reason}{worst}",
             hint=f"Nothing was published. {milder}{', or allow more with --max-error' * loosened}",
         )
-    if best.slower and not plan.allow_slower:
+    busy = next((trial.busy for trial in (best, *selected.others) if trial.busy), "")
+    if busy and plan.strict_timing:
         raise GateError(
-            f"refused, slower: {best.verdict}{_left_format(plan, small.layers)}",
-            hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
+            f"refused, {busy}, and did not end while it waited",
+            hint="Nothing was published. Run it when the machine is quiet, or without --strict-timing",
         )
-    if reason := best.no_gain(plan):
+    if best.gains_nothing(plan) or (best.slower and not plan.allow_slower):
+        what = "no gain" if best.gains_nothing(plan) else "slower"
+        timed = [trial.brought() for trial in (best, *selected.others) if trial.latency]
+        wrong = [f"{t.name} is not faithful enough" for t in selected.others if t.unfaithful(plan)]
+        tried = "; ".join((*timed, *wrong, *([busy] if busy else [])))
+        by = f"{plan.quant} by " if plan.quant != "none" else ""
         raise GateError(
-            f"refused, no gain: {reason}",
-            hint="Nothing was published. --allow-slower keeps it, --backend auto takes the fastest",
+            f"refused, {what}: {by}{tried}{_left_format(plan, small.layers)}",
+            hint=f"Nothing was published. {_instead(plan, best, original, floats)}",
         )
+
+
+def _instead(plan: Plan, best: Trial, original: Original, floats: FloatReferences | None) -> str:
+    """Name what to ask for in place of a form without gain: the float form of a backend that was faster than what the
+    user has and answers the same, where there is one, else what keeps the form.
+    """
+    keeps = "--allow-slower keeps " + ("the smaller model" if best.smaller else "it")
+    if floats is None or best.shape is not None or not best.changed:
+        return keeps
+    today = next((name for name in best.forms if name.startswith((EAGER, ONNX_RUNTIME))), "")
+    gains = {
+        name.removesuffix(FLOAT_FORM): min(best.forms[today][size] / took for size, took in seconds.items())
+        for name, seconds in best.forms.items()
+        if today and name.endswith(FLOAT_FORM)
+    }
+    for name, gain in sorted(gains.items(), key=lambda pair: -pair[1]):
+        if gain * latency.FASTER > 1 and is_faithful(plan, name, floats, original.graph):
+            return f"Use --quant none --backend {name}, {gain:.2f}x as fast as {today}; {keeps}"
+    return f"--quant none keeps the model as it is; {keeps}"
 
 
 def _left_format(plan: Plan, layers: Sequence[LayerChoice]) -> str:

@@ -65,7 +65,8 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
 
     - `UsageError`: an option is wrong, or options exclude each other.
     - `SourceError`, `UnsafeSourceError`: the model file is damaged, or holds code and `plan.trust_code` is not set.
-    - `GateError`: less faithful than the limits of the precision class, or slower than the fastest float form.
+    - `GateError`: less faithful than the limits of the precision class, slower than the fastest float form, or of no
+      gain: neither faster nor smaller than what the user has.
     - `NotUsableError`: this machine or this model can't run with the backend, format or device asked for.
     - `BusyError`: the output exists, or another process writes it.
     - `ResourceError`: out of memory or disk.
@@ -86,7 +87,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         half = float32_only is None
         small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
         run, best = half_precision.chosen_dtype(run, selected, float32_only), selected.trial
-        enforce(run.plan, best, original, small, stuck)
+        enforce(run.plan, selected, original, small, stuck, floats)
         ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
         return publish(run, original, small, selected, ceiling, folder, output, reporter)
@@ -146,6 +147,7 @@ def float_forms(original: Original, work: Path) -> FloatReferences:
         work,
         lambda: original.step,
         original.users_module,
+        original.loaded.weight_bytes,
     )
     if original.graph.file is not None:
         few = max(2, original.graph.sizes.get(BATCH, (1, 1))[0])

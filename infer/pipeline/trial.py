@@ -21,6 +21,7 @@ from ..report.rendering import formatting
 from ..results import Metric, ScoresOnly
 from ..spec import Finding
 
+BUSY = "timed on a busy machine"
 UNNOTICED = 2e-4  # seconds of a call that nobody notices; the checks of a request take up to so many
 
 
@@ -32,6 +33,7 @@ class Timing:
     pair: latency.Paired
     rival: str = ""  # name of that form
     lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
+    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Trial:
     fidelity: list[Metric]
     golden: dict[str, dict[str, Tensor]]
     size: int  # bytes that the artifact would hold of it
+    source_size: int | None = field(default=None, kw_only=True)  # bytes of the source; None: not known
     reads: int  # bytes of weights that one call reads
     changed: bool  # quantized or in another dtype: then being slower than the baseline counts
     latency: list[Timing] = field(default_factory=list)
@@ -76,6 +79,9 @@ class Trial:
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     joining: Joining = Joining("padded")  # which requests may share a batch of it
+    brief: dict[int, float] = field(
+        default_factory=dict
+    )  # seconds of a call by batch size, before it is paired
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property
@@ -130,15 +136,36 @@ class Trial:
         """
         return self.changed and any(map(self._is_slower, self.latency))
 
-    def no_gain(self, plan: Plan) -> str | None:
-        """Return why the unchanged model on a backend that was named is not worth having; None where it is.
+    @property
+    def smaller(self) -> bool:
+        """Return whether it takes less room than the source, by more than nobody notices."""
+        return self.source_size is not None and self.size < latency.FASTER * self.source_size
 
-        What the user has today takes less time: by more than noise, and by more than anybody fails to notice.
+    def gains_nothing(self, plan: Plan) -> bool:
+        """Return whether what the user has today is the better choice, as far as it was timed.
+
+        A form that differs from the original has to be faster at a batch size, beyond noise, or smaller. The unchanged
+        model, and the codes of a source that is quantized, must not take longer, by more than noise and by more than
+        anybody fails to notice.
         """
-        if self.changed or plan.backend == "auto" or plan.allow_slower:
-            return None
-        lost = any(self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > UNNOTICED for t in self.latency)
-        return self.verdict if lost else None
+        if plan.allow_slower or not self.latency:
+            return False
+        if not self.changed or plan.quant == "keep":
+            return any(self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > UNNOTICED for t in self.latency)
+        pairs = [t.pair for t in self.latency] + ([] if self.prompt is None else [self.prompt])
+        return not self.smaller and all(pair.verdict != "faster" for pair in pairs)
+
+    def brought(self) -> str:
+        """Say what it brought: `ort same at batch 1, 1.25x slower at batch 8 against ONNX Runtime, 2.9 MB`."""
+        return f"{self.name} {self.verdict}, {self._sizes()}"
+
+    def _sizes(self) -> str:
+        if self.source_size is None:
+            return formatting.size(self.size)
+        ratio = formatting.smaller(self.source_size, self.size)
+        return (
+            f"{formatting.size(self.size)} where the source has {formatting.size(self.source_size)} ({ratio})"
+        )
 
     def _is_slower(self, timing: Timing) -> bool:
         return timing.pair.verdict == "slower" or self._request_slower(timing)
@@ -153,6 +180,12 @@ class Trial:
         parts += [(count * tokens / WORKLOAD.chunk, self.prompt) for tokens, count in steps.items()]
         floats = sum(count * pair.b.p50 for count, pair in parts)
         return sum(count * pair.b.p50 * pair.low for count, pair in parts) > latency.SLOWER * floats
+
+    @property
+    def busy(self) -> str:
+        """Say that other processes disturbed the timing in spite of waiting; "" where they did not."""
+        missing = max((t.missing for t in self.latency), default=0.0)
+        return f"{BUSY}: other processes took {missing:.1f} processors" if missing else ""
 
     @property
     def verdict(self) -> str:
@@ -170,7 +203,8 @@ class Trial:
         return fidelity.judge(self.fidelity, limits(own, self.task), plan.max_error)
 
     def failure(self, plan: Plan) -> str | None:
-        return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)
+        lost = self.changed and (self.gains_nothing(plan) or (self.slower and not plan.allow_slower))
+        return self.unfaithful(plan) or (self.brought() if lost else None)
 
     def verdicts(self, plan: Plan, captured: Sequence[str] = ()) -> list[str]:
         """Return the headline findings; `captured`: limitations that come from the capture of the model."""
@@ -179,16 +213,20 @@ class Trial:
             if plan.max_drop is not None
             else f"the limits of {precision(plan)}"
         )
-        forms = [self.verdict, *self._forms_tried()]
-        return [*self.limitations(), *captured, *forms, f"fidelity within {allowed}"]
+        forms = [self.verdict, *self._forms_tried(), self._sizes()]
+        return [*self.limitations(plan), *captured, *forms, f"fidelity within {allowed}"]
 
-    def limitations(self) -> list[str]:
+    def limitations(self, plan: Plan) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
-        kept = f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float"
-        return [*lines, kept] if self.slower else lines
+        lines += [self.busy] if self.busy else []
+        if self.slower:
+            lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")
+        elif self.gains_nothing(plan.with_(allow_slower=False)):
+            lines.append(f"kept although it gains nothing ({self.kept_by})" if self.kept_by else "no gain")
+        return lines
 
     def _forms_tried(self) -> list[str]:
         """Return the float forms with their times, where there were several."""

@@ -7,22 +7,28 @@ model of tensors is timed as it will be called, through the input checks of `Pre
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+
 from .. import latency, library_errors, plugins
+from ..device.other_load import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
 from ..graph.program import Graph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
-from ..latency import WORKLOAD
+from ..latency import WORKLOAD, Paired
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import CheckedRunner
 from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
-from .float_reference import FloatReferences
+from . import compilation_bounds
+from .float_reference import FLOAT_FORM, Eager, FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -33,6 +39,13 @@ SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has an
 # Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
 LOST = 1.1
 FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
+WAITED, MOST_WAITED = (
+    3.0,
+    20.0,
+)  # times what was timed, and seconds, that a run waits for other processes in all
+LOST_BRIEFLY = (
+    1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
+)
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
@@ -63,23 +76,54 @@ def time_trials(
     if not plan.batches or not judged or floats.untimed:
         return []
     step("time", ", ".join(t.backend for t in judged))
-    took: dict[str, float] = {}
     for trial in judged:
         try:
-            took[trial.backend] = _time_briefly(trial.runner, original, plan)
+            _time_briefly(trial, original, plan)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             failed(trial, error)
-    judged = [t for t in judged if t.backend in took]
+    judged = [t for t in judged if t.brief]
+    fastest = min((sum(t.brief.values()) for t in judged), default=0.0)
     findings: list[Finding] = []
     for shape in {t.shape for t in judged}:
         own = [t for t in judged if t.shape == shape]
-        backends = _worth_lowering(plan, original, {t.backend: took[t.backend] for t in own})
-        runners, absent = floats.forms(plan.with_(backend=own[0].backend), backends, shape, step)
-        forms = _time_float_forms(runners, floats.seconds.setdefault(shape, {}), original, plan)
+        backends = _worth_lowering(plan, original, {t.backend: sum(t.brief.values()) for t in own})
+        compiled = [] if shape is not None else [name for name in backends if _compiles(name)]
+        asked, known = plan.with_(backend=own[0].backend), floats.seconds.setdefault(shape, {})
+        cheap = [name for name in backends if name not in compiled]
+        runners, absent = floats.forms(asked, cheap, shape, step)
+        forms = _time_float_forms(runners, known, original, plan)
+        if compiled and own[0].changed:
+            reason = _why_no_baseline(plan, original, forms, own)
+            if reason:
+                findings += [Finding("time", f"no {name}{FLOAT_FORM}", None, why=reason) for name in compiled]
+            else:
+                runners, more = floats.forms(asked, backends, shape, step)
+                forms, absent = _time_float_forms(runners, known, original, plan), more
         findings += [*absent, *(_finding(form) for form in forms)]
-        for trial in own:
-            _time_trial(trial, forms, original, plan, step, floats)
+        hopeless = {t.name for t in own if sum(t.brief.values()) > HOPELESS * fastest and len(judged) > 1}
+        needed = [_seconds_needed(trial, forms, briefly=trial.name in hopeless) for trial in own]
+        for i, trial in enumerate(own):
+            left = f"about {formatting.seconds(sum(needed[i:]))} left"
+            brief = trial.name in hopeless
+            _time_trial(trial, forms, original, plan, partial(_with_time, step, left), floats, briefly=brief)
     return findings
+
+
+def _with_time(step: Callable[[str, str], None], left: str, name: str, detail: str) -> None:
+    step(name, f"{detail}, {left}")
+
+
+def _seconds_needed(trial: Trial, forms: Sequence[FloatForm], *, briefly: bool) -> float:
+    """Return about how long a trial is timed: pairs are made until a limit of time, of long calls a few."""
+    least, most = (SHORT_PAIRS, SHORT_SECONDS) if briefly else (latency.MIN_PAIRS, PAIR_SECONDS)
+    pairs = [seconds + min(form.seconds[batch] for form in forms) for batch, seconds in trial.brief.items()]
+    return sum(
+        max(
+            min(most, PAIRS * pair),
+            min(least * pair, max(latency.OVERTIME * most, latency.LEAST_PAIRS * pair)),
+        )
+        for pair in pairs
+    )
 
 
 def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> list[str]:
@@ -94,6 +138,56 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
     if "inductor" not in found and plugins.why_not("backends", "inductor") is None:
         found.append("inductor")
     return found
+
+
+def _compiles(name: str) -> bool:
+    return bool(getattr(plugins.get("backends", name), "COMPILES", False))
+
+
+def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]) -> str:
+    """Return why no form that is compiled can change the verdict, "" where one may: each trial has lost already, or
+    the kernels that compilation does not change take as long as another form.
+    """
+    if original.program is None or plan.device != "cpu" or original.module is not None:
+        return ""
+    least = {batch: min(form.seconds[batch] for form in forms) for batch in plan.batches}
+    if all(any(trial.brief[batch] > LOST_BRIEFLY * least[batch] for batch in least) for trial in trials):
+        return "every trial takes longer than another float form"
+    runner = Eager(original)
+    for batch, seconds in least.items():
+        bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
+        if bound.seconds * compilation_bounds.SLACK < seconds:
+            return ""
+    return (
+        f"its kernels alone take {formatting.seconds(bound.seconds)} at batch {batch}, more than another form"
+    )
+
+
+def why_not_compiled(plan: Plan, original: Graph, runner: Any, trials: Sequence[Trial]) -> str:
+    """Return why compiling the graph of `runner`, in plain torch, can't give the fastest trial; "" where it may."""
+    rivals = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
+    try:
+        for trial in rivals:
+            _time_briefly(trial, original, plan)
+    except Exception:  # noqa: BLE001 - it is timed again, and refused, with the others
+        return ""
+    said = ""
+    for batch in plan.batches if rivals else ():
+        bound = compilation_bounds.of_call(_unchecked(runner, original, batch))
+        best, name = min((trial.brief[batch], trial.name) for trial in rivals)
+        alone = f"its kernels take {formatting.seconds(bound.seconds)} alone at batch {batch}"
+        if bound.seconds * compilation_bounds.SLACK >= best:
+            said = f"{alone}, {name} {formatting.seconds(best)} in all"
+        elif name == "eager" and bound.share >= compilation_bounds.ENOUGH:
+            said = f"{alone}, {bound.share:.0%} of a call of plain torch: compilation gains too little"
+        else:
+            return ""
+    return said
+
+
+def _unchecked(runner: Any, original: Graph, batch: int) -> Callable[[], Any]:
+    inputs = typical_inputs(original.inputs, original.samples, original.sizes, batch)
+    return lambda: runner.run(inputs)
 
 
 def _time_float_forms(
@@ -115,7 +209,7 @@ def _time_float_forms(
                     hint=f"Time it at another size: --batch {2 * batch}",
                 ) from error
             for name, taken in zip(runners, times, strict=True):
-                known.setdefault(name, {})[batch] = taken.p50
+                known.setdefault(name, {})[batch] = taken.own
     return [FloatForm(name, runner, known[name]) for name, runner in runners.items()]
 
 
@@ -126,6 +220,8 @@ def _time_trial(
     plan: Plan,
     step: Callable[[str, str], None],
     floats: FloatReferences,
+    *,
+    briefly: bool,
 ) -> None:
     """Time a trial in pairs with the form that is fastest at each batch size.
 
@@ -138,11 +234,13 @@ def _time_trial(
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
     limits: dict[str, Any] = {"max_seconds": PAIR_SECONDS, "max_pairs": PAIRS}
-    if floats.searches and not trial.changed:
+    if briefly:
+        limits = {"min_pairs": SHORT_PAIRS, "max_seconds": SHORT_SECONDS}
+    elif floats.searches and not trial.changed:
         limits = {"min_pairs": SHORT_PAIRS, "max_seconds": UNCHANGED_SECONDS}
     short: list[Timing] = []
     if floats.to_beat is not None:
-        if _lost_short_round(trial, rivals, original, plan, floats.to_beat):
+        if _lost_short_round(trial, rivals, original, plan, floats, floats.to_beat):
             return
         short, trial.latency = trial.latency, []
     enough = {timing.batch: timing for timing in short if latency.is_enough(timing.pair, **limits)}
@@ -150,7 +248,7 @@ def _time_trial(
         if batch in enough:
             trial.latency.append(enough[batch])
         else:
-            _time_pairs(trial, {batch: rival}, original, plan, **limits)
+            _time_pairs(trial, {batch: rival}, original, plan, floats, **limits)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
     for batch in rivals:
@@ -159,11 +257,16 @@ def _time_trial(
     rival = rivals[plan.batches[0]].runner
     if isinstance(rival, FullSequenceRunner):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
-        trial.prompt = latency.paired(ours, theirs, device=plan.device, max_seconds=PAIR_SECONDS)
+        trial.prompt, _ = _paired_quietly(ours, theirs, plan, floats, max_seconds=PAIR_SECONDS)
 
 
 def _lost_short_round(
-    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, to_beat: TimesToBeat
+    trial: Trial,
+    rivals: Mapping[int, FloatForm],
+    original: Graph,
+    plan: Plan,
+    floats: FloatReferences,
+    to_beat: TimesToBeat,
 ) -> bool:
     """Time a few pairs; return whether the trial lost. Float forms, which others are timed against, are timed at every
     batch size, others that lost by far only at those that decide.
@@ -171,20 +274,50 @@ def _lost_short_round(
     counts = {batch: not trial.changed or to_beat.counts(batch) for batch in rivals}
     for deciding in (True, False):
         own = {batch: form for batch, form in rivals.items() if counts[batch] is deciding}
-        _time_pairs(trial, own, original, plan, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
+        _time_pairs(trial, own, original, plan, floats, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
         if (slower := trial.times_slower(to_beat) or 0.0) > FAR:
             break
     return slower > LOST
 
 
 def _time_pairs(
-    trial: Trial, rivals: Mapping[int, FloatForm], original: Graph, plan: Plan, **limits: float
+    trial: Trial,
+    rivals: Mapping[int, FloatForm],
+    original: Graph,
+    plan: Plan,
+    floats: FloatReferences,
+    **limits: float,
 ) -> None:
     for batch, rival in rivals.items():
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
-        pair = latency.paired(ours, theirs, device=plan.device, **limits)  # type: ignore[arg-type]
-        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch)))
+        pair, missing = _paired_quietly(ours, theirs, plan, floats, **limits)
+        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch), missing))
+
+
+def _paired_quietly(
+    ours: Callable[[], Any], theirs: Callable[[], Any], plan: Plan, floats: FloatReferences, **limits: Any
+) -> tuple[Paired, float]:
+    """Time in pairs; where other processes took the processors wait for them, for a bounded time, and do it again.
+
+    Returns the least disturbed pair and the processors that it missed: of one that was disturbed all the same what its
+    shortest calls say.
+    """
+    best: tuple[float, Paired] | None = None
+    threads = torch.get_num_threads()
+    while True:
+        load, began = OtherLoad(), time.perf_counter()
+        pair = latency.paired(ours, theirs, device=plan.device, **limits)
+        floats.timed += time.perf_counter() - began
+        missing = load.excess(threads) if plan.device == "cpu" else 0.0
+        if missing <= MOST_MISSING and not pair.is_wide:
+            return pair, 0.0
+        if best is None or missing < best[0]:
+            best = missing, pair
+        patience = min(MOST_WAITED, WAITED * floats.timed) - floats.waited
+        if patience <= 0:
+            return best[1].undisturbed(), best[0] if best[0] > MOST_MISSING else 0.0
+        floats.waited += wait_until_quiet(threads, patience)
 
 
 def _lengths(trial: Trial, original: Graph, batch: int) -> tuple[int, int] | None:
@@ -217,20 +350,22 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     return lambda: runner.run(inputs)
 
 
-def _time_briefly(runner: Any, graph: Graph, plan: Plan) -> float:
-    """Return the median seconds of a call, summed over the batch sizes, from `BRIEF_SECONDS` of timing each.
+def _time_briefly(trial: Trial, graph: Graph, plan: Plan) -> None:
+    """Set the median seconds of a trial's calls by batch size, from `BRIEF_SECONDS` of timing each.
 
-    Only "auto" compares backends by it: for a named one a single call shows that it runs, and 0 is returned.
+    Only "auto" compares backends by it: for a named one a single call shows that it runs, and takes 0.
     """
-    calls = [call_of(runner, graph, batch, served=True) for batch in plan.batches]
-    if plan.backend != "auto":
-        for call in calls:
+    if trial.brief:
+        return
+    calls = {batch: call_of(trial.runner, graph, batch, served=True) for batch in plan.batches}
+    limits: dict[str, Any] = {"min_seconds": BRIEF_SECONDS, "min_runs": 5, "max_runs": 300}
+    took = dict.fromkeys(calls, 0.0)
+    for batch, call in calls.items():
+        if plan.backend == "auto":
+            took[batch] = latency.measure(call, device=plan.device, **limits).own
+        else:
             call()
-        return 0.0
-    return sum(
-        latency.measure(call, device=plan.device, min_seconds=BRIEF_SECONDS, min_runs=5, max_runs=300).p50
-        for call in calls
-    )
+    trial.brief = took
 
 
 def _finding(form: FloatForm) -> Finding:

@@ -19,10 +19,10 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Finding, LayerChoice
-from .float_reference import EAGER, FloatReferences
+from .float_reference import EAGER, Eager, FloatReferences
 from .run_trial import run_trial
 from .trial import Trial
-from .trial_timing import time_trials
+from .trial_timing import time_trials, why_not_compiled
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def try_backends(
     tried = Trials(plan, original, small, folder, floats, reporter or Reporter())
     names = candidates(plan, steps=small.shape is not None)
     for name in names if only == "auto" else [only]:
-        if name != "eager" or not tried.trials:
+        if (name != "eager" or not tried.trials) and not tried.bounded(name):
             tried.run(name)
     if any(trial.unfaithful(plan) is None for trial in tried.trials):
         for name in names:
-            if name != "eager" and name not in tried.names():
+            if name != "eager" and name not in tried.names() and not tried.bounded(name):
                 tried.run(name)
     with timing():
         tried.time()
-    if "eager" in names and tried.lost_to_plain_torch():
+    if "eager" in names and "eager" not in tried.names() and tried.lost_to_plain_torch():
         tried.run("eager")
         with timing():
             tried.time()
@@ -119,6 +119,33 @@ class Trials:
             self.trials.append(self._exact_enough(plan, attempt))
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             self._failed(name, at.name, error, _other_backends(name, small, plan))
+
+    def bounded(self, name: str) -> bool:
+        """Return whether a backend that compiles need not be lowered, and record why: a quantized graph is not faithful
+        enough in plain torch, which calls the same kernels, or what these take alone is no less than another trial.
+
+        Of a quantized model plain torch becomes a trial too. Steps of language models, and plans without times, have no
+        bound.
+        """
+        plan, small = self.plan, self.small
+        if plan.backend != "auto" or not getattr(plugins.get("backends", name), "COMPILES", False):
+            return False
+        if not plan.batches or plan.device != "cpu" or small.shape is not None or self.floats.searches:
+            return False
+        if small.graph.program is None or small.graph.module is not None or plugins.why_not("backends", name):
+            return False
+        changed = plan.quant != "none"
+        if changed and "eager" not in self.names():
+            self.run("eager")
+        eager = next((trial for trial in self.trials if trial.backend == "eager"), None)
+        if changed and (eager is None or (reason := eager.unfaithful(plan))):
+            why = "refused" if eager is None else f"not faithful enough: {reason}"
+            self.refuse(name, f"its kernels in plain torch are {why}")
+            return True
+        runner = Eager(small.graph) if eager is None else eager.runner
+        if reason := why_not_compiled(plan, self.original, runner, self.trials):
+            self.refuse(name, reason)
+        return bool(reason)
 
     def _exact_enough(self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]) -> Trial:
         """Return the trial of a backend, made with the first of its cautious options that is enough where the
@@ -283,4 +310,4 @@ def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
     if plan.backend != "auto":
         return [plan.backend]
     names = [n for n in plugins.names("backends") if not steps or plugins.get("backends", n).STEPS]
-    return sorted(names, key=lambda name: name == "eager")
+    return sorted(names, key=lambda n: (n == "eager", getattr(plugins.get("backends", n), "COMPILES", False)))

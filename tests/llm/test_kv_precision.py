@@ -55,8 +55,9 @@ def refusal(plan: Plan, shape: StepShape | None) -> GateError:
     trial = Trial(
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape
     )
+    selected = SimpleNamespace(trial=trial, others=())
     with pytest.raises(GateError) as raised:
-        enforce(plan, trial, SimpleNamespace(loaded=SimpleNamespace(module=None)), Compressed(None, None))  # type: ignore[arg-type]
+        enforce(plan, selected, SimpleNamespace(loaded=SimpleNamespace(module=None)), Compressed(None, None))  # type: ignore[arg-type]
     return raised.value
 
 

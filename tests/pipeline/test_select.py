@@ -11,16 +11,16 @@ import pytest
 
 from infer.errors import GateError
 from infer.latency import Paired, in_turns, summarize, verdict
-from infer.pipeline import stages
+from infer.pipeline import select, stages
 from infer.pipeline import try_backends as backends
 from infer.pipeline.float_reference import EAGER, FloatReferences
-from infer.pipeline.select import choose, enforce
+from infer.pipeline.select import Selected, choose, enforce
 from infer.pipeline.trial import Timing, Trial
 from infer.pipeline.try_backends import Compressed, Trials, try_backends
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
-from infer.spec import LayerChoice
+from infer.spec import Choice, LayerChoice
 
 PLAN = Plan(source="x", backend="auto", quant="none", dtype="float32", device="cpu", batches=(1, 8))
 BATCHES = (1, 8)
@@ -56,6 +56,10 @@ def chosen(*trials: Trial, refused: tuple[str, ...] = (), plan: Plan = PLAN) -> 
         tried.refuse(name, "its reason")
     best = choose(tried)
     return best.trial.backend, best.choice.reason
+
+
+def selected(best: Trial, *others: Trial) -> Selected:
+    return Selected(best, Choice("backend", "auto", best.backend, ""), (), others=others)
 
 
 def test_a_trial_timed_while_the_machine_was_slow_is_not_ranked_by_it() -> None:
@@ -256,9 +260,9 @@ def test_a_slower_form_is_refused_with_how_many_layers_left_the_format() -> None
     slow = trial("inductor", (1.2, 1.2), changed=True)
     plan = PLAN.with_(quant="int8")
     with pytest.raises(GateError, match="1.2.x slower.*; 1 of 2 layers left int8 to be faithful enough"):
-        enforce(plan, slow, original, Compressed(graph, None, layers=layers))
+        enforce(plan, selected(slow), original, Compressed(graph, None, layers=layers))
     with pytest.raises(GateError) as raised:
-        enforce(plan, slow, original, Compressed(graph, None, layers=layers[1:]))
+        enforce(plan, selected(slow), original, Compressed(graph, None, layers=layers[1:]))
     assert "left int8" not in str(raised.value)
 
 
@@ -268,7 +272,8 @@ def test_a_slower_form_is_refused_with_how_many_layers_left_the_format() -> None
         (1.09, {"backend": "ort"}, True),
         (1.02, {"backend": "ort"}, False),  # within noise
         (1.09, {"backend": "ort", "allow_slower": True}, False),
-        (1.09, {"backend": "auto"}, False),  # the fastest of all, plain torch included
+        (1.09, {"backend": "auto"}, True),  # none of all is as fast as what the user has
+        (1.0, {"backend": "auto"}, False),  # it checks itself and can be served
     ],
 )
 def test_an_unchanged_model_slower_than_today_is_no_gain(
@@ -278,16 +283,120 @@ def test_an_unchanged_model_slower_than_today_is_no_gain(
     small, plan = Compressed(nothing, None), PLAN.with_(**changes)
     slow = trial("ort", (1.0, seconds))
     if not refused:
-        enforce(plan, slow, nothing, small)
+        enforce(plan, selected(slow), nothing, small)
         return
     with pytest.raises(
-        GateError, match="refused, no gain: same at batch 1, 1.09x slower at batch 8 against"
+        GateError, match="refused, no gain: ort same at batch 1, 1.09x slower at batch 8 against"
     ) as raised:
-        enforce(plan, slow, nothing, small)
+        enforce(plan, selected(slow), nothing, small)
     assert "--allow-slower keeps it" in str(raised.value.hint)
 
 
 def test_a_loss_that_nobody_notices_is_no_reason_to_refuse() -> None:
     nothing: Any = None
     checks = trial("ort", (36e-6 + 70e-6, 5e-3), rival=(36e-6, 5e-3))
-    enforce(PLAN.with_(backend="ort"), checks, nothing, Compressed(nothing, None))
+    enforce(PLAN.with_(backend="ort"), selected(checks), nothing, Compressed(nothing, None))
+
+
+def quantized(
+    seconds: tuple[float, float], size: int, source: int | None = 1_000_000, backend: str = "ort"
+) -> Trial:
+    made = trial(backend, seconds, changed=True)
+    made.size, made.source_size = size, source
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "source", "refused"),
+    [
+        ((1.0, 1.0), 1_000_000, 1_000_000, True),
+        ((1.0, 1.0), 990_000, 1_000_000, True),  # 1 % is nothing
+        ((1.0, 1.0), 2_000_000, None, True),  # of a source whose size is not known speed alone counts
+        ((1.0, 1.0), 500_000, 1_000_000, False),  # smaller at no loss of speed
+        ((1.0, 0.9), 2_000_000, 1_000_000, False),  # faster at a batch size, slower at none
+    ],
+)
+def test_a_quantized_form_neither_faster_nor_smaller_is_no_gain(
+    seconds: tuple[float, float], size: int, source: int | None, refused: bool
+) -> None:
+    nothing: Any = None
+    plan, found = PLAN.with_(quant="int8"), selected(quantized(seconds, size, source))
+    if not refused:
+        enforce(plan, found, nothing, Compressed(nothing, None))
+        return
+    with pytest.raises(GateError, match="refused, no gain: int8 by ort same at batch 1, same at batch 8"):
+        enforce(plan, found, nothing, Compressed(nothing, None))
+    enforce(plan.with_(allow_slower=True), found, nothing, Compressed(nothing, None))
+    said = found.trial.limitations(plan.with_(allow_slower=True))
+    assert said == ["kept although it gains nothing (--allow-slower)"]
+
+
+def test_no_gain_says_in_one_line_what_each_trial_brought() -> None:
+    nothing: Any = None
+    first, second = quantized((1.0, 1.0), 1_200_000), quantized((1.2, 1.2), 3_000_000, backend="inductor")
+    wrong = quantized((1.0, 1.0), 1, backend="openvino")
+    wrong.latency, wrong.fidelity = [], [Metric("y", "relative_error", 0.9)]
+    with pytest.raises(GateError) as raised:
+        enforce(PLAN.with_(quant="int8"), selected(first, second, wrong), nothing, Compressed(nothing, None))
+    said = raised.value.message
+    assert "\n" not in said
+    assert "1.20 MB where the source has 1.00 MB (1.2x larger); inductor 1.20x slower" in said
+    assert said.endswith(
+        "3.00 MB where the source has 1.00 MB (3.0x larger); openvino is not faithful enough"
+    )
+
+
+def test_a_trial_that_gains_is_chosen_before_a_faster_one_that_does_not() -> None:
+    equal, small = quantized((1.0, 1.0), 2_000_000, backend="inductor"), quantized((1.02, 1.02), 250_000)
+    assert chosen(equal, small, plan=PLAN.with_(quant="int8"))[0] == "ort"
+
+
+def test_codes_of_the_source_that_are_kept_need_no_gain() -> None:
+    nothing: Any = None
+    enforce(
+        PLAN.with_(quant="keep"),
+        selected(quantized((1.0, 1.0), 1_000_000)),
+        nothing,
+        Compressed(nothing, None),
+    )
+
+
+@pytest.mark.parametrize("faithful", [True, False])
+def test_only_a_float_form_that_was_tried_is_named_instead(
+    faithful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = quantized((1.0, 1.0), 1_000_000)
+    lost.forms = {
+        EAGER: {1: 1.0, 8: 1.0},
+        "ort float32": {1: 0.5, 8: 0.8},
+        "inductor float32": {1: 1.0, 8: 0.2},
+    }
+    judged = list[str]()
+
+    def is_faithful(plan: Plan, name: str, *_: object) -> bool:
+        judged.append(name)
+        return faithful
+
+    monkeypatch.setattr(select, "is_faithful", is_faithful)
+    floats: Any = object()
+    original: Any = SimpleNamespace(graph=None)
+    with pytest.raises(GateError) as raised:
+        enforce(PLAN.with_(quant="int8"), selected(lost), original, Compressed(original, None), "", floats)
+    hint, instead = str(raised.value.hint), "Use --quant none --backend ort, 1.25x as fast as torch eager"
+    assert judged == ["ort"]
+    assert (instead in hint) is faithful
+    assert "--allow-slower keeps it" in hint
+
+
+def test_strict_timing_refuses_what_was_timed_on_a_busy_machine() -> None:
+    nothing: Any = None
+    found = trial("ort", (0.5, 0.5), changed=True)
+    plan = PLAN.with_(quant="int8")
+    found.latency[1].missing = 1.5
+    enforce(plan, selected(found), nothing, Compressed(nothing, None))
+    with pytest.raises(
+        GateError, match="refused, timed on a busy machine: other processes took 1.5 processors"
+    ):
+        enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))
+    found.latency[1].missing = 0.0
+    enforce(plan.with_(strict_timing=True), selected(found), nothing, Compressed(nothing, None))

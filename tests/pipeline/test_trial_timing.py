@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from infer import latency
+from infer.device import other_load
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
 from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
+from infer.pipeline.run_trial import is_faithful
 from infer.pipeline.trial import TimesToBeat, Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
@@ -73,13 +75,15 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def measure(seconds: float, **_: object) -> SimpleNamespace:
-        return SimpleNamespace(p50=seconds)
+        return SimpleNamespace(own=seconds)
 
     def in_turns(calls: list[float], **_: object) -> list[SimpleNamespace]:
         return [measure(seconds) for seconds in calls]
 
     monkeypatch.setattr(
-        trial_timing, "latency", SimpleNamespace(paired=paired, measure=measure, in_turns=in_turns)
+        trial_timing,
+        "latency",
+        SimpleNamespace(**vars(latency) | {"paired": paired, "measure": measure, "in_turns": in_turns}),
     )
 
 
@@ -312,3 +316,142 @@ def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
     short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
     assert rounds == [(1.0, short), (8.0, short), (1.0, full)]
     assert [one.batch for one in fast.latency] == [1, 8]
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
+    """Processors that other processes take from each timing, the last for ever after; and the waits for them."""
+    missing, waits = list[float](), list[float]()
+
+    def wait(threads: int, seconds: float) -> float:
+        waits.append(seconds)
+        return 15.0
+
+    def load() -> SimpleNamespace:
+        return SimpleNamespace(excess=lambda threads: missing.pop(0) if len(missing) > 1 else missing[0])
+
+    now = iter(range(0, 100_000, 5))
+    monkeypatch.setattr(trial_timing, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
+    monkeypatch.setattr(trial_timing, "OtherLoad", load)
+    monkeypatch.setattr(trial_timing, "MOST_WAITED", 20.0)
+    monkeypatch.setattr(trial_timing, "MOST_MISSING", other_load.MOST_MISSING)
+    monkeypatch.setattr(trial_timing, "wait_until_quiet", wait)
+    return missing, waits
+
+
+ONCE = PLAN.with_(backend="ort", batches=(1,))
+
+
+@pytest.mark.usefixtures("given")
+def test_a_disturbed_timing_waits_and_is_made_again(others: tuple[list[float], list[float]]) -> None:
+    missing, waits = others
+    missing += [1.5, 0.0]
+    ours = trial("ort", 0.5, 0.5)
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert (len(waits), ours.busy, len(ours.latency)) == (1, "", 1)
+
+
+def noisy_pair(*_: object, **__: object) -> Paired:
+    """Fourteen times faster by the median, by the shortest calls no faster at all."""
+    ours, theirs = summarize([1.0, 1.0, 1.0]), summarize([1.0, 14.0, 14.0])
+    return Paired(1 / 14, 0.057, 0.763, "faster", 11, ours, theirs)
+
+
+@pytest.mark.usefixtures("given")
+def test_a_machine_that_stays_busy_is_said_and_no_speed_claimed(
+    others: tuple[list[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, waits = others
+    missing.append(1.5)
+    monkeypatch.setattr(trial_timing.latency, "paired", noisy_pair)
+    ours = trial("ort", 0.5, 0.5)
+    ours.source_size = 100
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert 1 <= len(waits) <= 2, "the wait is bounded"
+    assert ours.limitations(ONCE) == ["timed on a busy machine: other processes took 1.5 processors"]
+    assert ours.verdict.startswith("within noise at batch 1")
+
+
+@pytest.mark.usefixtures("given")
+def test_a_wide_interval_is_timed_again(
+    others: tuple[list[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others[0].append(0.0)
+    usual, rounds = trial_timing.latency.paired, list[int]()
+
+    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
+        rounds.append(1)
+        return noisy_pair() if len(rounds) == 1 else usual(ours, theirs)
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    ours = trial("ort", 0.5, 0.5)
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert ours.verdict.startswith("2.00x faster at batch 1")
+    assert (len(rounds), ours.busy) == (2, "")
+
+
+def wrong_forms(original: Graph) -> Forms:
+    return Forms(original, plain=(1e-9, 1e-9), ort=(1.0, 1.0), inductor=(1e-10, 1e-10))
+
+
+@pytest.mark.usefixtures("given")
+@pytest.mark.parametrize(
+    "seconds", [0.5, 1e-10], ids=["it lost to another form", "kernels alone take longer"]
+)
+def test_a_form_that_can_not_change_the_verdict_is_not_compiled(seconds: float) -> None:
+    """Neither where each trial is slower than a form that is known, nor where kernels alone take longer than that."""
+    forms = wrong_forms(graph())
+    found = timed(PLAN, [trial("ort", seconds, seconds)], forms)
+    assert forms.lowered == ["ort"]
+    assert "no inductor float32" in found
+
+
+@pytest.mark.usefixtures("given")
+def test_steps_of_timing_say_about_how_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_timing, "PAIR_SECONDS", 4.0)
+    monkeypatch.setattr(trial_timing, "SHORT_SECONDS", 0.5)
+    trials, said = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)], list[str]()
+    forms = Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5))
+    trial_timing.time_trials(
+        PLAN, graph(), trials, forms, lambda name, detail: said.append(detail), lambda *_: None
+    )
+    left = [detail.rpartition(", ")[2] for detail in said if " against " in detail]
+    assert left == ["about 79.0 s left", "about 57.0 s left"], (
+        "eleven pairs of 1 s at two sizes, then three of 9.5 s"
+    )
+
+
+@pytest.mark.usefixtures("given")
+def test_a_hopeless_trial_is_timed_in_a_short_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[float, float]] = []
+    usual = trial_timing.latency.paired
+
+    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
+        rounds.append((float(ours), limits["max_seconds"]))
+        return usual(ours, theirs)
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    trials = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)]
+    timed(PLAN, trials, Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5)))
+    short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
+    assert rounds == [(0.5, full), (0.5, full), (9.0, short), (9.0, short)]
+
+
+class Shifted:
+    """A runner whose outputs are off."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value + 0.1 for name, value in self._runner.run(inputs).items()}
+
+
+def test_a_float_form_is_judged_like_a_trial_before_it_is_named(tmp_path: Path) -> None:
+    made = graph()
+    floats = FloatReferences(made, tmp_path, module=Net().eval())
+    floats._module = None  # the captured program itself is the reference
+    plan = PLAN.with_(batches=())
+    assert is_faithful(plan, "eager", floats, made)
+    floats._runners["float-eager"] = Shifted(floats._runners["float-eager"])
+    assert not is_faithful(plan, "eager", floats, made)

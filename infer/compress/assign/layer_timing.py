@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
-from ...device.other_load import OtherLoad, one_thread
+from ...device.other_load import MOST_MISSING, OtherLoad, one_thread
 from ...kernels import cpu
 from ...plan import Plan
 from ...results import LayerForm
@@ -28,8 +28,6 @@ from .lowered_layers import LoweredLayers, SharedFloatLayers
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS, PAIRS = 0.4, 100  # of timing for one shape, format and number of rows, at most
-DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
-MOST_MISSING = 0.3  # processors that others took from a timing, above which it is made again with one thread
 MEASURED_AS = "2"  # part of the cache's key: times of another number were taken in another way
 
 
@@ -48,7 +46,7 @@ class LayerTime(msgspec.Struct, frozen=True):
 
         A team of threads waits for the one whose processor another process uses: ten milliseconds in each call.
         """
-        if pair.a.p50 <= DISTURBED * pair.a.min and pair.b.p50 <= DISTURBED * pair.b.min:
+        if not pair.a.disturbed and not pair.b.disturbed:
             return cls(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
         ratio = pair.a.min / max(pair.b.min, 1e-9)
         return cls(pair.a.min, pair.b.min, ratio, ratio, ratio)

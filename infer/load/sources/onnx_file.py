@@ -115,10 +115,20 @@ def load_onnx(plan: Plan) -> LoadedModel:
         onnx=changed or path,
         meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
         findings=findings,
+        weight_bytes=_bytes_on_disk(model, path),
     )
     if changed is not None:
         weakref.finalize(loaded, shutil.rmtree, changed.parent, ignore_errors=True)
     return loaded
+
+
+def _bytes_on_disk(model: Any, path: Path) -> int:
+    """Return the size of the file and of the external ones that its tensors name, which were checked."""
+    entries = (
+        entry for one in _tensors(model.graph) if one.data_location == 1 for entry in one.external_data
+    )
+    beside = {path.parent / entry.value for entry in entries if entry.key == "location"}
+    return path.stat().st_size + sum(one.stat().st_size for one in beside)
 
 
 def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
