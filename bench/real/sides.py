@@ -15,6 +15,7 @@ import torch
 from bench.real import claims
 from bench.real.claims import Claim, Timed
 from bench.real.published_file import Arrays, PublishedFile, Run, answer
+from bench.real.published_files import named
 from bench.shared import timing
 from bench.shared.timing import Side
 
@@ -105,10 +106,10 @@ def _plain(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def measure(entry: PublishedFile, folder: str) -> Measured:
-    """Run both sides; `folder` is the artifact's."""
+def measure(name: str, folder: str) -> Measured:
+    """Run both sides of a file, by its name in the table; `folder` is the artifact's."""
     torch.set_num_threads(THREADS)
-    place = Path(folder)
+    entry, place = named(name), Path(folder)
     report = json.loads((place / "report.json").read_text())
     found = Measured(claims=claims.size_claims(report, place))
     if entry.examples is None or entry.score is None:

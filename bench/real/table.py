@@ -26,9 +26,10 @@ from typing import Any
 
 import msgspec
 
-from bench.real import claims, measurements, pictures, recordings
+from bench.real import claims
 from bench.real.claims import Claim, Timed
 from bench.real.published_file import PublishedFile
+from bench.real.published_files import FILES, named
 from bench.real.published_wheels import WheelError, cache_folder, unzipped
 from bench.real.sides import THREADS, Measured, fresh_process, measure
 from bench.shared import results_page
@@ -37,7 +38,6 @@ from bench.shared.child_process import EngineCrashed, apart
 from bench.shared.repository import ROOT, child_environment, module_command
 from bench.shared.results import machine_header, result_path
 
-FILES: tuple[PublishedFile, ...] = (*pictures.FILES, *recordings.FILES, *measurements.FILES)
 COMMANDS = {"first": (), "int8": ("--quant", "int8")}
 PUBLISHED, NO_GAIN, REFUSED, FAILED, LATE, CODE, ABSENT = (
     "published", "no gain", "refused", "failed", "no answer", "needs code", "no wheel",
@@ -158,7 +158,7 @@ def _judge(entry: PublishedFile, row: Row, folder: Path) -> None:
     row.verdict, row.backend, row.bytes = report["verdict"], report["backend"], report["size"]
     try:
         peak, seconds = apart(fresh_process, str(folder))
-        found: Measured = apart(measure, entry, str(folder))
+        found: Measured = apart(measure, entry.name, str(folder))
     except (EngineCrashed, RuntimeError) as error:
         row.why = str(error)[:LINE]
         row.claims = [Claim("opens and runs", "yes", row.why, holds=False)]
@@ -178,7 +178,7 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
     eight = [row for row in rows if row.command == "int8" and not row.code and row.outcome != ABSENT]
     published = [row for row in rows if row.outcome == PUBLISHED and row.claims]
     refused = [row for row in rows if row.outcome == NO_GAIN]
-    onnx = [row for row in eight if _entry(row.name).path.endswith(".onnx")]
+    onnx = [row for row in eight if named(row.name).path.endswith(".onnx")]
 
     def share(work: str, need: float, good: Sequence[Row], all_: Sequence[Row]) -> Bar:
         got = len(good) / len(all_) if all_ else None
@@ -192,10 +192,6 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
         share("no gain said within 15 s", 1, [r for r in refused if r.seconds <= ANSWER_SECONDS], refused),
         share("no crash, no missing answer", 1, [r for r in rows if r.outcome not in (FAILED, LATE)], rows),
     ]  # fmt: skip
-
-
-def _entry(name: str) -> PublishedFile:
-    return next(entry for entry in FILES if entry.name == name)
 
 
 HEAD = "| file | command | outcome | s | MB | ÷ original time at 1, 8 | task: original, artifact | error | untrue |"

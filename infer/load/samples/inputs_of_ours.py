@@ -205,7 +205,7 @@ def _lengths(
     ]
     others = [name for name in named if name != BATCH]
     apart = [{**equal[0], name: width} for name in others for width in WIDTHS if len(others) > 1]
-    for chosen in [*equal, *apart]:
+    for chosen in [*equal[:2], *apart, *equal[2:]]:  # the small ones first
         within = all(low <= chosen[name] <= high for name, (low, high) in bounds.items())
         if within and (runs is None or _is_small(specs, chosen) and runs(_of_ones(specs, chosen))):
             return {**chosen, BATCH: rows}
