@@ -80,7 +80,9 @@ def capture_at_any_sizes(
         refusal, reason = error, error.__cause__
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
-            graph = source.agreeing({**sizes, **fixed})
+            graph = source.agreeing(
+                {**sizes, **fixed}, asserts=any(low < high for low, high in fixed.values())
+            )
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
@@ -131,17 +133,17 @@ class _Source:
         with buffers_kept(self.called):
             return flatten(self.called(**inputs))
 
-    def agreeing(self, sizes: Sizes) -> Graph:
+    def agreeing(self, sizes: Sizes, *, asserts: bool = False) -> Graph:
         """Capture a graph that gives the numbers that its user sees.
 
         Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are
         compared later, on whole windows.
         """
-        graph = self._capture(sizes)
+        graph = self._capture(sizes, asserts=asserts)
         found = None if self.task == "text-generation" else disagreement(self.called, graph)
         if found is not None and not found.size:
             with contextlib.suppress(NotUsableError), as_if_called(self.module):
-                graph = self._capture(sizes)
+                graph = self._capture(sizes, asserts=asserts)
                 found = disagreement(self.called, graph)
         if found is None:
             return graph
@@ -152,9 +154,15 @@ class _Source:
             f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
         ) from _OtherNumbersError(found)
 
-    def _capture(self, sizes: Sizes) -> Graph:
+    def _capture(self, sizes: Sizes, *, asserts: bool) -> Graph:
         return capture(
-            self.module, self.inputs, self.samples, sizes=sizes, outputs=self.outputs, task=self.task
+            self.module,
+            self.inputs,
+            self.samples,
+            sizes=sizes,
+            outputs=self.outputs,
+            task=self.task,
+            asserts=asserts,
         )
 
 
