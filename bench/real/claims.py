@@ -2,7 +2,7 @@
 
 Nothing here is of infer's gate: errors are computed by numpy in double precision, from outputs of the published file
 and of the artifact on inputs that the gate hasn't seen. A number is true within its noise: an error up to `ERROR` times
-the claimed one and within its limit, a speed whose intervals overlap after widening by `SPEED`.
+the claimed one and within its limit, a ratio of times within the quartiles of ours, widened by `SPEED`.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def speed_claims(said: Sequence[Mapping[str, Any]], baseline: str, timed: Sequen
         if here is None:
             continue
         pair, batch = line["pair"], line["batch"]
-        same = here.low <= pair["high"] * (1 + SPEED) and here.high >= pair["low"] * (1 - SPEED)
-        if not is_plain(baseline):
-            same = here.low <= pair["high"] * (1 + SPEED)
+        same = pair["ratio"] >= here.low * (1 - SPEED)
+        if is_plain(baseline):
+            same = same and pair["ratio"] <= here.high * (1 + SPEED)
         ratio = f"{here.ratio:.2f} [{here.low:.2f}, {here.high:.2f}]"
         said_ratio = f"{pair['ratio']:.2f} [{pair['low']:.2f}, {pair['high']:.2f}] of {baseline}"
         found.append(Claim(f"batch {batch} time ÷ original", said_ratio, ratio, bool(same)))

@@ -21,7 +21,7 @@ from bench.shared.timing import Side
 
 THREADS = 2
 BATCHES = (1, 8)
-ROUNDS = 7
+ROUNDS, FEW, SLOW = 7, 3, 0.15  # rounds; of calls that take longer than this many seconds, few
 
 
 class Measured(msgspec.Struct, kw_only=True):
@@ -135,8 +135,10 @@ def measure(name: str, folder: str) -> Measured:
     found.error = max(claims.relative_error(a, b) for a, b in flat.values())
     ours_by, theirs_by = ({n: pair[side] for n, pair in flat.items()} for side in (0, 1))
     found.claims += claims.fidelity_claims(report["fidelity"], ours_by, theirs_by)
-    found.real = in_turns(original, artifact, [entry.rows(examples, batch) for batch in BATCHES])
-    as_said = in_turns(original, artifact, [_golden(place, batch) for batch in BATCHES])
+    found.real = in_turns(
+        original, artifact, [entry.rows(examples, batch) for batch in BATCHES], found.claims
+    )
+    as_said = in_turns(original, artifact, [_golden(place, batch) for batch in BATCHES], found.claims)
     found.claims += claims.speed_claims(report["latency"], report["baseline"], as_said)
     return found
 
@@ -174,23 +176,33 @@ def _nothing() -> torch.Tensor:
     return torch.zeros(1)
 
 
-def in_turns(original: Original, artifact: Artifact, inputs: Sequence[Arrays | None]) -> list[Timed]:
-    """Time both sides in turns at each batch; one that either side can't run is left out."""
-    found = []
+def in_turns(
+    original: Original, artifact: Artifact, inputs: Sequence[Arrays | None], refused: list[Claim]
+) -> list[Timed]:
+    """Time both sides in turns at each batch that the original runs; `refused` gets those that the artifact doesn't."""
+    found: list[Timed] = []
     for batch, given in zip(BATCHES, inputs, strict=True):
         if given is None:
             continue
         named, given = renamed(given, artifact.inputs), renamed(given, original.inputs)
+        began = time.perf_counter()
         try:
             original.run(given)
-            artifact.run(named)
-        except Exception:  # noqa: BLE001 - a batch that a side doesn't take is not timed
+        except Exception:  # noqa: BLE001 - a batch that the original doesn't take is not asked of the artifact
             continue
+        try:
+            artifact.run(named)
+        except Exception as error:  # noqa: BLE001 - and one that only the artifact doesn't take is the finding
+            refused.append(
+                Claim(f"takes batch {batch}", "yes", " ".join(str(error).split())[:200], holds=False)
+            )
+            continue
+        rounds = ROUNDS if time.perf_counter() - began < SLOW else FEW
         sides = [
             Side("ours", lambda named=named: artifact.run(named), _nothing),  # type: ignore[misc]
             Side("original", lambda given=given: original.run(given), _nothing),  # type: ignore[misc]
         ]
-        took = timing.turns(sides, ROUNDS)
+        took = timing.turns(sides, rounds)
         ratios = np.array(took["ours"]) / np.array(took["original"])
         low, ratio, high = (float(v) for v in np.quantile(ratios, (0.25, 0.5, 0.75)))
         seconds = timing.medians(took)
