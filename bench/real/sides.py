@@ -25,7 +25,7 @@ ROUNDS, FEW, SLOW = 7, 3, 0.15  # rounds; of calls that take longer than this ma
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What a run of both sides found."""
+    """Findings of a run of both sides."""
 
     claims: list[Claim] = []
     original_task: float | None = None

@@ -82,7 +82,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     @property
     def is_better(self) -> bool:
-        """Whether it is slower than the original at no batch, and faster at one or half as large."""
+        """True if it is slower than the original at no batch, and faster at one or half as large."""
         if self.outcome != PUBLISHED or not self.real or self.bytes is None:
             return False
         ratios = [one.ratio for one in self.real]

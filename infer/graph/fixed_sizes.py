@@ -201,8 +201,8 @@ def _sizes_to_fix(
     """
     reason = str(cause)
     free = {size: (1, MOST) for spec in inputs for size in spec.shape if isinstance(size, str)} | dict(sizes)
-    have = {size: n for spec in inputs for size, n in zip(spec.shape, samples[spec.name].shape, strict=True)}
-    if narrow := _narrower(reason, free, have):
+    seen = {size: n for spec in inputs for size, n in zip(spec.shape, samples[spec.name].shape, strict=True)}
+    if narrow := _narrower(reason, free, seen):
         yield narrow
     found: dict[str, int] = {}
     for spec in inputs:
