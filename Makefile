@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
+.PHONY: demo test lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -45,6 +45,10 @@ table: $(STAMP)
 # docs/models.md: every architecture, head and checkpoint that is known to work, and the reason where it is refused.
 models: $(STAMP)
 	$(RUN) -m bench.models.table
+
+# Model files that people publish in wheels: what infer makes of them, and whether each claim is true. ONLY=words picks some.
+real: $(STAMP)
+	$(RUN) -m bench.real.table $(if $(ONLY),--only '$(ONLY)')
 
 bench-quality: $(STAMP)
 	$(RUN) -m bench.quality.format_error

@@ -40,11 +40,13 @@ def capture(
     outputs: tuple[str, ...] = (),
     task: str = "tensors",
     multiples: Mapping[str, int] | None = None,
+    asserts: bool = False,
 ) -> Graph:
     """Export `module` (called by keyword) with the symbolic sizes that `inputs` name.
 
-    `sizes` bounds them (default 1…4096), `multiples` names those that some number divides. Raises `UsageError` when the
-    names are not the model's own and `NotUsableError` with the exporter's reason when the model can't be captured.
+    `sizes` bounds them (default 1…4096), `multiples` names those that some number divides. `asserts`: guards that the
+    exporter can't prove within them are checked at each call of the graph instead of refused. Raises `UsageError` when
+    the names are not the model's own and `NotUsableError` with the exporter's reason when the model can't be captured.
     """
     check_input_names(module, inputs)
     used = {d for s in inputs for d in s.shape if isinstance(d, str)}
@@ -70,7 +72,10 @@ def capture(
                 packed_sequences.padded(),
             ):
                 given = {s.keyword: examples[s.name] for s in inputs}
-                program = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False)
+                program = torch.export.export(
+                    module, (), given, dynamic_shapes=shapes, strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=asserts,
+                )  # fmt: skip
             if packed_sequences.uses_packing():
                 packed_sequences.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)

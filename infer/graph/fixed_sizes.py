@@ -16,6 +16,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,16 @@ from .program import Graph, flatten
 
 MOST_ROWS = 65  # tried together, at least
 MOST_STEPS = 4  # captures with multiples that the exporter names one after another
+MOST = 4096  # of a size without bounds
 _MULTIPLE = re.compile(r"^\s*\w+ = (\d+)\*_(\w+)$", re.M)
 TOKENS = 64  # of each row of a language model, that show whether it can be compared at all
 Sizes = Mapping[str, tuple[int, int]]
+_GUARD = re.compile(
+    r"Not all values of (\w+) = (\S+\.size\(\)\[\d+\]) in the specified range .*? satisfy the generated guard "
+    r"(.*?)\.?(?:Specializations unexpectedly.*)?$",
+    re.MULTILINE,
+)
+_FORMULA = re.compile(r"(?:[v\d\s()+\-*/%<>=!]|\band\b)+")
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,9 @@ def capture_at_any_sizes(
         return found
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
-            graph = source.agreeing({**sizes, **fixed})
+            graph = source.agreeing(
+                {**sizes, **fixed}, asserts=any(low < high for low, high in fixed.values())
+            )
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
@@ -93,7 +103,10 @@ def capture_at_any_sizes(
         ):
             break  # one row a request is not what was asked for
         if any(low < high for low, high in fixed.values()):
-            named = ", ".join(f"{name} {low} to {high}" for name, (low, high) in fixed.items())
+            named = ", ".join(
+                f"{name} {low} to {high}" if low < high else f"{name} {low}"
+                for name, (low, high) in fixed.items()
+            )
             return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)")
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
@@ -146,17 +159,17 @@ class _Source:
                 return False
         return True
 
-    def agreeing(self, sizes: Sizes) -> Graph:
+    def agreeing(self, sizes: Sizes, *, asserts: bool = False) -> Graph:
         """Capture a graph that gives the numbers that its user sees.
 
         Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are
         compared later, on whole windows.
         """
-        graph = self._capture(sizes)
+        graph = self._capture(sizes, asserts=asserts)
         found = None if self.task == "text-generation" else disagreement(self.called, graph)
         if found is not None and not found.size:
             with contextlib.suppress(NotUsableError), as_if_called(self.module):
-                graph = self._capture(sizes)
+                graph = self._capture(sizes, asserts=asserts)
                 found = disagreement(self.called, graph)
         if found is None:
             return graph
@@ -167,7 +180,7 @@ class _Source:
             f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
         ) from _OtherNumbersError(found)
 
-    def _capture(self, sizes: Sizes) -> Graph:
+    def _capture(self, sizes: Sizes, *, asserts: bool) -> Graph:
         return capture(
             self.module,
             self.inputs,
@@ -176,6 +189,7 @@ class _Source:
             outputs=self.outputs,
             task=self.task,
             multiples=self.multiples,
+            asserts=asserts,
         )
 
 
@@ -244,7 +258,9 @@ def _sizes_to_fix(
     lengths, all. Of a graph that gives other numbers at one size only that one.
     """
     reason = str(cause)
-    if narrow := _narrower(reason, sizes):
+    free = {size: (1, MOST) for spec in inputs for size in spec.shape if isinstance(size, str)} | dict(sizes)
+    seen = {size: n for spec in inputs for size, n in zip(spec.shape, samples[spec.name].shape, strict=True)}
+    if narrow := _narrower(reason, free, seen):
         yield narrow
     found: dict[str, int] = {}
     for spec in inputs:
@@ -269,20 +285,39 @@ def _sizes_to_fix(
             yield {name: (found[name], found[name]) for name in found if name in names}
 
 
-def _narrower(reason: str, sizes: Sizes) -> dict[str, tuple[int, int]]:
+def _narrower(reason: str, sizes: Sizes, samples: Mapping[Any, int]) -> dict[str, tuple[int, int]]:
     """Return the bounds that the exporter's guards leave to lengths, empty where it calls any size a constant.
 
-    It suggests them, or names what must not be 1, such as the size less 2. A batch is left to the capture of one row.
+    A guard is a formula of one size, such as (height // 8) == 1; what satisfies all of a size, around that of the
+    samples, is kept. A batch is left to the capture of one row.
     """
-    suggested = re.findall(r"^\s*(\w+) = Dim\('\w+', min=(\d+)(?:, max=(\d+))?\)", reason, re.M)
-    differences = re.findall(r"Not all values of (\w+) = .* guard \(\(-(\d+)\) \+ \S+\) != 1", reason)
-    found: dict[str, tuple[int, int]] = {}
-    for name, low, high in [*suggested, *((name, int(less) + 2, "") for name, less in differences)]:
-        if name not in sizes or name == BATCH or "specialized it to be a constant" in reason:
+    if "specialized it to be a constant" in reason:
+        return {}
+    guards: dict[str, list[str]] = {}
+    for name, size, guard in _GUARD.findall(reason):
+        if name not in sizes or name == BATCH:
             return {}
-        least, most = found.get(name, sizes[name])
-        found[name] = max(least, int(low)), min(most, int(high or most))
+        formula = guard.replace(size, "v")
+        if _FORMULA.fullmatch(formula) and "**" not in formula:
+            guards.setdefault(name, []).append(formula)
+    found = {name: _run_around(samples[name], every, *sizes[name]) for name, every in guards.items()}
     return {name: bounds for name, bounds in found.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
+
+
+def _run_around(have: int, guards: list[str], low: int, high: int) -> tuple[int, int]:
+    """Return the ends of the run of numbers around `have` that satisfy all guards."""
+    compiled = [compile(guard, "guard", "eval") for guard in dict.fromkeys(guards)]
+
+    def holds(value: int) -> bool:
+        known = {"v": value}
+        return all(eval(guard, {"__builtins__": {}}, known) for guard in compiled)  # noqa: S307 - of _FORMULA
+
+    first, last = have, have
+    while first > low and holds(first - 1):
+        first -= 1
+    while last < high and holds(last + 1):
+        last += 1
+    return first, last
 
 
 def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:

@@ -200,7 +200,9 @@ class Trials:
                 return UsageError(
                     f"no backend has a form of {self.plan.quant} for this model; {name}: {why}",
                     where="--quant",
-                    hint=f"--quant none{another} keeps the weights as they are",
+                    hint=""
+                    if "--quant none" in why
+                    else f"--quant none{another} keeps the weights as they are",
                 )
         here = [one for one in self.refused if plugins.why_not("backends", one.name) is None]
         nearest = (here or self.refused)[-1]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from infer.errors import NotUsableError, SourceError
 from infer.graph import capture
@@ -133,6 +134,28 @@ def test_a_length_is_narrowed_to_what_the_code_takes() -> None:
     for length in (low, 40):
         x = torch.randn(3, length, 8)
         torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Neighbours()(x))
+
+
+class Line(Base):
+    """A text line whose height of 8 to 15 is pooled away; its width is free."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.avg_pool2d(x, (8, 2))
+        if y.shape[2] != 1:
+            raise ValueError("expected one row")
+        return y.flatten(2)
+
+
+def test_a_length_that_is_pooled_away_keeps_its_range_and_the_others_free() -> None:
+    found = captured(Line(), "x=float32[batch,3,height,width]", torch.randn(4, 3, 9, 20))
+    assert found.graph.sizes["height"] == (8, 15)
+    low, high = found.graph.sizes["width"]
+    assert low <= 6
+    assert high >= 64
+    assert "height 8 to 15" in found.fixed
+    for height, width in ((8, 20), (15, 64), (12, low)):
+        x = torch.randn(3, 3, height, width)
+        torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Line()(x))
 
 
 def test_batch_and_length_are_both_fixed_where_needed() -> None:

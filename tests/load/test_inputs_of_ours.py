@@ -32,6 +32,20 @@ def test_a_symbolic_size_is_one_that_the_model_runs_with() -> None:
     assert drawn("x=float32[batch,time]", takes=takes)["x"].shape == (inputs_of_ours.ROWS, 512)
 
 
+def test_one_free_size_may_be_another_than_the_rest() -> None:
+    largest = 0
+
+    def takes(inputs: dict[str, Tensor]) -> bool:
+        nonlocal largest
+        largest = max(largest, inputs["frame"].numel())
+        return inputs["bits"].shape[1] == 32
+
+    given = drawn("frame=float32[batch,3,height,width]", "bits=float32[batch,count]", takes=takes)
+    assert given["frame"].shape == (inputs_of_ours.ROWS, 3, 64, 64)
+    assert given["bits"].shape == (inputs_of_ours.ROWS, 32)
+    assert largest <= inputs_of_ours.MOST_VALUES  # of the trials that failed, none took gigabytes
+
+
 def test_rows_are_of_several_distributions_and_the_same_at_every_call() -> None:
     first, second = (drawn("x=float32[batch,3,16,16]", "mask=int64[batch,5]") for _ in range(2))
     assert torch.equal(first["x"], second["x"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import tempfile
 import wave
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,27 @@ ROWS = 64
 IMAGES, SOUNDS = 32, 12
 RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
 SECONDS = 3
+WIDTHS = (
+    32,
+    16,
+    8,
+    128,
+    256,
+    512,
+    80,
+    40,
+    48,
+    24,
+    12,
+    10,
+    6,
+    5,
+    4,
+    3,
+    2,
+    1,
+)  # tried for one that alone is another
+MOST_VALUES = 1 << 23  # of the inputs of one trial
 MOST_INTEGER = 1 << 20
 USUAL_INTEGER = 1000  # where a model takes any
 MODULES = (
@@ -189,18 +211,35 @@ def _lengths(
     runs: Runs | None,
     largest: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return a number for every symbolic size, those other than the batch being equal where the model runs so."""
+    """Return a number for every symbolic size, those other than the batch being equal but for one where it runs so."""
     named = dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str))
     bounds = {name: sizes.get(name, (1, 1 << 30)) for name in named}
     low, high = bounds.get(BATCH, (1, ROWS))
     rows = min(max(ROWS, low), high) if high > 1 else ROWS
-    tried = []
-    for length in LENGTHS:
-        chosen = {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
-        tried.append(chosen)
-        if runs is None or runs({spec.name: _constant(spec, chosen, 1) for spec in specs}):
+    equal = [
+        {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
+        for length in LENGTHS
+    ]
+    others = [name for name in named if name != BATCH]
+    apart = [{**equal[0], name: width} for name in others for width in WIDTHS if len(others) > 1]
+    for chosen in [*equal[:2], *apart, *equal[2:]]:  # the small ones first
+        within = all(low <= chosen[name] <= high for name, (low, high) in bounds.items())
+        if within and (runs is None or _is_small(specs, chosen) and runs(_of_ones(specs, chosen))):
             return {**chosen, BATCH: rows}
-    return {**tried[0], BATCH: rows}
+    return {**equal[0], BATCH: rows}
+
+
+def _of_ones(specs: tuple[TensorSpec, ...], chosen: Mapping[str, int]) -> Samples:
+    return {spec.name: _constant(spec, chosen, 1) for spec in specs}
+
+
+def _is_small(specs: tuple[TensorSpec, ...], chosen: Mapping[str, int]) -> bool:
+    """Tell whether inputs are worth a trial: four free sizes of 16,000 would take hours."""
+    return all(
+        math.prod(chosen.get(size, 1) if isinstance(size, str) else size for size in spec.shape)
+        <= MOST_VALUES
+        for spec in specs
+    )
 
 
 def _largest(
