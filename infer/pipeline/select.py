@@ -10,7 +10,7 @@ from .. import fidelity, latency, rows
 from ..errors import GateError
 from ..fidelity.thresholds import coarser_cache
 from ..plan import Plan
-from ..results import BackendResult
+from ..results import BackendResult, LayerError
 from ..spec import Choice, LayerChoice
 from .float_graph import Original
 from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, FloatReferences
@@ -18,6 +18,7 @@ from .run_trial import is_faithful
 from .trial import Trial
 from .try_backends import Compressed, Trials
 
+LOSSY = 1e-4  # relative error of a layer from which on its weights are a cause
 PAYS = 1.2  # times faster than the fastest float32 forms: from here on a coarser dtype is chosen
 
 
@@ -138,8 +139,7 @@ def enforce(
         worst = ""
         if original.loaded.module is not None and small.module is not None and plan.quant != "none":
             few = rows.cut(original.graph.inputs, original.graph.samples, 0, 4)
-            layers = fidelity.worst_layers(original.loaded.module, small.module, few)
-            worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
+            worst = _cause(fidelity.worst_layers(original.loaded.module, small.module, few))
         worst += f"; {stuck}" if stuck else ""
         milder = "Choose a milder --quant" if plan.quant != "none" else "Choose another --backend"
         if plan.quant == "none" and (best.dtype or plan.dtype) != "float32":
@@ -187,6 +187,16 @@ def _instead(plan: Plan, best: Trial, original: Original, floats: FloatReference
         if gain * latency.FASTER > 1 and is_faithful(plan, name, floats, original.graph):
             return f"Use --quant none --backend {name}, {gain:.2f}x as fast as {today}; {keeps}"
     return f"--quant none keeps the model as it is; {keeps}"
+
+
+def _cause(layers: Sequence[LayerError]) -> str:
+    """Name the layers whose weights lose most; where none loses anything, what is rounded is not the weights."""
+    lossy = [layer for layer in layers if layer.error is None or layer.error >= LOSSY]
+    if not layers:
+        return ""
+    if not lossy:
+        return "; the weights are those of the source: what differs is the rounding of activations to 8 bits"
+    return "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in lossy)
 
 
 def _left_format(plan: Plan, layers: Sequence[LayerChoice]) -> str:

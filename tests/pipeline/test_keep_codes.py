@@ -11,11 +11,12 @@ import gguf
 import pytest
 import torch
 
-from infer import Plan, Predictor, optimize
+from infer import Plan, Predictor, fidelity, optimize
 from infer.compress.assign import choose_formats
-from infer.errors import NotUsableError
+from infer.errors import GateError, NotUsableError
 from infer.load import load
 from infer.pipeline.resolve_plan import keep_codes, resolve
+from infer.results import LayerError
 from tests.support import tiny_decoders
 from tests.support.gguf_files import CODEBOOKS, write_gguf
 
@@ -37,6 +38,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     kept = write_gguf(path, model, "llama", types=TYPES)
     model.load_state_dict(kept, strict=False)
     return path, model
+
+
+def test_a_refusal_of_exact_codes_does_not_blame_the_weights(
+    source: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = [LayerError("model", "LlamaModel", 1e-7), LayerError("lm_head", "Linear", 0.0)]
+    monkeypatch.setattr(fidelity, "worst_layers", lambda *_: exact)
+    plan = Plan(source=str(source[0]), backend="eager", data="random", allow_slower=True, max_error=1e-9)
+    with pytest.raises(GateError, match="the weights are those of the source: what differs is the rounding"):
+        optimize(plan, tmp_path / "m.infer")
 
 
 def test_a_gguf_file_runs_on_its_own_codes(source: tuple[Path, Any], tmp_path: Path) -> None:
