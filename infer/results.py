@@ -63,11 +63,13 @@ class LayerResult(msgspec.Struct, frozen=True):
 class BackendResult(msgspec.Struct, frozen=True):
     """One backend. `seconds` is the sum of its median latencies over the batch sizes; None when it was not timed.
 
+    One that is skipped can run the model and could not have won.
+
     `name` ends in the compute dtype, which is `dtype`, where it is another one than that of the plan.
     """
 
     name: str
-    outcome: Literal["chosen", "tried", "refused"]
+    outcome: Literal["chosen", "tried", "skipped", "refused"]
     seconds: float | None
     why: str = ""
     dtype: str = ""

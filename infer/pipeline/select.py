@@ -102,9 +102,12 @@ def _choice_reason(best: Trial, ranked: Sequence[Trial], tried: Trials) -> str:
     """Say by what the trial won; where it had no rival, which others were tried or refused."""
     if len(ranked) == 1:
         failed = [f"{t.name} {_why_out(t, tried.plan)}" for t in tried.trials if t is not best]
-        refused = [result.name for result in tried.refused]
-        out = "; ".join([*failed, *([f"refused: {', '.join(refused)}"] if refused else [])])
-        which = f"of {1 + len(failed)} tried that passed" if failed else "that can run it here"
+        skipped = [result.name for result in tried.refused if result.outcome == "skipped"]
+        refused = [result.name for result in tried.refused if result.outcome == "refused"]
+        lists = [("can't be faster, by its kernels", skipped), ("refused", refused)]
+        out = "; ".join([*failed, *(f"{what}: {', '.join(names)}" for what, names in lists if names)])
+        which = "worth timing" if skipped else "that can run it here"
+        which = f"of {1 + len(failed)} tried that passed" if failed else which
         return f"the only one {which}; {out}" if out else "the only one there is"
     if not best.latency:
         return "not timed"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
@@ -140,11 +141,11 @@ class Trials:
         eager = next((trial for trial in self.trials if trial.backend == "eager"), None)
         if changed and (eager is None or (reason := eager.unfaithful(plan))):
             why = "refused" if eager is None else f"not faithful enough: {reason}"
-            self.refuse(name, f"its kernels in plain torch are {why}")
+            self.refuse(name, f"its kernels in plain torch are {why}", skipped=True)
             return True
         runner = Eager(small.graph) if eager is None else eager.runner
         if reason := why_not_compiled(plan, self.original, runner, self.trials):
-            self.refuse(name, reason)
+            self.refuse(name, reason, skipped=True)
         return bool(reason)
 
     def _exact_enough(self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]) -> Trial:
@@ -250,10 +251,11 @@ class Trials:
         self.full = refusal if isinstance(refusal, ResourceError) else self.full
         self.refuse(name, str(refusal))
 
-    def refuse(self, name: str, why: str) -> None:
+    def refuse(self, name: str, why: str, *, skipped: bool = False) -> None:
         """Record why a backend was not tried or did not run; no `name` means all of them."""
         label = f"{name} {self.dtype}".strip()
-        self.refused.append(BackendResult(label, "refused", None, why, self.dtype))
+        outcome: Literal["skipped", "refused"] = "skipped" if skipped else "refused"
+        self.refused.append(BackendResult(label, outcome, None, why, self.dtype))
         self.reporter.found([self.refused[-1].finding()])
 
     def close(self) -> None:

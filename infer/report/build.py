@@ -157,5 +157,5 @@ def _fidelity_row(metric: Metric, plan: Plan, allowed: Limits, fidelity: Sequenc
 
 def _ranked(backends: Sequence[BackendResult]) -> tuple[BackendResult, ...]:
     """Sort trials: the chosen one, then those that ran by their time, then those that refused."""
-    order = {"chosen": 0, "tried": 1, "refused": 2}
+    order = {"chosen": 0, "tried": 1, "skipped": 2, "refused": 3}
     return tuple(sorted(backends, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))
