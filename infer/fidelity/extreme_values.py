@@ -36,7 +36,7 @@ def places(
     free = [s for s in inputs if s.batched and samples[s.name].unique().numel() > MASK]
     if not free:
         return
-    count = _count(inputs, samples, sizes, reference)
+    count = _count(inputs, samples, sizes, run)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
     for where, changed in _changes(free, given, samples):
         determined = _Determined(reference, run, free)
@@ -47,13 +47,14 @@ def _count(
     inputs: Sequence[TensorSpec],
     samples: Mapping[str, Tensor],
     sizes: Mapping[str, tuple[int, int]],
-    reference: Run,
+    run: Run,
 ) -> int:
     """Return how many rows to compare: many of small inputs, few of a slow model."""
     least, most = sizes.get(BATCH, (1, 1))
+    usual = min(max(ROWS, least), most)
     start = time.perf_counter()
-    reference({spec.name: spec.with_rows(samples[spec.name], least) for spec in inputs})
-    seconds = (time.perf_counter() - start) / least
+    run({spec.name: spec.with_rows(samples[spec.name], usual) for spec in inputs})
+    seconds = (time.perf_counter() - start) / usual
     values = sum(rows.one(s, samples[s.name], 0, 1).numel() for s in inputs if s.batched)
     wanted = FEW if seconds > SLOW else min(MANY, max(ROWS, SMALL // max(1, values)))
     return min(max(wanted, least), most)

@@ -38,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def unmeasured_trials() -> Iterator[None]:
     """Skip the forks that measure memory of trials in this process: report/test_memory tests them."""
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def unmeasured_trials() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def untimed_layers() -> Iterator[None]:
     """Let layers of trials in this process take what float layers take: no timing decides a test."""
     paired = LayerTimer._paired
