@@ -252,7 +252,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether a format or a coarser dtype rounds what the model computes with."""
+        """True where a format or a coarser dtype rounds what the model computes with."""
         return self.quant != "none" or self.dtype != "float32"
 
     @property
