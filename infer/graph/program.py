@@ -40,7 +40,6 @@ class Graph:
     outputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
-    multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
     program: ExportedProgram | None = None
     onnx: Path | None = None
     imported: Path | None = None
@@ -50,6 +49,7 @@ class Graph:
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # rows of an ONNX source; they judge nothing
+    multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
     encoder: Graph | None = None  # of the step of an encoder-decoder: see `llm.step.encoder_decoder`
 
     @property
