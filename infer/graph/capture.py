@@ -90,7 +90,7 @@ def capture(
     named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
     sized = {d: bounds[d] for d in used}
-    return Graph(inputs, named, samples, sized, steps, program=program, task=task)
+    return Graph(inputs, named, samples, sized, program=program, multiples=steps, task=task)
 
 
 @contextlib.contextmanager

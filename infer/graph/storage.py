@@ -132,8 +132,9 @@ def load(folder: Path, device: str = "cpu") -> Graph:
         program = devices.moved(program, device)
     encoder = load(folder / ENCODER, device) if (folder / ENCODER / PROGRAM).exists() else None
     return Graph(
-        *(signature.inputs, signature.outputs, {}, signature.sizes, signature.multiples),
+        *(signature.inputs, signature.outputs, {}, signature.sizes),
         program=program,
         task=signature.task,
+        multiples=signature.multiples,
         encoder=encoder,
     )
