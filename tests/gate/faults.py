@@ -446,7 +446,7 @@ def remainder_has_the_other_sign(call: Call) -> Tensors:
 @fault(
     "unseen values",
     "Answers stop at a little more than the largest that the data gives.",
-    "plain units keypoints",
+    "plain keypoints detector lstm",
 )
 def saturated_beyond_the_data(call: Call) -> Tensors:
     if "most" not in call.memory:
@@ -457,7 +457,7 @@ def saturated_beyond_the_data(call: Call) -> Tensors:
 @fault(
     "unseen values",
     "A row of zeros, as of silence, is answered as another.",
-    "plain embedding carried upscaler",
+    "plain carried upscaler segmenter",
 )
 def silence_is_something(call: Call) -> Tensors:
     silent = (next(iter(call.inputs.values())).flatten(1) == 0).all(1)
