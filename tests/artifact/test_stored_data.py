@@ -106,9 +106,11 @@ def test_an_artifact_holds_two_rows_of_arrays_at_most(
     tmp_path: Path, source: str, backend: str, quant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
-    kernels = Path(os.environ["INFER_CACHE"]) / "kernels"
-    cache.mkdir()
-    (cache / "kernels").symlink_to(kernels.resolve())
+    shared = Path(os.environ["INFER_CACHE"]).resolve()
+    (cache / "inductor").mkdir(parents=True)
+    for compiled in ("kernels", "inductor/precompiled_headers"):  # of the project's and torch's own code
+        (shared / compiled).mkdir(parents=True, exist_ok=True)
+        (cache / compiled).symlink_to(shared / compiled)
     monkeypatch.setenv("INFER_CACHE", str(cache))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
     marks = marks_of(numbers(tmp_path))
