@@ -149,7 +149,9 @@ def outcome_of(code: int | None, out: str, err: str) -> tuple[str, str]:
         return (NO_GAIN if "no gain" in (out + err).lower() else REFUSED), last[:LINE]
     if code == 2 and ("--model" in last or "--trust-code" in last):
         return CODE, last[:LINE]
-    return (FAILED if code == 1 or "Traceback" in err else REFUSED), f"exit {code}: {last}"[:LINE]
+    return (
+        FAILED if code == 1 or "Traceback" in err else REFUSED
+    ), f"exit {code}: {last.replace(f'{cache_folder()}/files/', '')}"[:LINE]
 
 
 def _judge(entry: PublishedFile, row: Row, folder: Path) -> None:
