@@ -13,37 +13,13 @@ from .spec import TensorSpec
 
 # Words of a name that tell one side of a step from the other, or count.
 _SIDES = {
-    "in",
-    "out",
-    "input",
-    "output",
-    "new",
-    "next",
-    "prev",
-    "previous",
-    "past",
-    "present",
-    "last",
-    "init",
-}
-_SIDES |= {"initial", "final", "old", "updated", "n", "t", "i", "o", "0", "1"}
+    "in", "out", "input", "output", "new", "next", "prev", "previous", "past", "present", "last", "init", "initial",
+    "final", "old", "updated", "n", "t", "i", "o", "0", "1",
+}  # fmt: skip
 _STATES = {
-    "h",
-    "c",
-    "hx",
-    "cx",
-    "hc",
-    "state",
-    "states",
-    "hidden",
-    "cell",
-    "cache",
-    "memory",
-    "mem",
-    "carry",
-    "rnn",
-}
-_STATES |= {"lstm", "gru", "buffer"}
+    "h", "c", "hx", "cx", "hc", "state", "states", "hidden", "cell", "cache", "memory", "mem", "carry", "rnn", "lstm",
+    "gru", "buffer",
+}  # fmt: skip
 _NUMBERED = re.compile(r"output(_\d+)?")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]

@@ -63,6 +63,11 @@ def ahead_of_time(backend: Any) -> str:
     return str(getattr(backend, "AHEAD_OF_TIME", ""))
 
 
+def compiles(name: str) -> bool:
+    """Return whether lowering by a backend takes most of a run: `COMPILES`."""
+    return bool(getattr(get("backends", name), "COMPILES", False))
+
+
 @cache  # a search through every installed package
 def _foreign(folder: str) -> dict[str, EntryPoint]:
     group = f"infer.{folder.rpartition('.')[2]}"

@@ -101,12 +101,16 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     def with_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
         """Repeat or cut the rows of a batched tensor to exactly `rows`; return an unbatched one unchanged."""
-        axis = self.batch_axis
-        if axis is None:
-            return tensor
-        times = [1] * tensor.dim()
-        times[axis] = -(-rows // tensor.shape[axis])
-        return tensor.repeat(times).narrow(axis, 0, rows).contiguous()
+        return self.with_sizes(tensor, {BATCH: rows})
+
+    def with_sizes(self, tensor: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Repeat or cut a tensor along each axis of these symbolic sizes; an axis of length 0 stays so."""
+        for axis, name in enumerate(self.shape):
+            if isinstance(name, str) and name in sizes and (have := tensor.shape[axis]):
+                times = [1] * tensor.dim()
+                times[axis] = -(-sizes[name] // have)
+                tensor = tensor.repeat(times).narrow(axis, 0, sizes[name])
+        return tensor.contiguous()
 
     def check(
         self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None

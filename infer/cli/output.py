@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
 BAR = 20  # columns
-BESIDE = (
-    2 + 1 + 1 + BAR + 1 + 7 + 1 + 7
-)  # columns of a line of progress: spinner, bar, time and time left, with gaps
+BESIDE = 2 + 1 + 1 + BAR + 1 + 7 + 1 + 7  # columns beside the text: spinner, bar, time, time left, with gaps
 EVERY = 10.0  # seconds between two lines of such a step in a log
 
 

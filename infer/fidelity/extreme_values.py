@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,42 +23,57 @@ ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a smal
 SLOW, SMALL = 0.05, 1 << 16  # seconds of a row; values of the inputs of all rows
 NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
 STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
-MASK = 2  # different values at most, of an input that is left as it is
 
 
 def places(
     inputs: Sequence[TensorSpec],
     samples: Mapping[str, Tensor],
     sizes: Mapping[str, tuple[int, int]],
+    multiples: Mapping[str, int],
     reference: Run,
     run: Run,
-) -> Iterator[tuple[str, dict[str, Tensor], tuple[Run, Run]]]:
-    """Yield names of places with rows made from `samples`, and both runners to compare there."""
-    free = [s for s in inputs if s.batched and samples[s.name].unique().numel() > MASK]
+) -> Iterator[tuple[str, dict[str, Tensor], Run]]:
+    """Yield names of places with rows made from `samples`, and what answers for `run` there.
+
+    That is `run`, and the original where rounding of the inputs alone moves the original's answer.
+    """
+    free = [spec for spec in inputs if spec.batched and not _is_mask(samples[spec.name])]
     if not free:
         return
-    count = _count(inputs, samples, sizes, run)
+    count = _count(inputs, samples, sizes.get(BATCH, (1, 1)), multiples.get(BATCH, 1), run)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
+    rounded = [spec.name for spec in free if spec.torch_dtype.is_floating_point]
     for where, changed in _changes(free, given, samples):
-        determined = _Determined(reference, run, free)
-        yield where, {**given, **changed}, (determined.reference, determined.run)
+        yield where, {**given, **changed}, partial(_determined, reference, run, rounded)
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Return true for an input of one or two different values, which are what they are."""
+    if not value.numel():
+        return True
+    low, high = value.min(), value.max()
+    return bool(((value == low) | (value == high)).all())
 
 
 def _count(
     inputs: Sequence[TensorSpec],
     samples: Mapping[str, Tensor],
-    sizes: Mapping[str, tuple[int, int]],
+    limits: tuple[int, int],
+    step: int,
     run: Run,
 ) -> int:
-    """Return how many rows to compare: many of small inputs, few of a slow model."""
-    least, most = sizes.get(BATCH, (1, 1))
-    usual = min(max(ROWS, least), most)
+    """Return how many rows to compare, a multiple of `step`: many of small inputs, few of a slow model."""
+    least, most = limits
+
+    def taken(wanted: int) -> int:
+        return min(max(-(-wanted // step) * step, least), max(most // step * step, step))
+
+    usual = taken(ROWS)
     start = time.perf_counter()
     run({spec.name: spec.with_rows(samples[spec.name], usual) for spec in inputs})
     seconds = (time.perf_counter() - start) / usual
     values = sum(rows.one(s, samples[s.name], 0, 1).numel() for s in inputs if s.batched)
-    wanted = FEW if seconds > SLOW else min(MANY, max(ROWS, SMALL // max(1, values)))
-    return min(max(wanted, least), most)
+    return taken(FEW if seconds > SLOW else min(MANY, max(ROWS, SMALL // max(1, values))))
 
 
 def _changes(
@@ -105,25 +121,17 @@ def _ends(of: Tensor) -> tuple[Tensor, Tensor]:
     return (finite.min(), finite.max()) if finite.numel() else (torch.zeros(()), torch.zeros(()))
 
 
-class _Determined:
-    """Both runners, of which one answers as the original where rounding of the inputs alone moves the original's."""
-
-    def __init__(self, reference: Run, run: Run, free: Sequence[TensorSpec]) -> None:
-        self._reference, self._run = reference, run
-        self._floats = [s.name for s in free if s.torch_dtype.is_floating_point]
-        self._expected: dict[str, Tensor] = {}
-
-    def reference(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        self._expected = {name: value.cpu() for name, value in self._reference(inputs).items()}
-        return self._expected
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        got: dict[str, Tensor | None] = {name: value.cpu() for name, value in self._run(inputs).items()}
-        for sign in (1.0, -1.0) if self._floats else ():
-            moved = self._reference({**inputs, **{n: _nudged(inputs[n], sign) for n in self._floats}})
-            for name, expected in self._expected.items():
-                got[name] = _where_steady(expected, moved[name].cpu(), got.get(name))
-        return {name: value for name, value in got.items() if value is not None}
+def _determined(
+    reference: Run, run: Run, rounded: Sequence[str], inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the answers of `run`, and those of the original where rounding of the inputs `rounded` moves them."""
+    got: dict[str, Tensor | None] = {name: value.cpu() for name, value in run(inputs).items()}
+    expected = {name: value.cpu() for name, value in reference(inputs).items()} if rounded else {}
+    for sign in (1.0, -1.0) if rounded else ():
+        moved = reference({**inputs, **{name: _nudged(inputs[name], sign) for name in rounded}})
+        for name, value in expected.items():
+            got[name] = _where_steady(value, moved[name].cpu(), got.get(name))
+    return {name: value for name, value in got.items() if value is not None}
 
 
 def _nudged(value: Tensor, sign: float) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..results import Metric
-from .thresholds import BUDGET, Limits
+from .thresholds import Limits
 
 # Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
 JUDGED: dict[str, tuple[str, bool]] = {
@@ -50,7 +50,7 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
         reason = _violation(metric, limits, max_error, rows.get(metric.subject))
         if reason:
             return reason
-    if _is_budget(limits) and max_error is None and not _has_judged(metrics, limits):
+    if limits.is_budget and max_error is None and not _has_judged(metrics, limits):
         return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
 
@@ -89,13 +89,8 @@ def _is_waived(metric: str, max_error: float | None) -> bool:
 
 def _fields(limits: Limits) -> list[str]:
     """List the limits that a user's error budget replaces."""
-    names = [name for name in limits.__struct_fields__ if name not in (JUDGED[ALWAYS][0], "source")]
+    names = dict.fromkeys(field for field, _ in JUDGED.values() if field != JUDGED[ALWAYS][0])
     return [name for name in names if getattr(limits, name) is not None]
-
-
-def _is_budget(limits: Limits) -> bool:
-    """Return whether the limits are those of --max-drop."""
-    return limits.source == BUDGET
 
 
 def _has_judged(metrics: Sequence[Metric], limits: Limits) -> bool:
@@ -116,7 +111,7 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     if known is None:
         return None
     bound, larger_is_worse = known
-    whose = "by --max-error" if max_error is not None else limits.source or "by the limits given"
+    whose = "by --max-error" if max_error is not None else limits.source
     if metric.value is None:
         if metric.name != "relative_error":
             return None

@@ -33,7 +33,6 @@ TOP1_TASKS = (
 # and perplexity within .7 %; groups of 64 keep 96.2 % at .0069 and .1 %.
 GENERATION = {"int8": {"top1": 0.92, "kl": 0.015}}
 OURS_SHARE = 0.75  # of the errors allowed, where the inputs are not the user's
-BUDGET = "by --max-drop"
 SLICE_ROOM = (
     2.0  # what --max-drop allows the worst slice, in units of its deviation, of the error of the whole
 )
@@ -62,13 +61,13 @@ class Limits(msgspec.Struct, frozen=True):
     choice: float | None = None
     exact: float | None = None
     worst_value: float | None = None
-    source: str = ""  # what the limits are for, or who set them: `for int8`, `by --max-drop`
+    source: str = "by the limits given"  # words of a refusal on what they are for: `for int8`
+    is_budget: bool = False  # of --max-drop
 
 
 # The quality table of the design: what each precision class may lose against the float original.
-LIMITS: dict[str, Limits] = {
+_ROWS = {
     "float32": Limits(
-        source="for float32",
         relative_error=1e-3,
         cosine=0.9999,
         top1=0.998,
@@ -83,7 +82,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.9,
     ),
     "tf32": Limits(
-        source="for tf32",
         relative_error=5e-3,
         cosine=0.9995,
         top1=0.995,
@@ -98,7 +96,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.8,
     ),
     "float16": Limits(
-        source="for float16",
         relative_error=1e-2,
         cosine=0.999,
         top1=0.995,
@@ -113,7 +110,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.8,
     ),
     "bfloat16": Limits(
-        source="for bfloat16",
         relative_error=5e-2,
         cosine=0.998,
         top1=0.98,
@@ -128,7 +124,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.6,
     ),
     "int8": Limits(
-        source="for int8",
         relative_error=0.10,
         cosine=0.995,
         top1=0.98,
@@ -143,7 +138,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.5,
     ),
     "4bit": Limits(
-        source="for 4bit",
         relative_error=0.30,
         cosine=0.95,
         top1=0.85,
@@ -158,7 +152,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.3,
     ),
     "3bit": Limits(
-        source="for 3bit",
         relative_error=0.50,
         cosine=0.88,
         top1=0.70,
@@ -173,7 +166,6 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.2,
     ),
     "2bit": Limits(
-        source="for 2bit",
         relative_error=0.80,
         cosine=0.70,
         top1=0.50,
@@ -188,6 +180,7 @@ LIMITS: dict[str, Limits] = {
         worst_value=0.1,
     ),
 }
+LIMITS = {name: msgspec.structs.replace(row, source=f"for {name}") for name, row in _ROWS.items()}
 
 
 def precision_class(quant: str, dtype: str) -> str:
@@ -258,12 +251,15 @@ def limits(plan: Plan, task: str) -> Limits:
         if task == "text-generation":
             row = msgspec.structs.replace(row, **GENERATION.get(precision(plan), {}))
         return _stricter(row) if plan.data == OURS and precision(plan) != "float32" else row
+    budget = Limits(is_budget=True, source="by --max-drop")
     if task == "text-generation":
         schedule = LIMITS[precision(plan)].schedule
-        return Limits(perplexity=plan.max_drop, schedule=schedule, source=BUDGET)
+        return msgspec.structs.replace(budget, perplexity=plan.max_drop, schedule=schedule)
     if task in TOP1_TASKS:
-        return Limits(top1=1 - plan.max_drop, source=BUDGET)
-    return Limits(relative_error=plan.max_drop, worst_slice=SLICE_ROOM * plan.max_drop, source=BUDGET)
+        return msgspec.structs.replace(budget, top1=1 - plan.max_drop)
+    return msgspec.structs.replace(
+        budget, relative_error=plan.max_drop, worst_slice=SLICE_ROOM * plan.max_drop
+    )
 
 
 def _stricter(row: Limits) -> Limits:

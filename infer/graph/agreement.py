@@ -149,7 +149,7 @@ def at_extremes(graph: Graph) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
         step = graph.multiples.get(size, 1)
         longest = _affordable(graph.inputs, few, size, most) // step * step
         for length in dict.fromkeys((least, max(longest, least))):
-            resized = {spec.name: _resized(few[spec.name], spec, size, length) for spec in graph.inputs}
+            resized = {spec.name: spec.with_sizes(few[spec.name], {size: length}) for spec in graph.inputs}
             yield size, length, resized
 
 
@@ -164,15 +164,6 @@ def _affordable(specs: tuple[TensorSpec, ...], row: Inputs, size: str, most: int
     values = sum(row[spec.name].numel() for spec in specs if size in spec.shape)
     growth = max(1.0, min(MOST_GROWTH, MOST_VALUES / max(1, values)))
     return max(min(most, have), min(most, int(have * growth)))
-
-
-def _resized(value: Tensor, spec: TensorSpec, size: str, length: int) -> Tensor:
-    """Cut or tile an input along each of its axes of that symbolic size."""
-    for axis, name in enumerate(spec.shape):
-        if name == size and value.shape[axis]:
-            times = -(-length // value.shape[axis])
-            value = torch.cat([value] * times, axis).narrow(axis, 0, length)
-    return value
 
 
 def clones(inputs: Inputs) -> dict[str, Tensor]:

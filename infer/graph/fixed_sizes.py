@@ -309,8 +309,10 @@ def _run_around(have: int, guards: list[str], low: int, high: int) -> tuple[int,
     compiled = [compile(guard, "guard", "eval") for guard in dict.fromkeys(guards)]
 
     def holds(value: int) -> bool:
-        known = {"v": value}
-        return all(eval(guard, {"__builtins__": {}}, known) for guard in compiled)  # noqa: S307 - of _FORMULA
+        try:
+            return all(eval(guard, {"__builtins__": {}}, {"v": value}) for guard in compiled)  # noqa: S307 - of _FORMULA
+        except ZeroDivisionError:
+            return False
 
     first, last = have, have
     while first > low and holds(first - 1):

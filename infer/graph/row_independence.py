@@ -181,14 +181,14 @@ class _Trial:
         if size >= self.low:
             kept = torch.arange(count - size, count)
             yield from self._compare(
-                self._run(self._rows(rows, kept)), _take(whole, kept), self.tolerances.sizes
+                self._run(take(self.inputs, rows, kept)), _take(whole, kept), self.tolerances.sizes
             )
 
     def _in_other_order(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
         """Compare rows in reverse order, half of them copies of one."""
         order = torch.arange(count - 1, -1, -1)
         order[count // 2 :] = order[count // 2].item()
-        got = self._run(self._rows(rows, order))
+        got = self._run(take(self.inputs, rows, order))
         yield from self._compare(got, _take(whole, order), self.tolerances.sizes)
 
     def _among_strangers(self, rows: Rows, whole: Rows, count: int) -> Iterator[str]:
@@ -204,7 +204,7 @@ class _Trial:
                 except Exception:  # noqa: BLE001 - of torch and of ONNX Runtime, which share no base
                     order = torch.arange(count)
                     order[others] = int(kept[0])
-                    got = self._run(self._rows(rows, order))
+                    got = self._run(take(self.inputs, rows, order))
                 if why := self._other_count(got, count):
                     yield why
                     return
@@ -219,7 +219,7 @@ class _Trial:
         ):
             return
         order = torch.arange(self.high) % count
-        got = self._run(self._rows(rows, order))
+        got = self._run(take(self.inputs, rows, order))
         if why := self._other_count(got, self.high):
             yield why
             return
@@ -271,9 +271,6 @@ class _Trial:
             name: value.movedim(self._axes[name], 0) if value.dim() > self._axes[name] else value.new_zeros(0)
             for name, value in found.items()
         }
-
-    def _rows(self, rows: Rows, order: Tensor) -> Rows:
-        return take(self.inputs, rows, order)
 
     def _other_count(self, outputs: Rows, count: int) -> str:
         for name, value in outputs.items():

@@ -264,9 +264,13 @@ def _at_values(
     if isinstance(runner, FullSequenceRunner) or graph.module is not None:
         return []
     found: list[Metric] = []
-    pair = reference.run, runner.run
-    for where, inputs, runs in extreme_values.places(graph.inputs, graph.samples, graph.sizes, *pair):
-        found += batch_sizes.compare_size(where, [inputs], *runs, graph.task, usual, whole.of_other_rows())
+    made = extreme_values.places(
+        graph.inputs, graph.samples, graph.sizes, graph.multiples, reference.run, runner.run
+    )
+    for where, inputs, run in made:
+        found += batch_sizes.compare_size(
+            where, [inputs], reference.run, run, graph.task, usual, whole.of_other_rows()
+        )
     return found
 
 

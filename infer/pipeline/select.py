@@ -104,7 +104,7 @@ def _choice_reason(best: Trial, ranked: Sequence[Trial], tried: Trials) -> str:
         failed = [f"{t.name} {_why_out(t, tried.plan)}" for t in tried.trials if t is not best]
         skipped = [result.name for result in tried.refused if result.outcome == "skipped"]
         refused = [result.name for result in tried.refused if result.outcome == "refused"]
-        lists = [("can't be faster, by its kernels", skipped), ("refused", refused)]
+        lists = [("could not win", skipped), ("refused", refused)]
         out = "; ".join([*failed, *(f"{what}: {', '.join(names)}" for what, names in lists if names)])
         which = "worth timing" if skipped else "that can run it here"
         which = f"of {1 + len(failed)} tried that passed" if failed else which

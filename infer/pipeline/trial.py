@@ -79,9 +79,7 @@ class Trial:
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     joining: Joining = Joining("padded")  # which requests may share a batch of it
-    brief: dict[int, float] = field(
-        default_factory=dict
-    )  # seconds of a call by batch size, before it is paired
+    brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
 
     @property

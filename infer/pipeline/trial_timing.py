@@ -39,13 +39,9 @@ SHORT_PAIRS, SHORT_SECONDS = 5, 0.5  # of the first round of a trial that has an
 # Times the other one's ratio, with the whole interval: there are no more rounds, and a trial recorded as lost still is.
 LOST = 1.1
 FAR = 2.0  # times the same: other batch sizes are not timed and no artifact is made, as noise does not explain it
-WAITED, MOST_WAITED = (
-    3.0,
-    20.0,
-)  # times what was timed, and seconds, that a run waits for other processes in all
-LOST_BRIEFLY = (
-    1.15  # times a float form, in brief timings: then no faster form has to be found to refuse a trial
-)
+WAITED, MOST_WAITED = 3.0, 20.0  # times what was timed, and seconds, of all waiting for others in a run
+AGAIN = 3  # times that a disturbed pair is made
+LOST_BRIEFLY = 1.15  # times a float form, in brief timings, from which on no faster one has to be found
 BRIEF_SECONDS = 0.1  # that a runner is timed for at each batch size before it is known which ones are paired
 FASTEST = "the fastest float form"
 
@@ -87,7 +83,7 @@ def time_trials(
     for shape in {t.shape for t in judged}:
         own = [t for t in judged if t.shape == shape]
         backends = _worth_lowering(plan, original, {t.backend: sum(t.brief.values()) for t in own})
-        compiled = [] if shape is not None else [name for name in backends if _compiles(name)]
+        compiled = [] if shape is not None else [name for name in backends if plugins.compiles(name)]
         asked, known = plan.with_(backend=own[0].backend), floats.seconds.setdefault(shape, {})
         cheap = [name for name in backends if name not in compiled]
         runners, absent = floats.forms(asked, cheap, shape, step)
@@ -138,10 +134,6 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
     if "inductor" not in found and plugins.why_not("backends", "inductor") is None:
         found.append("inductor")
     return found
-
-
-def _compiles(name: str) -> bool:
-    return bool(getattr(plugins.get("backends", name), "COMPILES", False))
 
 
 def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]) -> str:
@@ -298,26 +290,28 @@ def _time_pairs(
 def _paired_quietly(
     ours: Callable[[], Any], theirs: Callable[[], Any], plan: Plan, floats: FloatReferences, **limits: Any
 ) -> tuple[Paired, float]:
-    """Time in pairs; where other processes took the processors wait for them, for a bounded time, and do it again.
+    """Time in pairs; where other processes took the processors wait for them, for a bounded time, and do it again, at
+    most `AGAIN` times in all.
 
     Returns the least disturbed pair and the processors that it missed: of one that was disturbed all the same what its
     shortest calls say.
     """
-    best: tuple[float, Paired] | None = None
+    made: list[tuple[float, Paired]] = []
     threads = torch.get_num_threads()
-    while True:
+    for attempt in range(1, AGAIN + 1):
         load, began = OtherLoad(), time.perf_counter()
         pair = latency.paired(ours, theirs, device=plan.device, **limits)
         floats.timed += time.perf_counter() - began
         missing = load.excess(threads) if plan.device == "cpu" else 0.0
         if missing <= MOST_MISSING and not pair.is_wide:
             return pair, 0.0
-        if best is None or missing < best[0]:
-            best = missing, pair
+        made.append((missing, pair))
         patience = min(MOST_WAITED, WAITED * floats.timed) - floats.waited
-        if patience <= 0:
-            return best[1].undisturbed(), best[0] if best[0] > MOST_MISSING else 0.0
+        if patience <= 0 or attempt == AGAIN:
+            break
         floats.waited += wait_until_quiet(threads, patience)
+    missing, pair = min(made, key=lambda one: one[0])
+    return pair.undisturbed(), missing if missing > MOST_MISSING else 0.0
 
 
 def _lengths(trial: Trial, original: Graph, batch: int) -> tuple[int, int] | None:

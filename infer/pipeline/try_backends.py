@@ -129,7 +129,7 @@ class Trials:
         bound.
         """
         plan, small = self.plan, self.small
-        if plan.backend != "auto" or not getattr(plugins.get("backends", name), "COMPILES", False):
+        if plan.backend != "auto" or not plugins.compiles(name):
             return False
         if not plan.batches or plan.device != "cpu" or small.shape is not None or self.floats.searches:
             return False
@@ -139,9 +139,10 @@ class Trials:
         if changed and "eager" not in self.names():
             self.run("eager")
         eager = next((trial for trial in self.trials if trial.backend == "eager"), None)
-        if changed and (eager is None or (reason := eager.unfaithful(plan))):
-            why = "refused" if eager is None else f"not faithful enough: {reason}"
-            self.refuse(name, f"its kernels in plain torch are {why}", skipped=True)
+        if changed and eager is None:
+            return False
+        if changed and eager is not None and (reason := eager.unfaithful(plan)):
+            self.refuse(name, f"its kernels in plain torch are not faithful enough: {reason}", skipped=True)
             return True
         runner = Eager(small.graph) if eager is None else eager.runner
         if reason := why_not_compiled(plan, self.original, runner, self.trials):
@@ -314,4 +315,4 @@ def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
     if plan.backend != "auto":
         return [plan.backend]
     names = [n for n in plugins.names("backends") if not steps or plugins.get("backends", n).STEPS]
-    return sorted(names, key=lambda n: (n == "eager", getattr(plugins.get("backends", n), "COMPILES", False)))
+    return sorted(names, key=lambda n: (n == "eager", plugins.compiles(n)))

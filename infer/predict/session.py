@@ -45,7 +45,7 @@ class Session:
                 raise InputError(
                     f"the session carries the state {given[0]!r}",
                     where="request.inputs",
-                    hint="Leave it out, or begin another session, or set it with `state`",
+                    hint="Leave it out, begin another session, or go on from a state with `restore`",
                 )
             outputs = predictor.run_checked({**named, **self._state})
             self._state = {name: outputs[source].clone() for name, source in predictor.states.items()}

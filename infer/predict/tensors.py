@@ -120,7 +120,7 @@ class CheckedRunner:
 
     def _kind(self, request: Any) -> tuple[Any, ...]:
         """Return what requests must have in common to be joined: shapes but for the rows, and what all rows share."""
-        named = self._named(request)
+        named = self.named(request)
         found: list[Any] = [tuple(sorted(named))]
         for spec in self.inputs:
             if spec.name in named:
@@ -130,18 +130,15 @@ class CheckedRunner:
                 found += [np.asarray(value).tobytes()] if axis is None else []
         return tuple(found)
 
-    def _named(self, request: Any) -> Mapping[str, Any]:
-        return self.named(request)
-
     def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
-        checked = [self._check(self._named(request)) for request in requests]
+        checked = [self._check(self.named(request)) for request in requests]
         joined = rows.join(self.inputs, checked)
         outputs, answers, start = self._run_pieces(joined), [], 0
         self._require_rows(outputs, joined)
         for request, one in zip(requests, checked, strict=True):
             stop = start + rows.count(self.inputs, one)
             own = rows.cut(self.outputs, outputs, start, stop)
-            as_torch = any(isinstance(value, Tensor) for value in self._named(request).values())
+            as_torch = any(isinstance(value, Tensor) for value in self.named(request).values())
             answer = {name: value if as_torch else value.numpy() for name, value in own.items()}
             bare = not isinstance(request, Mapping) and len(answer) == 1
             answers.append(next(iter(answer.values())) if bare else answer)

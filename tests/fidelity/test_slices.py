@@ -227,7 +227,8 @@ def test_max_drop_holds_for_the_worst_slice_too() -> None:
     y = beside_pixels(scores(8, 20).sigmoid(), 1)
     got = torch.cat((y[:, :4], noisy(y[:, 4:], 0.1)), 1)
     found = fidelity.compare({"y": y}, {"y": got}, task="tensors")
-    assert allowed == Limits(relative_error=0.05, worst_slice=0.1, source="by --max-drop")
+    assert (allowed.relative_error, allowed.worst_slice) == (0.05, 0.1)
+    assert allowed.is_budget
     assert "axis 1 index 4..11" in str(fidelity.judge(found, allowed, None))
     assert fidelity.drop(found, "tensors") > 0.1
 

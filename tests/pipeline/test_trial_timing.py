@@ -297,9 +297,8 @@ def test_a_short_round_is_enough_only_where_the_full_one_says_no_more(
         assert short.pairs >= min(whole.pairs, full.get("min_pairs", 11))
 
 
-def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
-    given: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Return the list of what is paired from now on: the call of a trial, and the seconds allowed."""
     rounds: list[tuple[float, float]] = []
     usual = trial_timing.latency.paired
 
@@ -308,6 +307,13 @@ def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
         return usual(ours, theirs)
 
     monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    return rounds
+
+
+def test_a_batch_size_that_the_short_round_decided_is_not_timed_again(
+    given: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = recorded_rounds(monkeypatch)
     monkeypatch.setattr(trial_timing.latency, "is_enough", lambda pair, **_: pair.a.p50 == 8.0, raising=False)
     forms = Forms(graph(), plain=(10.0, 80.0), ort=(2.0, 16.0))
     forms.to_beat = TimesToBeat({"ort float32": {1: 0.5, 8: 0.5}})
@@ -390,6 +396,27 @@ def test_a_wide_interval_is_timed_again(
     assert (len(rounds), ours.busy) == (2, "")
 
 
+@pytest.mark.usefixtures("given")
+def test_an_interval_that_stays_wide_on_a_quiet_machine_ends(
+    others: tuple[list[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is waited for there, so that no limit of waiting is ever reached."""
+    others[0].append(0.0)
+    monkeypatch.setattr(trial_timing, "wait_until_quiet", lambda *_: 0.0)
+    rounds: list[Paired] = []
+
+    def paired(*_: object, **__: object) -> Paired:
+        rounds.append(noisy_pair())
+        assert len(rounds) < 50, "without an end"
+        return rounds[-1]
+
+    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    ours = trial("ort", 0.5, 0.5)
+    timed(ONCE, [ours], Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0)))
+    assert len(rounds) == trial_timing.AGAIN
+    assert (ours.busy, ours.verdict.startswith("within noise at batch 1")) == ("", True)
+
+
 def wrong_forms(original: Graph) -> Forms:
     return Forms(original, plain=(1e-9, 1e-9), ort=(1.0, 1.0), inductor=(1e-10, 1e-10))
 
@@ -423,14 +450,7 @@ def test_steps_of_timing_say_about_how_long_they_take(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("given")
 def test_a_hopeless_trial_is_timed_in_a_short_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds: list[tuple[float, float]] = []
-    usual = trial_timing.latency.paired
-
-    def paired(ours: Any, theirs: Any, **limits: Any) -> Paired:
-        rounds.append((float(ours), limits["max_seconds"]))
-        return usual(ours, theirs)
-
-    monkeypatch.setattr(trial_timing.latency, "paired", paired)
+    rounds = recorded_rounds(monkeypatch)
     trials = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)]
     timed(PLAN, trials, Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5)))
     short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS

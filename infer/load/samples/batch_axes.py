@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ... import carried_state, rows
@@ -89,7 +88,7 @@ def _limits(
 
     def runs_at(name: str, size: int) -> bool:
         sizes = {**ran, name: size}
-        large = _values(found.inputs, sizes) > MOST_VALUES or time.monotonic() - began > LIMIT_SECONDS
+        large = num_values(found.inputs, sizes) > MOST_VALUES or time.monotonic() - began > LIMIT_SECONDS
         return not large and runs(make(found.inputs, sizes)) is not None
 
     for name, have in ran.items():
@@ -114,15 +113,6 @@ def are_open(loaded: LoadedModel) -> bool:
     unknown = {size for spec in loaded.loose_outputs for size in spec.shape if isinstance(size, str)} - known
     mixed = rows.have_rows(loaded.loose) and not rows.lie_first(loaded.loose)
     return bool(loaded.uncertain or unknown) or mixed
-
-
-def resized(value: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
-    """Cut or tile a tensor to these symbolic sizes."""
-    for axis, name in enumerate(spec.shape):
-        if isinstance(name, str) and name in sizes and value.shape[axis]:
-            times = -(-sizes[name] // value.shape[axis])
-            value = torch.cat([value] * times, axis).narrow(axis, 0, sizes[name])
-    return value.contiguous()
 
 
 def _find(plan: Plan, loaded: LoadedModel, runs: Runs, make: Make, given: Mapping[str, int]) -> Axes | None:
@@ -169,7 +159,7 @@ class _Tried:
         batched = rows.have_rows(specs)
         for count in counts if batched else (1,):
             wanted = {**sizes, BATCH: count}
-            if _values(specs, wanted) > MOST_VALUES * count:
+            if num_values(specs, wanted) > MOST_VALUES * count:
                 return
             began = time.monotonic()
             whole = make(specs, wanted)
@@ -230,7 +220,8 @@ class _Tried:
         )
 
 
-def _values(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+def num_values(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    """Count the values of inputs of these symbolic sizes; a size that is not known is 1."""
     return sum(
         math.prod(sizes.get(size, 1) if isinstance(size, str) else size for size in x.shape) for x in specs
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import tempfile
 import wave
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from ... import carried_state
 from ...preprocess.audio import AudioPreprocessor
 from ...spec import BATCH, TensorSpec
 from ..loaded_model import LoadedModel
-from .batch_axes import LENGTHS, Runs
+from .batch_axes import LENGTHS, MOST_VALUES, Runs, num_values
 from .sample_files import Samples, read_files
 from .text_samples import TEXT_INPUTS
 
@@ -30,27 +29,8 @@ ROWS = 64
 IMAGES, SOUNDS = 32, 12
 RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
 SECONDS = 3
-WIDTHS = (
-    32,
-    16,
-    8,
-    128,
-    256,
-    512,
-    80,
-    40,
-    48,
-    24,
-    12,
-    10,
-    6,
-    5,
-    4,
-    3,
-    2,
-    1,
-)  # tried for one that alone is another
-MOST_VALUES = 1 << 23  # of the inputs of one trial
+# Tried for a symbolic size that alone is another.
+WIDTHS = (32, 16, 8, 128, 256, 512, 80, 40, 48, 24, 12, 10, 6, 5, 4, 3, 2, 1)
 MOST_INTEGER = 1 << 20
 USUAL_INTEGER = 1000  # where a model takes any
 MODULES = (
@@ -224,22 +204,11 @@ def _lengths(
     apart = [{**equal[0], name: width} for name in others for width in WIDTHS if len(others) > 1]
     for chosen in [*equal[:2], *apart, *equal[2:]]:  # the small ones first
         within = all(low <= chosen[name] <= high for name, (low, high) in bounds.items())
-        if within and (runs is None or _is_small(specs, chosen) and runs(_of_ones(specs, chosen))):
+        small = num_values(specs, chosen) <= MOST_VALUES  # four free sizes of 16,000 would take hours
+        ones = {spec.name: _constant(spec, chosen, 1) for spec in specs} if within and small else {}
+        if within and (runs is None or (small and runs(ones))):
             return {**chosen, BATCH: rows}
     return {**equal[0], BATCH: rows}
-
-
-def _of_ones(specs: tuple[TensorSpec, ...], chosen: Mapping[str, int]) -> Samples:
-    return {spec.name: _constant(spec, chosen, 1) for spec in specs}
-
-
-def _is_small(specs: tuple[TensorSpec, ...], chosen: Mapping[str, int]) -> bool:
-    """Tell whether inputs are worth a trial: four free sizes of 16,000 would take hours."""
-    return all(
-        math.prod(chosen.get(size, 1) if isinstance(size, str) else size for size in spec.shape)
-        <= MOST_VALUES
-        for spec in specs
-    )
 
 
 def _largest(
@@ -253,10 +222,8 @@ def _largest(
 
     def takes(value: int) -> bool:
         one = {**chosen, BATCH: 1}
-        found = runs(
-            {s.name: _constant(s, one, value if s is spec else min(1, largest.get(s.name, 1))) for s in specs}
-        )
-        return found is not None and bool(found)
+        numbers = {s.name: value if s is spec else min(1, largest.get(s.name, 1)) for s in specs}
+        return bool(runs({s.name: _constant(s, one, numbers[s.name]) for s in specs}))
 
     top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
     if top == 1 or takes(top):
@@ -283,7 +250,7 @@ def _draw(
         return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
     if not spec.batched:
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
-    axis = spec.shape.index(BATCH)
+    axis = spec.batch_axis or 0
     one = [*shape[:axis], *shape[axis + 1 :]]
     rows = [_row(one, index, generator) for index in range(shape[axis])]
     return (

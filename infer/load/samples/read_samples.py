@@ -123,9 +123,7 @@ def _find_axes(
     def make(specs: Sequence[TensorSpec], wanted: Mapping[str, int]) -> Samples:
         absent = inputs_of_ours.some([spec for spec in specs if spec.name not in given], wanted)
         return absent | {
-            spec.name: batch_axes.resized(given[spec.name], spec, wanted)
-            for spec in specs
-            if spec.name in given
+            spec.name: spec.with_sizes(given[spec.name], wanted) for spec in specs if spec.name in given
         }
 
     batch_axes.settle(plan, loaded, runs, make, sizes)

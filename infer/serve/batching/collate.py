@@ -114,17 +114,11 @@ class Collator:
             for size, have in zip(self.inputs[name].shape, array.shape, strict=False)
             if isinstance(size, str)
         }
-        zeros = {
-            spec.name: np.zeros(
-                [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape], spec.dtype
-            )
-            for spec in absent
-        }
-        return {
-            name: {**arrays, **zeros}[name]
-            for name in (*self.inputs, *(set(arrays) - set(self.inputs)))
-            if name in arrays or name in zeros
-        }
+        whole = dict(arrays)
+        for spec in absent:
+            shape = [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape]
+            whole[spec.name] = np.zeros(shape, spec.dtype)
+        return {name: whole.pop(name) for name in self.inputs if name in whole} | whole
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Return the symbolic sizes of one request. Raises `InputError`; not for too many rows: see `split`."""

@@ -126,7 +126,7 @@ async def config(context: RequestContext) -> ModelConfig:
     model, batched = engine.predictor, engine.collator.batched
     along_first = (
         batched and engine.collator.plain
-    )  # `max_batch_size` is of a first axis that is not in `dims`
+    )  # `dims` leave out the axis of `max_batch_size`, the first
     skip = 1 if along_first else 0
     ins, outs = (
         [ConfigTensor(spec.name, DATATYPES[spec.dtype][1], shape_of(spec)[skip:]) for spec in specs]
