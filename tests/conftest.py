@@ -68,6 +68,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     _SHOWN.update({"openvino"} & {mark.name for mark in item.iter_markers()})
 
 
+NOTICED = 2e-4  # seconds, of `trial.UNNOTICED`
+
+
 @pytest.fixture(scope="session")
 def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder that the workers of a run share."""
@@ -147,17 +150,27 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse the unchanged model where a planted time is longer by what a user notices."""
+    from infer.pipeline import trial
+
+    monkeypatch.setattr(trial, "UNNOTICED", NOTICED)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def brief_timings() -> Iterator[None]:
     """Time runners and undecided pairs no longer than the fewest calls take, whatever else runs: what `latency` decides
-    is tested with a clock of its own, and waiting for other processes with processors of its own.
+    is tested with a clock of its own, waiting for other processes with processors of its own, and what an unchanged
+    model may lose with times of its own.
     """
-    from infer.pipeline import trial_timing
+    from infer.pipeline import trial, trial_timing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_timing, "PAIR_SECONDS", 0.02)
         patch.setattr(trial_timing, "SHORT_SECONDS", 0.02)
         patch.setattr(trial_timing, "BRIEF_SECONDS", 0.005)
+        patch.setattr(trial, "UNNOTICED", float("inf"))
         patch.setattr(trial_timing, "MOST_WAITED", 0.0)
         patch.setattr(trial_timing, "MOST_MISSING", float("inf"))
         yield

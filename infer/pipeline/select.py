@@ -10,6 +10,7 @@ from .. import fidelity, latency, rows
 from ..errors import GateError
 from ..fidelity.thresholds import coarser_cache
 from ..plan import Plan
+from ..report.rendering import formatting
 from ..results import BackendResult, LayerError
 from ..spec import Choice, LayerChoice
 from .float_graph import Original
@@ -166,6 +167,8 @@ def enforce(
         timed = [trial.brought() for trial in (best, *selected.others) if trial.latency]
         wrong = [f"{t.name} is not faithful enough" for t in selected.others if t.unfaithful(plan)]
         tried = "; ".join((*timed, *wrong, *([busy] if busy else [])))
+        source = "" if best.source_size is None else f" and a source of {formatting.size(best.source_size)}"
+        tried += f"; against {best.baseline}{source}"
         by = f"{plan.quant} by " if plan.quant != "none" else ""
         raise GateError(
             f"refused, {what}: {by}{tried}{_left_format(plan, small.layers)}",

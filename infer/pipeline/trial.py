@@ -143,19 +143,22 @@ class Trial:
         """Return whether what the user has today is the better choice, as far as it was timed.
 
         A form that differs from the original has to be faster at a batch size, beyond noise, or smaller. The unchanged
-        model, and the codes of a source that is quantized, must not take longer, by more than noise and by more than
-        anybody fails to notice.
+        model on a backend that was named, and the codes of a source that is quantized, must not take longer, by more
+        than noise and by more than anybody fails to notice. With "auto" the unchanged one is the fastest there is.
         """
         if plan.allow_slower or not self.latency:
             return False
         if not self.changed or plan.quant == "keep":
-            return any(self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > UNNOTICED for t in self.latency)
+            return plan.backend != "auto" and any(
+                self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > UNNOTICED for t in self.latency
+            )
         pairs = [t.pair for t in self.latency] + ([] if self.prompt is None else [self.prompt])
         return not self.smaller and all(pair.verdict != "faster" for pair in pairs)
 
     def brought(self) -> str:
-        """Say what it brought: `ort same at batch 1, 1.25x slower at batch 8 against ONNX Runtime, 2.9 MB`."""
-        return f"{self.name} {self.verdict}, {self._sizes()}"
+        """Say what it brought: `ort within noise at batch 1, 1.25x slower at batch 8, 2.90 MB (3.3x smaller)`."""
+        ratio = "" if self.source_size is None else f" ({formatting.smaller(self.source_size, self.size)})"
+        return f"{self.name} {self._speeds()}, {formatting.size(self.size)}{ratio}"
 
     def _sizes(self) -> str:
         if self.source_size is None:
@@ -188,13 +191,13 @@ class Trial:
     @property
     def verdict(self) -> str:
         """Verdict: `2.1x faster at batch 1, same at batch 8 against the fastest float form (inductor float32)`."""
-        if not self.latency:
-            return "not timed"
+        return f"{self._speeds()} against {self.baseline}" if self.latency else "not timed"
+
+    def _speeds(self) -> str:
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
-        what = "" if self.shape is None else "decoding "
         if self.prompt is not None:
             parts.append(f"reading a prompt {_speed(self.prompt)}")
-        return f"{what}{', '.join(parts)} against {self.baseline}"
+        return f"{'' if self.shape is None else 'decoding '}{', '.join(parts)}"
 
     def unfaithful(self, plan: Plan) -> str | None:
         own = plan.with_(dtype=self.dtype) if self.dtype else plan
@@ -202,7 +205,7 @@ class Trial:
 
     def failure(self, plan: Plan) -> str | None:
         lost = self.changed and (self.gains_nothing(plan) or (self.slower and not plan.allow_slower))
-        return self.unfaithful(plan) or (self.brought() if lost else None)
+        return self.unfaithful(plan) or (f"{self.verdict}, {self._sizes()}" if lost else None)
 
     def verdicts(self, plan: Plan, captured: Sequence[str] = ()) -> list[str]:
         """Return the headline findings; `captured`: limitations that come from the capture of the model."""

@@ -99,7 +99,7 @@ def time_trials(
         hopeless = {t.name for t in own if sum(t.brief.values()) > HOPELESS * fastest and len(judged) > 1}
         needed = [_seconds_needed(trial, forms, briefly=trial.name in hopeless) for trial in own]
         for i, trial in enumerate(own):
-            left = f"about {formatting.seconds(sum(needed[i:]))} left"
+            left = f"about {sum(needed[i:]):.0f} s left"
             brief = trial.name in hopeless
             _time_trial(trial, forms, original, plan, partial(_with_time, step, left), floats, briefly=brief)
     return findings

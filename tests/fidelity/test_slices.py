@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infer import Plan, fidelity, optimize
 from infer.errors import GateError
-from infer.fidelity.thresholds import LIMITS, Limits, limits
+from infer.fidelity.thresholds import LIMITS, limits
 
 ROWS = 128
 SOURCE = """

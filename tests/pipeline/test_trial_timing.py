@@ -443,7 +443,7 @@ def test_steps_of_timing_say_about_how_long_they_take(monkeypatch: pytest.Monkey
         PLAN, graph(), trials, forms, lambda name, detail: said.append(detail), lambda *_: None
     )
     left = [detail.rpartition(", ")[2] for detail in said if " against " in detail]
-    assert left == ["about 79.0 s left", "about 57.0 s left"], (
+    assert left == ["about 79 s left", "about 57 s left"], (
         "eleven pairs of 1 s at two sizes, then three of 9.5 s"
     )
 
