@@ -23,7 +23,7 @@ from ..errors import NotUsableError, UsageError
 from ..sanitize import shortened
 from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
-from . import functionalize, packed_sequences
+from . import functionalize, recurrent_layers
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
 from .program import Graph
@@ -69,15 +69,15 @@ def capture(
                 contextlib.redirect_stderr(io.StringIO()),
                 _without_stack_traces(),
                 padded_encoders(),
-                packed_sequences.padded(),
+                recurrent_layers.captured(),
             ):
                 given = {s.keyword: examples[s.name] for s in inputs}
                 program = torch.export.export(
                     module, (), given, dynamic_shapes=shapes, strict=False,
                     prefer_deferred_runtime_asserts_over_guards=asserts,
                 )  # fmt: skip
-            if packed_sequences.uses_packing():
-                packed_sequences.drop_unread(program.graph)
+            if recurrent_layers.uses_packing():
+                recurrent_layers.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
                 functionalize.copy_inputs(module)

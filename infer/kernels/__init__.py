@@ -10,10 +10,11 @@
     embedding_int8, embedding_lut, embedding_groupwise       rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
+    recurrent                                                LSTM, GRU and RNN over any number of steps
     causal_conv, …                                           layers over a state cache, see `ops.state_cache`
 
-Each portable one has a reference in pure torch, which defines its result, and a decomposition into plain operators
-for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
+Each portable one has a reference in pure torch, which defines its result, and but for `recurrent` a decomposition into
+plain operators for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
 On NVIDIA GPUs the kernels are those of `gpu`, in Triton.
 """
 
@@ -33,6 +34,7 @@ from .ops import (
     linear_lut,
     linear_lut4_fragments,
     linear_packed,
+    recurrent,
 )
 from .ops.define_op import c_functions, decompositions, library, names
 from .ops.state_space import causal_conv, gated_delta, linear_scan, selective_scan
@@ -58,6 +60,7 @@ __all__ = [
     "linear_packed",
     "linear_scan",
     "names",
+    "recurrent",
     "selective_scan",
 ]
 

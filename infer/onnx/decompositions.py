@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .. import kernels
 from ..kernels.ops import bitpack
 from . import masked_attention
-from .layers import paged_attention_node
+from .layers import paged_attention_node, recurrent_nodes
 from .layers.int8_operands import Target
 from .layers.table_layers import uniform_step
 
@@ -133,6 +133,7 @@ def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Calla
             table[op] = paged_attention_node.written_symbol
         elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
+    table[torch.ops.infer.recurrent.default] = recurrent_nodes.symbol
     table[torch.ops.aten.index.Tensor] = _index
     return table
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 
 from infer import Plan, Predictor, compress
 from infer.compress import Coverage
 from infer.compress.layer_kinds import Matrix
 from infer.errors import NotUsableError
+from infer.graph.capture import capture
 from infer.load.weights import DictReader
 from infer.pipeline import stages
+from infer.spec import TensorSpec
 
 WIDTH = 64
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
@@ -103,12 +104,13 @@ def test_initial_and_final_states_of_recurrent_layers_are_kept() -> None:
 @pytest.mark.parametrize("case", ["LSTM two layers both ways", "GRU", "RNN relu"])
 def test_a_recurrent_layer_exports_as_one_operator(case: str) -> None:
     small = quantized(tagger(case), "int8")
+    axes = "[batch,time," if small.rnn.batch_first else "[time,batch,"
     x = torch.randn(2, 5, WIDTH)
-    program = torch.export.export(small, (x,), dynamic_shapes=({0: Dim("batch", max=8)},))
-    called = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
-    assert len([name for name in called if name.startswith(("aten.lstm", "aten.gru", "aten.rnn"))]) == 1
-    more = torch.randn(6, 5, WIDTH)
-    torch.testing.assert_close(program.module()(more), small(more))
+    graph = capture(small, (TensorSpec.parse(f"x=float32{axes}{WIDTH}]"),), {"x": x})
+    called = [str(n.target) for n in graph.exported.graph.nodes if n.op == "call_function"]
+    assert called.count("infer.recurrent.default") == 1
+    more = torch.randn(6, 9, WIDTH)
+    torch.testing.assert_close(graph.callable()(x=more)[0], small(more))
 
 
 def test_weights_are_read_from_a_checkpoint_under_their_old_names() -> None:

@@ -17,6 +17,7 @@ NAMESPACE = "infer"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # lives as long as the process
 _DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
 _SPARSE: list[str] = []
+_CALLED: list[str] = []
 _NATIVE: list[str] = []
 _C_TYPES = {
     "Tensor": "AtenTensorHandle {}",
@@ -42,15 +43,20 @@ def define(
     decomposition: Callable[..., Any] | None = None,
     *,
     sparse: bool = False,
+    called: bool = False,
 ) -> None:
     """Register `infer::<schema>` once. `decomposition` is plain exportable torch (default: the reference).
 
     `sparse`: the decomposition computes much that the operator skips, so that compiled graphs call the operator.
+    `called`: every graph calls it, since no graph of plain operators computes it at all sizes.
     """
     name = schema.partition("(")[0]
-    if name in _DECOMPOSITIONS:
+    if name in _DECOMPOSITIONS or name in _CALLED:
         return
-    _DECOMPOSITIONS[name] = decomposition or reference
+    if called:
+        _CALLED.append(name)
+    else:
+        _DECOMPOSITIONS[name] = decomposition or reference
     if sparse:
         _SPARSE.append(name)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -70,7 +76,7 @@ def declare(schema: str, shape: Callable[..., Any]) -> None:
 
 
 def names() -> list[str]:
-    """Every operator of the namespace, in order of definition."""
+    """Every operator that has a decomposition, in order of definition."""
     return list(_DECOMPOSITIONS)
 
 

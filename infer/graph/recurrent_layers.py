@@ -1,4 +1,6 @@
-"""Recurrent layers over packed sequences (`pack_padded_sequence`), captured over padded ones with a mask.
+"""Recurrent layers while a model is captured: one operator for any number of steps, over padded sequences with a mask.
+
+Torch's operators would fix the number of steps to that of the sample: `infer::recurrent` stands in their place.
 
 A packed sequence lists the rows that are left at each step, so its sizes depend on values. While a model is captured,
 packing keeps the padded values [time, batch, features] and puts the mask of valid steps [time, batch] in the place of
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +23,12 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
+from .. import kernels  # noqa: F401 - registers the operator
 from ..errors import NotUsableError
 
 NAME = "pack_padded_sequence"
 FORCED = 1e4  # sigmoid(±FORCED) is 1 and 0 in every float dtype
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    "LSTM": torch._VF.lstm,
-    "GRU": torch._VF.gru,
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-}
+_FUNCTIONS = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}  # of `torch._VF`
 
 
 class _Uses:
@@ -43,8 +42,8 @@ _uses = _Uses()
 
 
 @contextlib.contextmanager
-def padded() -> Iterator[None]:
-    """Let recurrent layers run over padded sequences with a mask where the model packs them.
+def captured() -> Iterator[None]:
+    """Let recurrent layers run as one operator, over padded sequences with a mask where the model packs them.
 
     Raises `NotUsableError` where the model unpacks them to the length of the longest row.
     """
@@ -54,7 +53,10 @@ def padded() -> Iterator[None]:
     functions = {rnn.pack_padded_sequence: _pack_code, rnn.pad_packed_sequence: _unpack_code}
     codes = {function: function.__code__ for function in functions}
     layers = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
+    usual = {name: getattr(torch._VF, name) for name in _FUNCTIONS.values()}
     try:
+        for mode, name in _FUNCTIONS.items():
+            setattr(torch._VF, name, partial(_operator, mode, usual[name]))
         for function, ours in functions.items():
             function.__code__ = ours.__code__
         for kind, forward in layers.items():
@@ -65,6 +67,8 @@ def padded() -> Iterator[None]:
             function.__code__ = code
         for kind, forward in layers.items():
             kind.forward = forward  # type: ignore[method-assign]
+        for name, function in usual.items():
+            setattr(torch._VF, name, function)
     if _uses.cut:
         raise NotUsableError(
             "the model can't be captured: pad_packed_sequence without total_length gives the length of the longest "
@@ -82,8 +86,8 @@ def drop_unread(graph: fx.Graph) -> None:
     """Remove operators without a reader, in place: cells of an LSTM that the model does not return."""
     for node in reversed(graph.nodes):
         target = node.target
-        is_aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-        is_pure = target is operator.getitem or (is_aten and not target._schema.is_mutable)  # type: ignore[union-attr]
+        is_operator = isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "infer")
+        is_pure = target is operator.getitem or (is_operator and not target._schema.is_mutable)  # type: ignore[union-attr]
         if is_pure and not node.users:
             graph.erase_node(node)
 
@@ -95,9 +99,9 @@ def _pack_code(
     enforce_sorted: bool = True,
 ) -> PackedSequence:
     """Stand in the place of torch's own code, whose globals it runs with."""
-    from infer.graph import packed_sequences
+    from infer.graph import recurrent_layers
 
-    return packed_sequences.pack(input, lengths, batch_first)
+    return recurrent_layers.pack(input, lengths, batch_first)
 
 
 def _unpack_code(
@@ -107,9 +111,9 @@ def _unpack_code(
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stand in the place of torch's own code, whose globals it runs with."""
-    from infer.graph import packed_sequences
+    from infer.graph import recurrent_layers
 
-    return packed_sequences.unpack(sequence, batch_first, padding_value, total_length)
+    return recurrent_layers.unpack(sequence, batch_first, padding_value, total_length)
 
 
 def pack(value: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
@@ -144,6 +148,20 @@ def unpack(
         behind = [0, 0] * (steps.dim() - 1)
         out = F.pad(out, [*behind, 0, total_length - steps.shape[0]], value=padding_value)
     return (out.transpose(0, 1) if batch_first else out), valid.sum(0)
+
+
+def _operator(mode: str, usual: Callable[..., Any], *arguments: Any) -> Any:
+    """Stand in the place of a function of `torch._VF`, whose arguments it takes."""
+    if len(arguments) != 9 or not isinstance(arguments[3], bool):  # a packed sequence that the model made by itself
+        return usual(*arguments)
+    x, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first = arguments
+    if training and dropout:
+        return usual(*arguments)
+    states = [states] if isinstance(states, Tensor) else list(states)
+    out, hidden, cell = torch.ops.infer.recurrent(
+        x, states, list(weights), mode, has_biases, layers, bidirectional, batch_first
+    )
+    return (out, hidden, cell) if mode == "LSTM" else (out, hidden)
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +203,8 @@ def _run(layer: nn.RNNBase, sequence: PackedSequence, hx: Any) -> tuple[PackedSe
 def _call(layer: nn.RNNBase, steps: Tensor, states: tuple[Tensor, ...], weights: list[Any]) -> Any:
     """Run one level in one direction by torch's operator: [time, batch, features] → output, last state, last cell."""
     hidden = states if layer.mode == "LSTM" else states[0]
-    return _OPERATORS[layer.mode](steps, hidden, weights, layer.bias, 1, 0.0, False, False, False)
+    function = getattr(torch._VF, _FUNCTIONS[layer.mode])
+    return function(steps, hidden, weights, layer.bias, 1, 0.0, False, False, False)
 
 
 def _last_cell(

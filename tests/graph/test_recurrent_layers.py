@@ -107,7 +107,7 @@ def test_directions_levels_and_given_states_are_captured(kind: str, options: dic
 
 def test_an_unread_cell_leaves_one_operator() -> None:
     graph = captured(Recurrent("lstm", "sequence"))
-    assert sum("lstm" in str(node.target) for node in graph.graph.nodes) == 1  # type: ignore[union-attr]
+    assert sum("infer.recurrent" in str(node.target) for node in graph.graph.nodes) == 1  # type: ignore[union-attr]
 
 
 class Cut(nn.Module):
