@@ -152,7 +152,9 @@ def unpack(
 
 def _operator(mode: str, usual: Callable[..., Any], *arguments: Any) -> Any:
     """Stand in the place of a function of `torch._VF`, whose arguments it takes."""
-    if len(arguments) != 9 or not isinstance(arguments[3], bool):  # a packed sequence that the model made by itself
+    if len(arguments) != 9 or not isinstance(
+        arguments[3], bool
+    ):  # a packed sequence that the model made by itself
         return usual(*arguments)
     x, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first = arguments
     if training and dropout:

@@ -4,8 +4,8 @@ Torch's own operators are composed of a loop over the steps, which a captured pr
 its sample. `recurrent` takes what `torch._VF.lstm`, `gru`, `rnn_tanh` and `rnn_relu` take, without dropout:
 
     x         [time, batch, features], or [batch, time, features] if `batch_first`
-    states    hidden [layers * directions, batch, H] (projected: P), and of an LSTM the cell [layers * directions, batch, H]
-    weights   of each layer and direction [gates * H, inputs], [gates * H, H], both biases if `has_biases`, the projection
+    states    hidden [layers * directions, batch, H] (projected: P), and of an LSTM the cell, of H
+    weights   of each layer and direction [gates * H, inputs], [gates * H, H], both biases, the projection
     mode      "LSTM", "GRU", "RNN_TANH" or "RNN_RELU", as `nn.RNNBase.mode`
 
 and gives the outputs, the last hidden states and the last cells (of an LSTM; else empty), in the shapes of torch's.

@@ -7,6 +7,7 @@ are one vector there; outputs are [time, directions, batch, hidden].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,11 +63,14 @@ def _layer(
     def gates(index: int) -> Tensor:
         """Stack one tensor of all directions, gates in the order of ONNX; slices are folded where Split is not."""
         return torch.stack(
-            [torch.cat([own[index][at * hidden : (at + 1) * hidden] for at in ORDER[name]]) for own in weights]
+            [
+                torch.cat([own[index][at * hidden : (at + 1) * hidden] for at in ORDER[name]])
+                for own in weights
+            ]
         )
 
     bias = torch.cat([gates(2), gates(3)], 1) if len(weights[0]) > 2 else None
-    attributes = {
+    attributes: dict[str, Any] = {
         "hidden_size": hidden,
         "direction": "bidirectional" if directions == 2 else "forward",
         **({"linear_before_reset": 1} if name == "GRU" else {}),
