@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -76,11 +76,15 @@ def check_files(
         raise ArtifactError(f"a file is missing: {absent[0]}", where=str(folder))
     for name in sorted(digests):
         _check_size(name, found[name], sizes.get(name), folder)
-    names = sorted(digests)
+    for name, digest in hashes(folder, sorted(digests)):
+        if digest != digests[name]:
+            raise _damaged(name, "its sha256 differs from the manifest", folder)
+
+
+def hashes(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and sha256 of each file, read by two threads."""
     with ThreadPoolExecutor(2) as pool:
-        for name, digest in zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True):
-            if digest != digests[name]:
-                raise _damaged(name, "its sha256 differs from the manifest", folder)
+        yield from zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True)
 
 
 def _check_size(name: str, info: os.stat_result, size: int | None, folder: Path) -> None:

@@ -13,8 +13,9 @@
     recurrent                                                LSTM, GRU and RNN over any number of steps
     causal_conv, …                                           layers over a state cache, see `ops.state_cache`
 
-Each portable one has a reference in pure torch, which defines its result, and but for `recurrent` a decomposition into
-plain operators for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
+Each portable one has a reference in pure torch, which defines its result, and all but `recurrent` a decomposition into
+plain operators for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library
+computes.
 On NVIDIA GPUs the kernels are those of `gpu`, in Triton.
 """
 

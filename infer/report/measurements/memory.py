@@ -19,6 +19,7 @@ import msgspec
 from torch import Tensor
 
 from ... import device as hardware
+from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
 from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
@@ -164,6 +165,11 @@ def _child() -> None:
     print(msgspec.json.encode(measured).decode())
 
 
+def _import_caller() -> None:
+    """Import what a process has imported before it calls `Predictor.load`."""
+    importlib.import_module("infer.predict")
+
+
 class Imported(msgspec.Struct, frozen=True):
     """Imports that opening an artifact would make, made before: resident bytes before them, and their seconds."""
 
@@ -175,9 +181,10 @@ def import_libraries(backend: str) -> Imported:
     """Import a backend, and what opening its artifacts imports, for many of them; that counts as opening still."""
     from ... import plugins
 
-    module = plugins.get("backends", backend)
+    _import_caller()
     with PeakMemory() as importing:
         start = time.perf_counter()
+        module = plugins.get("backends", backend)
         if not module.PORTABLE:
             importlib.import_module("torch.export.pt2_archive")
         seconds = time.perf_counter() - start
@@ -189,13 +196,21 @@ def measure_opened(
 ) -> Memory:
     """Open an artifact in this process, which has opened nothing before, and run its golden inputs.
 
-    `imported`: what this process imported to open it.
+    `imported`: what this process imported to open it. The seconds are those of `Predictor.load`: hashes, imports, the
+    runner, the self-test.
     """
     from safetensors.torch import load_file
 
-    from ... import plugins
+    from ... import fidelity, plugins
 
+    _import_caller()
+    start = time.perf_counter()
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    list(files.hashes(folder, names))  # as opening compares them
+    checked = time.perf_counter() - start
+    start = time.perf_counter()
     module = plugins.get("backends", backend)
+    checked += time.perf_counter() - start
     inputs = load_file(folder / "golden" / "inputs.safetensors")
     with PeakMemory() as opening:
         start = time.perf_counter()
@@ -205,11 +220,18 @@ def measure_opened(
     runtime = opening.before if imported is None else imported.before
     mapped = hardware.resident_split() or (0, 0)
     with PeakMemory() as running:
-        for _ in range(3):
+        start = time.perf_counter()
+        outputs = runner.run(inputs)
+        hardware.sync(device)
+        checked += time.perf_counter() - start
+        for _ in range(2):
             runner.run(inputs)
         hardware.sync(device)
     split = hardware.resident_split() or (0, 0)
     # Mapped weights become resident when a call first touches them; they belong to opening.
+    start = time.perf_counter()
+    fidelity.compare(outputs, outputs, task="tensors")
+    checked += time.perf_counter() - start
     touched = min(max(0, split[1] - mapped[1]), running.grown)
     measured = Memory(
         runtime=runtime,
@@ -217,7 +239,7 @@ def measure_opened(
         run=max(0, running.grown - touched),
         steady=running.after,
         peak=max(opening.peak, running.peak),
-        open_seconds=seconds + (0.0 if imported is None else imported.seconds),
+        open_seconds=checked + seconds + (0.0 if imported is None else imported.seconds),
         anonymous=split[0],
         file_backed=split[1],
         batch=len(next(iter(inputs.values()))),
