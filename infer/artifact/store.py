@@ -105,7 +105,7 @@ def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
     files = {str(p.relative_to(folder)): digest for p, digest in zip(paths, digests, strict=True)}
     lengths = {str(p.relative_to(folder)): p.stat().st_size for p in paths}
     manifest = msgspec.structs.replace(manifest, files=files, lengths=lengths)
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    text = as_text(manifest)
     _write_synced(folder / MANIFEST, text)
     _write_synced(folder / SIGNATURE, sign(text).encode())
     folder.chmod(0o755)
@@ -116,6 +116,11 @@ def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
         folder.rename(output)
     _sync(output.parent)
     return manifest
+
+
+def as_text(manifest: Manifest) -> bytes:
+    """Return the manifest as it is stored."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
 def _exchange(first: Path, second: Path) -> None:

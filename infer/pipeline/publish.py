@@ -74,7 +74,7 @@ def publish(
     results = build.Results(
         fidelity=best.fidelity,
         latency=best.latency,
-        size=store.size(folder),
+        size=store.size(folder) + len(store.as_text(manifest)),
         baseline=best.baseline,
         backends=selected.backends,
         limitations=[*best.limitations(run.plan), *original.limitations],
