@@ -26,7 +26,7 @@ from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.layers import paged_attention_node, table_layers
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
-from infer.onnx.ort import int8_signedness, ort_session, ort_step_runner, table_layer_form
+from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_step_runner
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import LayerForm, Lowered
@@ -111,10 +111,13 @@ def target(device: str) -> dict[str, str]:
 
 
 def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
-    """Return the one form of all tables that are not evenly spaced; None for any other packed weight."""
-    if (group := table_layers.group_of_any_table(tensors)) is None:
-        return None
-    return LayerForm(f"8-bit blocks of {group}", decoded_if_slower=True)
+    """Return the one form of all tables that are not evenly spaced, and that of each int8 format; None for others."""
+    if (group := table_layers.group_of_any_table(tensors)) is not None:
+        return LayerForm(f"8-bit blocks of {group}", decoded_if_slower=True)
+    if kind := next((name for name in ("weight_scale", "x_scale", "scale") if name in tensors), ""):
+        is_int8 = tensors["codes"].dtype == torch.int8 and "table" not in tensors
+        return LayerForm(f"int8 by {kind}", decoded_if_slower=True) if is_int8 else None
+    return None
 
 
 def _batches(graph: Graph) -> Iterator[dict[str, torch.Tensor]]:
@@ -131,7 +134,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     chosen, quantized = list[Finding](), ""
     if graph.onnx is None:
         decodes = is_step(graph.inputs)
-        done, chosen = table_layer_form.write_program(graph, plan, path, target, is_decode_step=decodes)
+        done, chosen = integer_or_float.write_program(graph, plan, path, target, is_decode_step=decodes)
     elif plan.quant_name == "int8":
         batches = list(_batches(graph)) if plan.quant_option == "static" else None
         done, coverage = onnx_source.quantize(graph.onnx, path, target, batches=batches)

@@ -27,9 +27,8 @@ from ..spec import TensorSpec
 from . import operator_table
 from .decompositions import decompose, within_export
 from .layers.int8_linear import Form
-from .layers.int8_operands import Target
+from .layers.int8_operands import Target, Weights
 from .layers.quantized_layers import RewriteResult, rewrite
-from .layers.table_layers import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -54,6 +54,8 @@ class _Timed(TorchDispatchMode):
         self.seconds = 0.0
         self._unfused = {getattr(torch.ops.aten, name) for name in UNFUSED}
         self._unfused |= {overload.overloadpacket for overload in kernels.c_functions()}
+        self._unfused |= {torch.ops.infer.recurrent}
+        self._plain = kernels.decompositions(sparse=False)
 
     def __torch_dispatch__(
         self,
@@ -62,6 +64,9 @@ class _Timed(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func in self._plain:  # is compiled in its plain form
+            with self:
+                return self._plain[func](*args, **(kwargs or {}))
         if func.overloadpacket not in self._unfused:
             return func(*args, **(kwargs or {}))
         start = time.perf_counter()

@@ -32,6 +32,7 @@ from .float_reference import FLOAT_FORM, Eager, FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
+BEHIND = 1.5  # times the fastest trial, in brief timings: then a few pairs are enough
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
 UNCHANGED_SECONDS = 1.0  # the same of a float form in a search, which no gate refuses for being slower
 PAIRS = 200  # after which a pair of short calls ends
@@ -96,11 +97,11 @@ def time_trials(
                 runners, more = floats.forms(asked, backends, shape, step)
                 forms, absent = _time_float_forms(runners, known, original, plan), more
         findings += [*absent, *(_finding(form) for form in forms)]
-        hopeless = {t.name for t in own if sum(t.brief.values()) > HOPELESS * fastest and len(judged) > 1}
-        needed = [_seconds_needed(trial, forms, briefly=trial.name in hopeless) for trial in own]
+        behind = {t.name for t in own if sum(t.brief.values()) > BEHIND * fastest and len(judged) > 1}
+        needed = [_seconds_needed(trial, forms, briefly=trial.name in behind) for trial in own]
         for i, trial in enumerate(own):
             left = f"about {sum(needed[i:]):.0f} s left"
-            brief = trial.name in hopeless
+            brief = trial.name in behind
             _time_trial(trial, forms, original, plan, partial(_with_time, step, left), floats, briefly=brief)
     return findings
 

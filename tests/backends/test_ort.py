@@ -13,7 +13,7 @@ from torch import nn
 from backends import ort
 from infer import device, latency
 from infer.errors import NotUsableError
-from infer.onnx.ort import table_layer_form
+from infer.onnx.ort import integer_or_float
 from infer.plan import Plan
 from infer.spec import Finding
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -75,6 +75,13 @@ def test_strided_and_integer_inputs_are_taken(tmp_path: Path) -> None:
     torch.testing.assert_close(got, made.callable()(input=ids)[0])
 
 
+@pytest.fixture
+def integers_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let integer products be faster than decoded weights."""
+    monkeypatch.setattr(integer_or_float, "_compare", lambda *_: (True, Finding("", "", 0)))
+
+
+@pytest.mark.usefixtures("integers_win")
 def test_findings_name_the_int8_form_and_why(tmp_path: Path) -> None:
     error, findings = through(
         nn.Sequential(Int8Linear(torch.randn(64, 64))),
@@ -105,18 +112,18 @@ def test_table_layers_stay_packed_on_disk_and_the_choice_is_reported(tmp_path: P
     error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")
     packed = sum(tensor.numel() * tensor.element_size() for tensor in layers.buffers())
     assert finding_of(findings, "ort model").value < packed * 1.15
-    choice = finding_of(findings, "ort table layers")
+    choice = finding_of(findings, "ort quantized layers")
     assert "of decoded weights, and change the outputs by" in choice.why
-    if choice.value == "8-bit blocks":
+    if choice.value == integer_or_float.INTEGER:
         assert finding_of(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
-        assert 1e-4 < error < table_layer_form.MAX_DIFFERENCE
+        assert 1e-4 < error < integer_or_float.MAX_DIFFERENCE
     else:
         assert finding_of(findings, "ort layers in float").value == 4
         assert error < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("faster", "loss", "form"), [(True, 0.0, "8-bit"), (True, 0.5, "float32"), (False, 0.0, "float32")]
+    ("faster", "loss", "form"), [(True, 0.0, "integer"), (True, 0.5, "float32"), (False, 0.0, "float32")]
 )
 def test_table_layers_take_blocks_when_faster_and_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool, loss: float, form: str
@@ -125,12 +132,32 @@ def test_table_layers_take_blocks_when_faster_and_close(
         sides = [latency.summarize([1.0 if faster else 2.0]), latency.summarize([2.0 if faster else 1.0])]
         return latency.Paired(sides[0].p50 / sides[1].p50, 0, 9, "", 1, *sides)
 
-    monkeypatch.setattr(table_layer_form.latency, "paired", paired)
-    monkeypatch.setattr(table_layer_form, "_difference", lambda got, want: loss)
+    monkeypatch.setattr(integer_or_float.latency, "paired", paired)
+    monkeypatch.setattr(integer_or_float, "_difference", lambda got, want: loss)
     _, findings = through(
         nn.Sequential(Lut(128, 64)), "input=float32[batch,128]", torch.randn(3, 128), tmp_path, quant="nf4"
     )
-    assert str(finding_of(findings, "ort table layers").value).startswith(form)
+    assert str(finding_of(findings, "ort quantized layers").value).startswith(form)
+
+
+@pytest.mark.parametrize(("kind", "faster"), [("", True), ("", False), ("_static", False), ("_weight", True)])
+def test_int8_layers_are_float_products_where_those_are_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, faster: bool
+) -> None:
+    monkeypatch.setattr(integer_or_float, "_compare", lambda *_: (faster, Finding("", "", 0)))
+    weight, x = torch.randn(512, 512), torch.randn(3, 512)
+    layer = nn.Sequential(Int8Linear(weight, kind, torch.randn(512)))
+    error, findings = through(layer, "input=float32[batch,512]", x, tmp_path, quant="int8")
+    in_float = kind == "_weight" or not faster
+    assert any(one.what == "ort layers in float" for one in findings) is in_float
+    assert finding_of(findings, "ort model").value < 512 * 512 * 1.1
+    want = torch.nn.functional.linear(x, weight, layer[0].bias)
+    got = ort.open(tmp_path, "cpu").run({"input": x})["output"]
+    nodes = ort.ort_session.count_executed_ops(tmp_path / ort.MODEL, "cpu", is_dynamic=True)
+    assert (nodes["MatMulInteger"] + nodes["MatMulIntegerToFloat"] == 0) is in_float
+    assert nodes["Cast"] == 0 or not in_float  # decoded when the session is created
+    assert relative_error(got, want) < (0.01 if in_float else 0.02)
+    assert error < (0.02 if in_float and kind != "_weight" else 1e-4)
 
 
 def test_an_embedding_of_codes_is_gathered_before_it_is_decoded(tmp_path: Path) -> None:
@@ -139,6 +166,7 @@ def test_an_embedding_of_codes_is_gathered_before_it_is_decoded(tmp_path: Path) 
     assert error == 0
 
 
+@pytest.mark.usefixtures("integers_win")
 def test_an_artifact_moves_between_cpus_with_and_without_vnni(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from infer.device import other_load
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.fidelity.thresholds import LIMITS, Limits
-from infer.onnx.ort import table_layer_form
+from infer.onnx.ort import integer_or_float
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
@@ -616,7 +616,7 @@ def test_formats_of_one_form_share_a_time(backend: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["ort", pytest.param("openvino", marks=pytest.mark.openvino)])
 def test_layers_of_one_form_run_the_same_operators(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, module = assignment(), plugins.get("backends", backend)
-    monkeypatch.setattr(table_layer_form, "_compare_8bit_blocks", lambda *_: (True, Finding("", "", 0)))
+    monkeypatch.setattr(integer_or_float, "_compare", lambda *_: (True, Finding("", "", 0)))
     weight = next(w for w in made.candidates.weights if w.name == "first")
     ran: dict[str, list[set[tuple[str, object, str]]]] = {}
     for format in ("nf4", "nf4:16", "cluster", "cluster:3"):
@@ -634,12 +634,12 @@ def test_layers_of_one_form_run_the_same_operators(backend: str, monkeypatch: py
     assert all(told for group in ran.values() for told in group)
 
 
-@pytest.mark.parametrize("format", ["int8", "int8:weight", "int4"])
-def test_other_formats_have_a_time_of_their_own(format: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "form"), [("int8", "int8 by scale"), ("int8:weight", "int8 by weight_scale"), ("int4", None)]
+)
+def test_other_formats_have_a_time_of_their_own(format: str, form: str | None) -> None:
     made = assignment(quant=format)
     weight = next(w for w in made.candidates.weights if w.name == "first")
     for backend in ("ort", "openvino"):
-        assert (
-            plugins.get("backends", backend).layer_form(made.candidates.packing(weight, format).tensors)
-            is None
-        )
+        found = plugins.get("backends", backend).layer_form(made.candidates.packing(weight, format).tensors)
+        assert (found and found.name) == (form if backend == "ort" else None)

@@ -15,14 +15,15 @@ from ..graph_builder import GraphBuilder, data
 from .int8_operands import (
     KEEP_VALUES,
     Target,
+    Weights,
     as_float,
     flipped,
     float_type,
     floats,
+    folded,
     inputs,
     is_positive,
 )
-from .table_layers import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +34,8 @@ SMALLEST_TRT_CONV = 16  # channels
 def conv(emit: GraphBuilder, target: Target, weights: Weights = "blocks") -> tuple[ir.Value, str]:
     """Write a dynamic, weight-only or static convolution, by the node's operator.
 
-    For TensorRT the weights of a float convolution stay int8 in the engine, unless `weights` is "float".
+    For TensorRT the weights of a float convolution stay int8 in the engine, unless `weights` is "float"; for ONNX
+    Runtime then all convolutions are float.
     """
     is_static = emit.node.op_type.endswith("static")
     x, codes, scale, *rest = inputs(emit, 6 if is_static else 4)
@@ -47,7 +49,7 @@ def conv(emit: GraphBuilder, target: Target, weights: Weights = "blocks") -> tup
         weight = _dequantized(emit, target, codes, scale, dtype)
         y = emit("Conv", _on_grid(emit, x, step, target, dtype), weight, bias_value, **options)
         return restore(y), "static int8 convolution"
-    if is_static and target != "trt" and next_step is not None:
+    if is_static and target != "trt" and weights == "blocks" and next_step is not None:
         weight = _dequantized(emit, target, codes, scale, dtype)
         x_grid = _on_grid(emit, x, step, target, dtype, positive=is_positive(x))
         y = emit("Conv", x_grid, weight, _quantized_bias(emit, scale, bias, x_grid), **options)
@@ -92,6 +94,11 @@ def _on_grid(
     return emit("DequantizeLinear", emit("QuantizeLinear", x, scale, zero), scale, zero)
 
 
+def is_integer(node: ir.Node) -> bool:
+    """Return true if ONNX Runtime has an integer operator for a convolution."""
+    return node.op_type.endswith("static") and _output_step(node.outputs[0]) is not None
+
+
 def _dequantized(
     emit: GraphBuilder, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:
@@ -107,20 +114,13 @@ def _dequantized(
 def _decoded(
     emit: GraphBuilder, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:
-    """Return the weight as Cast, Mul: int8 in the file, folded to float once when the session is created.
-
-    A DequantizeLinear of constants is not folded by ONNX Runtime: it would run at every call.
-    """
-    import onnx_ir as ir
-
+    """Return the weight: int8 in the file for ONNX Runtime, float for TensorRT."""
     array = data(codes, emit.node)
     shape = (-1, *[1] * (array.ndim - 1))
     if target == "trt":
         weight = array.astype(np.float32) * data(scale, emit.node).astype(np.float32).reshape(shape)
         return emit.constant(f"{codes.name}/{dtype.name}", weight.astype(dtype))
-    rows = floats(emit, scale, dtype, shape)
-    integers = emit.constant(f"{codes.name}/s8", array)
-    return emit("Mul", emit("Cast", integers, to=int(ir.DataType.from_numpy(dtype))), rows)
+    return folded(emit, f"{codes.name}/s8", array, floats(emit, scale, dtype, shape), dtype)
 
 
 def _quantized_bias(

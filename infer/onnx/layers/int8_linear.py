@@ -1,4 +1,8 @@
-"""int8 linear layers as ONNX operators: x float [..., K] · codes int8 [N, K] · scale float [N] → [..., N]."""
+"""int8 linear layers as ONNX operators: x float [..., K] · codes int8 [N, K] · scale float [N] → [..., N].
+
+ONNX Runtime multiplies integers where `weights` is "blocks"; where it is "float" weights are decoded once, when the
+session is created, and activations stay float: exact, and on CPUs without VNNI often faster.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import numpy as np
 from ...errors import NotUsableError
 from ..graph_builder import GraphBuilder, data
 from .int8_operands import (
+    FLOAT,
     Target,
+    Weights,
     add_bias,
     as_float,
     decoded,
@@ -17,6 +23,7 @@ from .int8_operands import (
     fake_quantized,
     float_type,
     floats,
+    folded,
     inputs,
     is_positive,
     packed,
@@ -30,7 +37,7 @@ Form = Literal["token", "tensor"]
 SMALLEST_TRT_GEMM = 16  # TensorRT runs int8 GEMMs with a smaller K or N slower than in float
 
 
-def dynamic(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
+def dynamic(emit: GraphBuilder, target: Target, form: Form, weights: Weights) -> tuple[ir.Value, str]:
     """Write a linear layer with activation scales computed at run time, per token or per tensor.
 
     When the tensor shares a scale, one token of large values costs all others their precision: on MiniLM the
@@ -42,6 +49,8 @@ def dynamic(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, s
             "TensorRT has no dynamic int8", where=emit.prefix, hint="Use --quant int8:static with --data"
         )
     x, codes, scale, bias = inputs(emit, 4)
+    if weights == "float":
+        return _in_float(emit, target, x, codes, scale, bias)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)
     weight, zero = packed(emit, codes, target)
@@ -58,9 +67,11 @@ def dynamic(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, s
     return restore(add_bias(emit, y, bias, dtype)), f"dynamic int8, a scale per {form}"
 
 
-def static(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
+def static(emit: GraphBuilder, target: Target, form: Form, weights: Weights) -> tuple[ir.Value, str]:
     """Write a linear layer with one stored activation scale (symmetric: zero stays exact)."""
     x, codes, scale, x_scale, bias = inputs(emit, 5)
+    if weights == "float" and target != "trt":
+        return _in_float(emit, target, x, codes, scale, bias)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)
     step = float(data(x_scale, emit.node).reshape(-1)[0])
@@ -83,10 +94,16 @@ def static(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, st
     return restore(add_bias(emit, emit("Mul", product, columns), bias, dtype)), "static int8"
 
 
-def weight_only(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
-    """Write a linear layer with a weight decoded at run time and a float product."""
-    x, codes, scale, bias = inputs(emit, 4)
+def weight_only(emit: GraphBuilder, target: Target, form: Form, weights: Weights) -> tuple[ir.Value, str]:
+    """Write a linear layer with a weight that is int8 in the file, and a float product."""
+    return _in_float(emit, target, *inputs(emit, 4))
+
+
+def _in_float(
+    emit: GraphBuilder, target: Target, x: ir.Value, codes: ir.Value, scale: ir.Value, bias: ir.Value | None
+) -> tuple[ir.Value, str]:
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)
-    weight = dequantized(emit, codes, scale, dtype)
-    return restore(add_bias(emit, emit("MatMul", x, weight), bias, dtype)), "int8 weights"
+    array = np.ascontiguousarray(data(codes, emit.node).T)
+    weight = folded(emit, f"{codes.name}/s8", array, floats(emit, scale, dtype, (1, -1)), dtype)
+    return restore(add_bias(emit, emit("MatMul", x, weight), bias, dtype)), FLOAT

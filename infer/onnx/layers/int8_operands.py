@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Target = Literal["ort-u8u8", "ort-u8s8", "trt"]
+Weights = Literal[
+    "blocks", "float"
+]  # what a layer computes with: its codes, or weights decoded before the first call
+FLOAT = "layer in float, decoded when the session is created"
 KEEP_VALUES = ("MaxPool", "Flatten", "Reshape")  # operators whose results are among their inputs
 AXES_AS_INPUT = 18  # the opset in which ReduceMax takes its axes as an input
 FORM_KEY = "infer.int8"  # metadata of a written model: the target its int8 layers were written for
@@ -93,6 +97,19 @@ def decoded(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtyp
     """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as float."""
     weight = data(codes, emit.node).astype(np.float32) * data(scale, emit.node).astype(np.float32)[:, None]
     return emit.constant(f"{codes.name}/{dtype.name}", np.ascontiguousarray(weight.T.astype(dtype)))
+
+
+def folded(
+    emit: GraphBuilder, name: str, codes: np.ndarray, scale: ir.Value, dtype: np.dtype[Any]
+) -> ir.Value:
+    """Return codes · scale as Cast, Mul: int8 in the file, folded to float once when the session is created.
+
+    A DequantizeLinear of constants is not folded by ONNX Runtime: it would run at every call.
+    """
+    import onnx_ir as ir
+
+    integers = emit.constant(name, codes)
+    return emit("Mul", emit("Cast", integers, to=int(ir.DataType.from_numpy(dtype))), scale)
 
 
 def fake_quantized(emit: GraphBuilder, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:

@@ -3,7 +3,7 @@
     layer        ort-u8u8, ort-u8s8                             trt
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
     static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
-    weight-only  DequantizeLinear, MatMul                       the same
+    weight-only  MatMul of weights decoded once                 DequantizeLinear, MatMul
     tables       see `table_layers.py`                          DequantizeLinear of int4, see `dequantize.py`
     embeddings   see `table_layers.py`                          packed rows, see `packed_rows.py`
     float8       decomposed before                              QuantizeLinear, DequantizeLinear, MatMul
@@ -28,10 +28,9 @@ from . import (
     trt_embeddings,
     trt_linear,
 )
-from .int8_conv import conv
+from .int8_conv import conv, is_integer
 from .int8_linear import Form, dynamic, static, weight_only
-from .int8_operands import FORM_KEY, Target
-from .table_layers import Weights
+from .int8_operands import FORM_KEY, Target, Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,13 +58,24 @@ class RewriteResult:
     in_float: list[str] = field(default_factory=list)
 
 
+def choices(model: ir.Model) -> list[str]:
+    """List the operators for which `weights` makes a difference in ONNX Runtime."""
+    return [
+        node.op_type
+        for node in model.graph
+        if node.op_type in ("linear_int8", "linear_int8_static")
+        or (node.op_type == "conv2d_int8_static" and is_integer(node))
+        or (node.op_type == "linear_lut" and not table_layers.is_uniform(node))
+    ]
+
+
 def rewrite(
     model: ir.Model, target: Target, form: Form = "token", weights: Weights = "blocks"
 ) -> RewriteResult:
     """Rewrite every node of the domain `infer` for `target`, in place; other nodes stay.
 
-    `weights` says how ONNX Runtime computes with tables that it has no operator for (see `table_layers.py`), and for
-    TensorRT whether weights stay packed ("blocks") or are decoded when the model is written ("float").
+    `weights` says whether ONNX Runtime computes with codes ("blocks") or with weights that it decodes once ("float"),
+    and for TensorRT whether they stay packed or are decoded when the model is written.
     """
     done = RewriteResult()
     attention = [
@@ -84,7 +94,7 @@ def rewrite(
         if target == "trt" and node.op_type in _TRT_RULES:
             output, taken = _TRT_RULES[node.op_type](emit, weights)
         elif node.op_type in _RULES:
-            output, taken = _RULES[node.op_type](emit, target, form)
+            output, taken = _RULES[node.op_type](emit, target, form, weights)
         elif node.op_type == "linear_lut":
             output, taken = table_layers.linear(emit, target, weights)
         elif node.op_type == "embedding_lut":

@@ -16,7 +16,7 @@ creates the session.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,16 +25,14 @@ from ...errors import NotUsableError
 from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
 from ...kernels.ops.linear_packed import rounded_table
 from ..graph_builder import GraphBuilder, data
-from .int8_operands import Target, add_bias, as_float, inputs
+from .int8_operands import FLOAT, Target, Weights, add_bias, as_float, inputs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Weights = Literal["blocks", "float"]
 MICROSOFT = "com.microsoft"
 UNIFORM = "int4 blocks, activations in int8"
 BLOCKS = "8-bit blocks, activations in int8"
-FLOAT = "layer in float, decoded when the session is created"
 _HALF = 8  # the code that stands for zero, of 16
 
 
@@ -88,10 +86,9 @@ def embedding(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     return rows, "int4 rows"
 
 
-def has_choice(model: ir.Model) -> bool:
-    """Return true if the model has layers for which `weights` makes a difference."""
-    layers = [node for node in model.graph if node.op_type == "linear_lut"]
-    return any(uniform_step(data(node.inputs[2], node).astype(np.float32)) is None for node in layers)
+def is_uniform(node: ir.Node) -> bool:
+    """Return true if the values in a layer's table are evenly spaced, so that ONNX Runtime has an operator for it."""
+    return uniform_step(data(node.inputs[2], node).astype(np.float32)) is not None
 
 
 def group_of_any_table(tensors: Mapping[str, torch.Tensor]) -> int | None:

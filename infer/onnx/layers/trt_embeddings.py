@@ -17,8 +17,8 @@ import torch
 
 from ...kernels.ops import bitpack
 from ..graph_builder import GraphBuilder, data
-from .int8_operands import inputs
-from .table_layers import Weights, uniform_step
+from .int8_operands import Weights, inputs
+from .table_layers import uniform_step
 
 if TYPE_CHECKING:
     import onnx_ir as ir

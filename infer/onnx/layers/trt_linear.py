@@ -21,8 +21,8 @@ import torch
 from ...kernels.ops import bitpack
 from ...kernels.ops.linear_packed import rounded_table
 from ..graph_builder import GraphBuilder, data
-from .int8_operands import add_bias, decoded, dequantized, float_type, floats, inputs
-from .table_layers import Weights, uniform_step
+from .int8_operands import Weights, add_bias, decoded, dequantized, float_type, floats, inputs
+from .table_layers import uniform_step
 from .trt_embeddings import int4_blocks, table_rows
 
 if TYPE_CHECKING:

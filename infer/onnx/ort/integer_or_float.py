@@ -1,9 +1,12 @@
-"""Form of layers of table formats in ONNX Runtime: 8-bit blocks (MatMulNBits) or decoded weights, by measurement."""
+"""Form of quantized layers in ONNX Runtime: integer products or weights decoded once, by measurement.
+
+Both are packed in the file. Integer products are MatMulNBits in 8-bit blocks for table formats, MatMulInteger and
+QLinearConv for int8.
+"""
 
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,28 +18,30 @@ from ...graph.typical_inputs import typical_inputs
 from ...plan import Plan
 from ...spec import Finding
 from .. import export as exporter
-from ..layers import table_layers
 from ..layers.int8_operands import Target
-from ..layers.quantized_layers import RewriteResult
+from ..layers.quantized_layers import RewriteResult, choices
 from . import ort_session
 
 PAIRS = 100  # of turns, of short calls
 MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
+TABLES = "linear_lut"
+INTEGER = "integer products"
 
 
 def write_program(
     graph: Graph, plan: Plan, path: Path, target: Target, *, is_decode_step: bool
 ) -> tuple[RewriteResult, list[Finding]]:
-    """Write the program as ONNX, its table layers in the form chosen; return the rewritten layers and findings.
+    """Write the program as ONNX, its quantized layers in the form chosen; return the rewritten layers and findings.
 
-    A decode step always has 8-bit blocks, and a device other than the CPU decoded weights: these are not measured.
+    A decode step always has integer products, and a device other than the CPU decoded weights: these are not measured.
     """
     model = exporter.to_ir(graph, target)
-    if not table_layers.has_choice(model):
+    layers = set(choices(model))
+    if not layers:
         return exporter.write(model, target, path).rewritten, []
     if is_decode_step:
         why = "a decode step reads each weight once: a quarter of the bytes of float32"
-        return exporter.write(model, target, path).rewritten, [_finding("8-bit blocks", why)]
+        return exporter.write(model, target, path).rewritten, [_finding(INTEGER, why)]
     if plan.device != "cpu":
         return exporter.write(model, target, path, weights="float").rewritten, []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,15 +51,18 @@ def write_program(
             blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
             floats: exporter.write(model, target, floats, weights="float").rewritten,
         }
-        use_blocks, finding = _compare_8bit_blocks(graph, plan, blocks, floats)
+        most = MAX_DIFFERENCE if TABLES in layers else math.inf  # int8 has limits of its own
+        use_blocks, finding = _compare(graph, plan, blocks, floats, most)
         chosen = blocks if use_blocks else floats
         for file in chosen.parent.iterdir():
-            shutil.move(file, path.parent)
+            file.replace(path.parent / file.name)
     return done[chosen], [finding]
 
 
-def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
-    """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
+def _compare(graph: Graph, plan: Plan, blocks: Path, floats: Path, most: float) -> tuple[bool, Finding]:
+    """Compare integer products with decoded weights on the samples; return whether they are faster, and the outputs
+    differ by at most `most`, with the figures.
+    """
     a, b = (
         ort_session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats)
     )
@@ -67,9 +75,9 @@ def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -
         words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
     a.close()
     b.close()
-    use_blocks = seconds[0] <= seconds[1] and loss <= MAX_DIFFERENCE
-    form = "8-bit blocks" if use_blocks else "float32, decoded when the session is created"
-    why = f"8-bit blocks take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
+    use_blocks = seconds[0] <= seconds[1] and loss <= most
+    form = INTEGER if use_blocks else "float32, decoded when the session is created"
+    why = f"{INTEGER} take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
     return use_blocks, _finding(form, why)
 
 
@@ -83,4 +91,4 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 def _finding(form: str, why: str) -> Finding:
-    return Finding("lower", "ort table layers", form, why=why)
+    return Finding("lower", "ort quantized layers", form, why=why)
