@@ -136,10 +136,11 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         decodes = is_step(graph.inputs)
         done, chosen = integer_or_float.write_program(graph, plan, path, target, is_decode_step=decodes)
     elif plan.quant_name == "int8":
-        batches = list(_batches(graph)) if plan.quant_option == "static" else None
-        done, coverage = onnx_source.quantize(graph.onnx, path, target, batches=batches)
+        is_static = plan.quant_option == "static"
+        ranges = onnx_source.input_ranges(graph.onnx, list(_batches(graph))) if is_static else None
+        done, coverage, chosen = integer_or_float.write_source(graph, plan, path, target, ranges)
         enforce(coverage, plan)
-        chosen, quantized = coverage.findings(), coverage.verdict()
+        chosen, quantized = [*chosen, *coverage.findings()], coverage.verdict()
     else:
         onnx_source.copy(graph.onnx, path)
         done = RewriteResult()

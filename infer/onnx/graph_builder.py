@@ -26,9 +26,14 @@ class GraphBuilder:
     def __call__(
         self, op: str, *inputs: ir.Value | None, num_outputs: int = 1, domain: str = "", **attributes: Any
     ) -> Any:
-        """Append one operator; return its output, or a tuple of several."""
+        """Append one operator; return its output, or a tuple of several.
+
+        Absent last inputs are left out: a Conv with an empty bias is not given ONNX Runtime's blocked layout.
+        """
         import onnx_ir as ir
 
+        while inputs and inputs[-1] is None:
+            inputs = inputs[:-1]
         name = f"{self.prefix}/{op}_{len(self.nodes)}"
         outputs = [ir.val(f"{name}:{index}" if index else name) for index in range(num_outputs)]
         self.nodes.append(

@@ -81,7 +81,8 @@ def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None
 def test_products_and_convolutions_become_integers_of_small_error(
     source: Path, tmp_path: Path, target: str
 ) -> None:
-    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", target, batches=[rows(32)])
+    ranges = onnx_source.input_ranges(source, [rows(32)])
+    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", target, ranges=ranges)
     assert done.forms["static int8"] == 1  # the head is too small
     assert done.forms["convolution in float, int8 weights"] + done.forms["static int8 convolution"] == 1
     assert coverage.formats["int8"] >= 32 * 32 * 9 + 32 * 64

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ... import latency
+from ...compress import Coverage
 from ...graph.program import Graph
 from ...graph.typical_inputs import typical_inputs
 from ...plan import Plan
 from ...spec import Finding
 from .. import export as exporter
-from ..layers.int8_operands import Target
+from ..layers.int8_operands import Target, Weights
 from ..layers.quantized_layers import RewriteResult, choices
+from ..source import onnx_source
 from . import ort_session
 
 PAIRS = 100  # of turns, of short calls
 MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
 TABLES = "linear_lut"
 INTEGER = "integer products"
+T = TypeVar("T")
 
 
 def write_program(
@@ -44,19 +49,52 @@ def write_program(
         return exporter.write(model, target, path).rewritten, [_finding(INTEGER, why)]
     if plan.device != "cpu":
         return exporter.write(model, target, path, weights="float").rewritten, []
+    most = MAX_DIFFERENCE if TABLES in layers else math.inf  # int8 has limits of its own
+
+    def write(to: Path, weights: Weights) -> RewriteResult:
+        return exporter.write(model.clone(), target, to, weights=weights).rewritten
+
+    return _faster(graph, plan, path, write, lambda done: done, most)
+
+
+def write_source(
+    graph: Graph, plan: Plan, path: Path, target: Target, ranges: Mapping[str, float] | None
+) -> tuple[RewriteResult, Coverage, list[Finding]]:
+    """Write an ONNX source quantized to int8, as `write_program` does a program."""
+    source = graph.onnx
+    if source is None:
+        raise ValueError("expected the graph of an ONNX source, got a program")
+
+    def write(to: Path, weights: Weights) -> tuple[RewriteResult, Coverage]:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        return onnx_source.quantize(source, to, target, weights=weights, ranges=ranges)
+
+    if plan.device != "cpu":
+        return *write(path, "blocks"), []
+    (done, coverage), findings = _faster(graph, plan, path, write, lambda made: made[0], math.inf)
+    return done, coverage, findings
+
+
+def _faster(
+    graph: Graph,
+    plan: Plan,
+    path: Path,
+    write: Callable[[Path, Weights], T],
+    rewritten: Callable[[T], RewriteResult],
+    most: float,
+) -> tuple[T, list[Finding]]:
+    """Write both forms, and move the faster one to `path`; the first one where they are the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         blocks, floats = Path(work) / "blocks" / path.name, Path(work) / "float" / path.name
-        done = {
-            blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
-            floats: exporter.write(model, target, floats, weights="float").rewritten,
-        }
-        most = MAX_DIFFERENCE if TABLES in layers else math.inf  # int8 has limits of its own
-        use_blocks, finding = _compare(graph, plan, blocks, floats, most)
-        chosen = blocks if use_blocks else floats
+        done, findings = {blocks: write(blocks, "blocks"), floats: write(floats, "float")}, []
+        chosen = blocks
+        if rewritten(done[blocks]) != rewritten(done[floats]):
+            use_blocks, finding = _compare(graph, plan, blocks, floats, most)
+            chosen, findings = blocks if use_blocks else floats, [finding]
         for file in chosen.parent.iterdir():
             file.replace(path.parent / file.name)
-    return done[chosen], [finding]
+    return done[chosen], findings
 
 
 def _compare(graph: Graph, plan: Plan, blocks: Path, floats: Path, most: float) -> tuple[bool, Finding]:

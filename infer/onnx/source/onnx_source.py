@@ -18,7 +18,7 @@ from ..decompositions import DOMAIN
 from ..export import IR_VERSION_CAP, save
 from ..graph_builder import GraphBuilder, drop_unused
 from ..layers.int8_linear import Form
-from ..layers.int8_operands import Target
+from ..layers.int8_operands import Target, Weights
 from ..layers.quantized_layers import RewriteResult, rewrite
 from . import source_weights, static_int8
 
@@ -71,24 +71,31 @@ def already_quantized(source: Path) -> str:
     return ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
 
 
+def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Return the largest magnitude of each input of a product or 2-D convolution over calibration batches."""
+    return static_int8.input_ranges(source, batches, copy)
+
+
 def quantize(
     source: Path,
     path: Path,
     target: Target,
     form: Form = "token",
-    batches: Sequence[Mapping[str, Tensor]] | None = None,
+    weights: Weights = "blocks",
+    ranges: Mapping[str, float] | None = None,
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
-    With calibration `batches` the products, and 2-D convolutions too, get stored scales of inputs (`int8:static`).
+    With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`); `weights`
+    as in `quantized_layers.rewrite`.
     """
     import onnx_ir as ir
 
-    ranges = {} if batches is None else static_int8.input_ranges(source, batches, copy)
+    ranges = ranges or {}
     model = ir.load(str(source))
     _check_opset(model, source)
     graph = model.graph
-    weights = source_weights.find(model)
+    stored = source_weights.find(model)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph):
@@ -103,13 +110,13 @@ def quantize(
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
     static_int8.make_static(graph, ranges, read)
-    done = rewrite(model, target, form)
+    done = rewrite(model, target, form, weights)
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
     kept = {name: value for name, value in graph.initializers.items() if name not in written}
-    if count := source_weights.store(graph, weights, kept):
+    if count := source_weights.store(graph, stored, kept):
         done.forms[source_weights.FORM] += count
-    coverage = weights.count(graph, written)
+    coverage = stored.count(graph, written)
     drop_unused(graph)
     if not coverage.quantized_values:
         reasons = "; ".join(f"{kind}: {left.reason}" for kind, left in list(coverage.left.items())[:3])
