@@ -48,6 +48,9 @@ class Backend(Protocol):
     Layers are timed alone before they are quantized. A backend whose quantized layers call the operators of another,
     so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in
     the same way has `layer_form(tensors)`, which returns the `LayerForm` of a packed weight, or None.
+
+    Where a trial is not faithful enough one is made with the values of the option `CAUTIOUS` (unquantized), or with
+    that of `exact_products(findings)` (quantized, None where it helps nothing).
     """
 
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted

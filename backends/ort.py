@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from infer.onnx.layers import paged_attention_node, table_layers
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
 from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_step_runner
+from infer.onnx.ort.integer_or_float import INTEGER, WHAT
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import LayerForm, Lowered
@@ -48,6 +49,10 @@ OPTIONS = {
     "optimization": BackendOption(
         "graph optimizations; where all of them change an answer the highest level that keeps it serves",
         ort_session.LEVELS,
+    ),
+    "products": BackendOption(
+        "int8 and table layers compute with integers or with weights decoded once, as is faster; float always decodes",
+        ("faster", "float"),
     ),
 }
 CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
@@ -118,6 +123,12 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
         is_int8 = tensors["codes"].dtype == torch.int8 and "table" not in tensors
         return LayerForm(f"int8 by {kind}", decoded_if_slower=True) if is_int8 else None
     return None
+
+
+def exact_products(findings: Sequence[Finding]) -> tuple[str, str] | None:
+    """Return the option with which layers that were lowered to integers are decoded; None where there are none."""
+    integers = any(found.what == WHAT and found.value == INTEGER for found in findings)
+    return ("products", "float") if integers else None
 
 
 def _batches(graph: Graph) -> Iterator[dict[str, torch.Tensor]]:

@@ -48,10 +48,14 @@ _FORMULA = re.compile(r"(?:[v\d\s()+\-*/%<>=!]|\band\b)+")
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured graph, and a sentence for people on the sizes that had to be fixed or narrowed, else empty."""
+    """A captured graph, and a sentence for people on the sizes that had to be fixed or narrowed, else empty.
+
+    `asserts`: as of `capture`, with which its other forms have to be captured too.
+    """
 
     graph: Graph
     fixed: str = ""
+    asserts: bool = False
 
 
 def capture_at_any_sizes(
@@ -87,10 +91,9 @@ def capture_at_any_sizes(
     if found := _in_steps(source, sizes, reason):
         return found
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
+        asserts = any(low < high for low, high in fixed.values())
         try:
-            graph = source.agreeing(
-                {**sizes, **fixed}, asserts=any(low < high for low, high in fixed.values())
-            )
+            graph = source.agreeing({**sizes, **fixed}, asserts=asserts)
         except NotUsableError as error:
             if error.__cause__ is None:
                 raise
@@ -102,12 +105,12 @@ def capture_at_any_sizes(
             and BATCH in fixed
         ):
             break  # one row a request is not what was asked for
-        if any(low < high for low, high in fixed.values()):
+        if asserts:
             named = ", ".join(
                 f"{name} {low} to {high}" if low < high else f"{name} {low}"
                 for name, (low, high) in fixed.items()
             )
-            return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)")
+            return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)", asserts)
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
         if BATCH in fixed:

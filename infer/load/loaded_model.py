@@ -33,6 +33,7 @@ class LoadedModel:
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
+    asserts: bool = False  # guards of its sizes are checked at each call of a captured graph
     renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict

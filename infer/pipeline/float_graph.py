@@ -114,7 +114,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         how = found.fixed.partition(" ")[0]  # fixed, or narrower
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
     loaded.inputs, loaded.samples = found.graph.inputs, found.graph.samples
-    loaded.sizes, loaded.multiples = found.graph.sizes, found.graph.multiples
+    loaded.sizes, loaded.multiples, loaded.asserts = found.graph.sizes, found.graph.multiples, found.asserts
     return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
 
 
@@ -148,6 +148,7 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
             outputs=loaded.outputs,
             task=loaded.task,
             multiples=loaded.multiples,
+            asserts=loaded.asserts,
         )
     return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 

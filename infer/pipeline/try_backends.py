@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,25 +151,34 @@ class Trials:
 
     def _exact_enough(self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]) -> Trial:
         """Return the trial of a backend, made with the first of its cautious options that is enough where the
-        optimizations of its library change the answer or refuse the graph.
-
-        Formats change answers too: of a torch model only the unquantized one is tried with them.
+        optimizations of its library change the answer or refuse the graph, or its integers lose too much.
         """
-        option, values = getattr(plugins.get("backends", plan.backend), "CAUTIOUS", ("", ()))
         outcome, reason = _judged(plan, attempt, {})
-        is_retried = reason and values and option not in plan.backend_options
-        if is_retried and (plan.quant == "none" or self.original.onnx is not None):
-            for value in values:  # the most exact first: where it does not help, none does
-                other, why = _judged(plan, attempt, {option: value})
-                if why or isinstance(other, Exception):
-                    _discard(other)
-                    break
-                other.cautious = f"{plan.backend} runs with {option} {value}: with more, {reason}"
-                _discard(outcome)
-                outcome = other
+        for option, value in self._more_exact(plan, outcome) if reason else ():
+            other, why = _judged(plan, attempt, {option: value})
+            if why or isinstance(other, Exception):  # the most exact first: where it does not help, none does
+                _discard(other)
+                break
+            other.cautious = f"{plan.backend} runs with {option} {value}: otherwise, {reason}"
+            _discard(outcome)
+            outcome = other
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def _more_exact(self, plan: Plan, outcome: Trial | Exception) -> Iterator[tuple[str, str]]:
+        """Yield options of a backend and their values, the most exact first: those of integers for a quantized trial
+        that has some, else its optimizations, except of quantized torch models, whose formats change answers too.
+        """
+        backend = plugins.get("backends", plan.backend)
+        exact = getattr(backend, "exact_products", lambda findings: None)
+        found = [] if isinstance(outcome, Exception) else outcome.findings
+        if plan.quant != "none" and (choice := exact(found)) is not None:
+            yield choice
+            return
+        option, values = getattr(backend, "CAUTIOUS", ("", ()))
+        if values and (plan.quant == "none" or self.original.onnx is not None):
+            yield from ((option, value) for value in values if option not in plan.backend_options)
 
     def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
         """Choose the graph for a backend, its shape as a step, its folder, and why it only scores text."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from backends import ort
 from infer import device, latency
 from infer.errors import NotUsableError
 from infer.onnx.ort import integer_or_float
+from infer.onnx.ort.integer_or_float import INTEGER, WHAT
 from infer.plan import Plan
 from infer.spec import Finding
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -231,3 +233,30 @@ from backends import ort, trt
 print('imported')
 """
     assert run_python(code).strip() == "imported"
+
+
+def test_integers_that_lose_too_much_are_decoded_before_int8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One value of each row is a thousand times the others, so that a step of its row leaves them nothing."""
+    from infer import optimize
+
+    monkeypatch.setattr(integer_or_float, "_compare", lambda *_: (True, Finding("lower", WHAT, INTEGER)))
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.manual_seed(0)\n"
+        "        self.layer = nn.Linear(128, 128)\n        self.layer.weight.data[:, 0] = 0\n\n"
+        "    def forward(self, x):\n        return self.layer(x)\n\ndef build():\n    return Net()\n"
+    )
+    x = torch.randn(64, 128)
+    x[:, 0] *= 1e4
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    made = optimize(
+        Plan(
+            source=f"{tmp_path / 'net.py'}:build", trust_code=True, data=str(tmp_path / "x.npz"), quant="int8",
+            backend="ort", batches=(), device="cpu", allow_slower=True,
+        ),
+        tmp_path / "net.infer",
+    )  # fmt: skip
+    assert made.manifest.plan.backend_options == {"products": "float"}
+    assert any(line.startswith("ort runs with products float: otherwise, ") for line in made.manifest.verdict)

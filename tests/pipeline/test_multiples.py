@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from infer import Plan, Predictor, optimize
 from infer.errors import InputError
+from infer.load.samples import batch_axes
 from infer.serve.workers.__main__ import model_info_of
 
 NETS = """
@@ -84,3 +85,17 @@ def test_rows_that_a_file_takes_in_fours_are_given_in_fours(tmp_path: Path) -> N
         np.testing.assert_allclose(predictor.predict(x), x.reshape(3, 4, 6).mean(1), atol=1e-6)
         with pytest.raises(InputError, match="expected batch to be a multiple of 4, got 6"):
             predictor.predict(x[:6])
+
+
+def test_a_slow_file_that_ran_three_rows_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_axes, "SLOW", 0.0)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", 6])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [given], [made])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    plan = Plan(source=str(tmp_path / "m.onnx"), backend="ort", batches=(), allow_slower=True)
+    found = optimize(plan, tmp_path / "m.infer").manifest
+    assert found.sizes["batch"][0] == 1
+    with Predictor.load(tmp_path / "m.infer") as predictor:
+        assert predictor.predict(np.ones((1, 6), np.float32)).shape == (1, 6)

@@ -134,7 +134,7 @@ def _find(plan: Plan, loaded: LoadedModel, runs: Runs, make: Make, given: Mappin
             if rows.have_rows(specs) and not sure and not tried.are_rows(outputs):
                 break
             outputs = carried_state.of_state_shapes(specs, outputs, next(iter(tried.ran.values())))
-            return Axes(specs, outputs, tuple(tried.ran), sizes)
+            return Axes(specs, outputs, tried.counts, sizes)
     return None
 
 
@@ -177,6 +177,12 @@ class _Tried:
             self.slow = time.monotonic() - began > SLOW
             if self.slow and self.ran:
                 return
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Counts of rows that the file takes: of a slow one also those below what ran, which were not tried."""
+        most = max(self.ran)
+        return tuple(range(1, most + 1)) if self.slow and most <= COUNTS[0] else tuple(self.ran)
 
     def named(self, spec: TensorSpec) -> TensorSpec:
         """Return an output with the sizes that it was seen to have: the batch where it grew with the rows."""

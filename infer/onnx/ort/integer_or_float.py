@@ -30,6 +30,7 @@ PAIRS = 100  # of turns, of short calls
 MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
 TABLES = "linear_lut"
 INTEGER = "integer products"
+WHAT = "ort quantized layers"
 T = TypeVar("T")
 
 
@@ -47,7 +48,7 @@ def write_program(
     if is_decode_step:
         why = "a decode step reads each weight once: a quarter of the bytes of float32"
         return exporter.write(model, target, path).rewritten, [_finding(INTEGER, why)]
-    if plan.device != "cpu":
+    if plan.device != "cpu" or _decodes(plan):
         return exporter.write(model, target, path, weights="float").rewritten, []
     most = MAX_DIFFERENCE if TABLES in layers else math.inf  # int8 has limits of its own
 
@@ -69,10 +70,14 @@ def write_source(
         to.parent.mkdir(parents=True, exist_ok=True)
         return onnx_source.quantize(source, to, target, weights=weights, ranges=ranges)
 
-    if plan.device != "cpu":
-        return *write(path, "blocks"), []
+    if plan.device != "cpu" or _decodes(plan):
+        return *write(path, "float" if _decodes(plan) else "blocks"), []
     (done, coverage), findings = _faster(graph, plan, path, write, lambda made: made[0], math.inf)
     return done, coverage, findings
+
+
+def _decodes(plan: Plan) -> bool:
+    return plan.backend_options.get("products") == "float"
 
 
 def _faster(
@@ -129,4 +134,4 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 def _finding(form: str, why: str) -> Finding:
-    return Finding("lower", "ort quantized layers", form, why=why)
+    return Finding("lower", WHAT, form, why=why)
