@@ -152,9 +152,8 @@ def unpack(
 
 def _operator(mode: str, usual: Callable[..., Any], *arguments: Any) -> Any:
     """Stand in the place of a function of `torch._VF`, whose arguments it takes."""
-    if len(arguments) != 9 or not isinstance(
-        arguments[3], bool
-    ):  # a packed sequence that the model made by itself
+    is_padded = len(arguments) == 9 and isinstance(arguments[3], bool)
+    if not is_padded:  # a packed sequence that the model made by itself
         return usual(*arguments)
     x, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first = arguments
     if training and dropout:

@@ -99,3 +99,38 @@ def test_a_slow_file_that_ran_three_rows_takes_one(tmp_path: Path, monkeypatch: 
     assert found.sizes["batch"][0] == 1
     with Predictor.load(tmp_path / "m.infer") as predictor:
         assert predictor.predict(np.ones((1, 6), np.float32)).shape == (1, 6)
+
+
+SQUARES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 128)
+
+    def forward(self, x):
+        n = x.shape[1]
+        y = self.layer(x[:, 3:] - x[:, :-3])
+        return y if (n * n) % 4 == n % 2 else y * 2  # always true, which the exporter can't prove
+
+def build(): return Net().eval()
+"""
+
+
+def test_a_narrowed_length_with_a_guard_that_cannot_be_proven_is_quantized(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SQUARES)
+    x = np.random.default_rng(0).standard_normal((32, 6, 64), np.float32)
+    np.savez(tmp_path / "d.npz", x=x)
+    plan = Plan(
+        source=f"{tmp_path}/net.py:build", trust_code=True, backend="eager", inputs=("x=float32[batch,time,64]",),
+        data=f"{tmp_path}/d.npz", quant="int8", batches=(), allow_slower=True,
+    )  # fmt: skip
+    made = optimize(plan, tmp_path / "net.infer").manifest
+    assert any(line.startswith("narrower sizes: time 5 to ") for line in made.verdict)
+    with Predictor.load(tmp_path / "net.infer", trust_code=True) as predictor:
+        for length in (5, 8, 31):
+            given = np.random.default_rng(length).standard_normal((2, length, 64), np.float32)
+            assert predictor.predict(given).shape == (2, length - 3, 128)
