@@ -30,7 +30,7 @@ from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_s
 from infer.onnx.ort.integer_or_float import INTEGER, WHAT
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
-from infer.results import LayerForm, Lowered
+from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
 from infer.spec import Finding
 
@@ -237,7 +237,7 @@ def _layer_findings(done: RewriteResult, nodes: Counter[str], target: Target) ->
     if done.in_float:
         found.append(
             _finding(
-                "layers in float",
+                IN_FLOAT,
                 len(done.in_float),
                 why="packed on disk, float32 in memory after load: " + ", ".join(done.in_float[:8]),
             )

@@ -85,6 +85,11 @@ class ScoresOnly(msgspec.Struct, frozen=True):
     by_model: bool
 
 
+IN_FLOAT = (
+    "layers in float"  # finding of a backend: packed layers that compute with weights decoded at opening
+)
+
+
 class Lowered(msgspec.Struct, frozen=True):
     """Result of lowering a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
     its weights, as the verdict says it.

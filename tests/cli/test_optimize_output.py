@@ -117,6 +117,16 @@ def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
     )
 
 
+@pytest.mark.parametrize("backend", ["ort", "openvino"])
+def test_layers_that_compute_in_float_are_said_to(backend: str) -> None:
+    layers = tuple(LayerChoice(f"blocks.{i}.mlp", "int8", 8.0) for i in range(3))
+    findings = (Finding("lower", "ort layers in float", 2),)
+    report = msgspec.structs.replace(sample(), layers=layers, findings=findings, backend=backend)
+    line = next(row for row in optimize_summary.screen(report, Path("m.infer")) if row.startswith("layers"))
+    assert line.startswith("layers    3 int8")
+    assert ("; 2 compute in float, decoded when it opens" in line) is (backend == "ort")
+
+
 def test_a_limit_of_the_artifact_is_read_before_its_speed() -> None:
     limit = "scores text only: no KV cache"
     report = msgspec.structs.replace(sample(), verdict=("2.1x faster", limit), limitations=(limit,))

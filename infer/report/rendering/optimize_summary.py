@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.console import Console
 
+from ...results import IN_FLOAT
 from .. import search_tables
 from ..document import Report
 from ..sections import timed_rows
@@ -131,7 +132,9 @@ def _layers(report: Report) -> str:
     formats = ", ".join(
         f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])
     )
-    return "; ".join(text for text in (formats, report.quantized) if text)
+    decoded = next((f.value for f in report.findings if f.what == f"{report.backend} {IN_FLOAT}"), 0)
+    how = f"{decoded} compute in float, decoded when it opens" if decoded else ""
+    return "; ".join(text for text in (formats, report.quantized, how) if text)
 
 
 def _memory(report: Report) -> str:
