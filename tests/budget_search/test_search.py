@@ -136,7 +136,7 @@ def test_a_slower_winner_names_the_budget_that_keeps_it(
 ) -> None:
     monkeypatch.setattr(Trial, "slower", property(lambda self: self.changed))
     own = plan.with_(source=shutil.copy(plan.source, tmp_path))  # of which no other test knows trials
-    result = found(own, tmp_path / "slow.infer", objective="latency", max_size=26_000)
+    result = found(own, tmp_path / "slow.infer", objective="latency", max_size=36_000)
     assert result.best.candidate.quant == "int8"
     verdict = store.read_manifest(result.path).verdict
     assert verdict[0] == "kept although slower (--max-size)"

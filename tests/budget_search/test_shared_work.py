@@ -56,7 +56,7 @@ def test_weights_are_packed_once_for_all_backends(
     assert packed == known
     assert first.measured is not None
     assert second.measured is not None
-    assert second.measured.error == pytest.approx(first.measured.error, rel=0.2)
+    assert 0 < second.measured.error <= 1.2 * first.measured.error  # less where ONNX Runtime decodes the weights
 
 
 def test_another_calibration_packs_anew(plan: Plan, tmp_path: Path, packed: list[tuple[int, ...]]) -> None:
@@ -94,7 +94,7 @@ def test_float_layers_are_lowered_once_for_all_formats(
         session.run(TrialRequest(number=number, candidate=Candidate(backend=backend, quant=quant), rivals=()))
     floats = [layer for layer in captured if type(layer) is torch.nn.Linear]
     assert len(floats) == 1, "of the one shape that formats take"
-    assert len(captured) >= 3, "each format is timed"
+    assert len(captured) >= (2 if backend == "ort" else 3), "each format is timed, but int8 in ONNX Runtime"
 
 
 def test_float_layers_of_a_session_are_below_its_folder(
@@ -103,7 +103,7 @@ def test_float_layers_of_a_session_are_below_its_folder(
     (tmp_path / "work").mkdir()
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path / "work")), Reporter())
     before = set(Path(tempfile.gettempdir()).iterdir())
-    session.run(TrialRequest(number=0, candidate=Candidate(backend="ort", quant="int8"), rivals=()))
+    session.run(TrialRequest(number=0, candidate=Candidate(backend="ort", quant="int4"), rivals=()))
     assert captured
     assert set(Path(tempfile.gettempdir()).iterdir()) <= before | {tmp_path / "machine" / TIMING_LOCK}
 
@@ -112,7 +112,7 @@ def test_onnx_runtime_layers_that_it_decodes_if_slower_are_not_timed(
     plan: Plan, tmp_path: Path, captured: list[torch.nn.Module]
 ) -> None:
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
-    for number, quant in enumerate(("nf4", "cluster")):
+    for number, quant in enumerate(("nf4", "cluster", "int8", "int8:weight")):
         session.run(TrialRequest(number=number, candidate=Candidate(backend="ort", quant=quant), rivals=()))
     assert captured == []
 
@@ -244,14 +244,14 @@ def test_a_layer_that_loses_may_gain_what_its_fallback_does(
 def test_layers_that_would_become_float_bound_a_trial_too(
     plan: Plan, tmp_path: Path, quant: str, gain: float, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer loses here: nf4 is decoded by ONNX Runtime, int8:weight has no format to fall back to."""
+    """A layer loses here: ONNX Runtime decodes it."""
     monkeypatch.setattr(LayerTimer, "measured", lambda *_: LayerTime(4e-5, 2e-5, 2.0, 2.0, 2.0))
     session = Session(Setup(plan=plan, name="m.infer", work=str(tmp_path)), Reporter())
     best = ToBeat(label="inductor int8", ratios={}, size=1, error=0.0, gain_needed={1: gain})
     done = session.run(
         TrialRequest(number=0, candidate=Candidate(backend="ort", quant=quant), rivals=(), to_beat=best)
     )
-    assert done.outcome == ("refused" if quant != "nf4" and outcome == "published" else outcome), done.reason
+    assert done.outcome == outcome, done.reason
     if outcome == "skipped":
         assert done.measured is not None
         assert done.measured.layer_gain == {1: 0.0}
