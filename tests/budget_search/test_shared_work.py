@@ -56,7 +56,9 @@ def test_weights_are_packed_once_for_all_backends(
     assert packed == known
     assert first.measured is not None
     assert second.measured is not None
-    assert 0 < second.measured.error <= 1.2 * first.measured.error  # less where ONNX Runtime decodes the weights
+    assert (
+        0 < second.measured.error <= 1.2 * first.measured.error
+    )  # less where ONNX Runtime decodes the weights
 
 
 def test_another_calibration_packs_anew(plan: Plan, tmp_path: Path, packed: list[tuple[int, ...]]) -> None:
