@@ -49,8 +49,8 @@ class Backend(Protocol):
     so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in
     the same way has `layer_form(tensors)`, which returns the `LayerForm` of a packed weight, or None.
 
-    Where a trial is not faithful enough one is made with the values of the option `CAUTIOUS` (unquantized), or with
-    that of `exact_products(findings)` (quantized, None where it helps nothing).
+    Where a trial is not faithful enough, others are made with the options that `Lowered.more_exact` names for quantized
+    layers, else with the values of the option `CAUTIOUS`, the most exact first.
     """
 
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from infer.onnx.layers import paged_attention_node, table_layers
 from infer.onnx.layers.int8_operands import Target
 from infer.onnx.layers.quantized_layers import RewriteResult
 from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_step_runner
-from infer.onnx.ort.integer_or_float import INTEGER, WHAT
+from infer.onnx.ort.integer_or_float import FLOAT, PRODUCTS
 from infer.onnx.source import onnx_source
 from infer.plan import Plan
 from infer.results import IN_FLOAT, LayerForm, Lowered
@@ -50,9 +50,9 @@ OPTIONS = {
         "graph optimizations; where all of them change an answer the highest level that keeps it serves",
         ort_session.LEVELS,
     ),
-    "products": BackendOption(
+    PRODUCTS: BackendOption(
         "int8 and table layers compute with integers or with weights decoded once, as is faster; float always decodes",
-        ("faster", "float"),
+        ("faster", FLOAT),
     ),
 }
 CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
@@ -125,12 +125,6 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
     return None
 
 
-def exact_products(findings: Sequence[Finding]) -> tuple[str, str] | None:
-    """Return the option with which layers that were lowered to integers are decoded; None where there are none."""
-    integers = any(found.what == WHAT and found.value == INTEGER for found in findings)
-    return ("products", "float") if integers else None
-
-
 def _batches(graph: Graph) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the calibration rows of an ONNX source in calls of a few."""
     if graph.calibration:
@@ -142,19 +136,30 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
     path = folder / MODEL
     target = _int8_target(plan.device)
-    chosen, quantized = list[Finding](), ""
+    coverage, chosen = None, list[Finding]()
     if graph.onnx is None:
-        decodes = is_step(graph.inputs)
-        done, chosen = integer_or_float.write_program(graph, plan, path, target, is_decode_step=decodes)
+        (done, _), chosen = integer_or_float.choose(
+            graph,
+            plan,
+            path,
+            lambda to, weights: (exporter.export(graph, target, to, weights=weights).rewritten, None),
+            is_decode_step=is_step(graph.inputs),
+        )
     elif plan.quant_name == "int8":
-        is_static = plan.quant_option == "static"
-        ranges = onnx_source.input_ranges(graph.onnx, list(_batches(graph))) if is_static else None
-        done, coverage, chosen = integer_or_float.write_source(graph, plan, path, target, ranges)
-        enforce(coverage, plan)
-        chosen, quantized = [*chosen, *coverage.findings()], coverage.verdict()
+        source, is_static = graph.onnx, plan.quant_option == "static"
+        ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
+        (done, coverage), chosen = integer_or_float.choose(
+            graph,
+            plan,
+            path,
+            lambda to, weights: onnx_source.quantize(source, to, target, weights=weights, ranges=ranges),
+        )
     else:
         onnx_source.copy(graph.onnx, path)
         done = RewriteResult()
+    if coverage is not None:
+        enforce(coverage, plan)
+        chosen += coverage.findings()
     settings = _settings(plan)
     if settings != ort_session.USUAL:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
@@ -171,7 +176,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, target),
         *chosen,
     ]
-    return Lowered(findings, quantized)
+    more_exact = {PRODUCTS: FLOAT} if done.integers and PRODUCTS not in plan.backend_options else {}
+    return Lowered(findings, "" if coverage is None else coverage.verdict(), more_exact)
 
 
 def _settings(plan: Plan) -> ort_session.SessionSettings:

@@ -91,12 +91,15 @@ IN_FLOAT = (
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """Result of lowering a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
-    its weights, as the verdict says it.
+    """Result of lowering a graph.
+
+    `quantized` is for backends that quantize an ONNX source themselves: the share of its weights, as the verdict says
+    it. `more_exact`: options of the backend with which the quantized layers of this graph would lose less.
     """
 
     findings: list[Finding]
     quantized: str = ""
+    more_exact: dict[str, str] = {}
 
 
 class LayerForm(msgspec.Struct, frozen=True):

@@ -19,8 +19,10 @@ from .. import kernels
 CALLS, LONG = 3, 0.5  # calls, and the seconds after which no more are made
 SLACK = 0.9  # of the bound: two timings of the same kernels differ by noise
 ENOUGH = 0.95  # share of a call in such kernels, from which on compilation is not worth its time
+# The last line: as a decomposition calls them, below autograd.
 UNFUSED = (
     "mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn_rnn_layer", "_scaled_dot_product_flash_attention_for_cpu",
+    "linear", "matmul", "conv1d", "conv2d", "conv3d",
 )  # fmt: skip
 
 

@@ -78,6 +78,7 @@ def run_trial(
         changed=plan.changes_numbers,
         findings=lowered.findings,
         quantized=lowered.quantized,
+        more_exact=lowered.more_exact,
         runner=runner,
         task=original.task,
         shape=shape,

@@ -167,16 +167,13 @@ class Trials:
         return outcome
 
     def _more_exact(self, plan: Plan, outcome: Trial | Exception) -> Iterator[tuple[str, str]]:
-        """Yield options of a backend and their values, the most exact first: those of integers for a quantized trial
-        that has some, else its optimizations, except of quantized torch models, whose formats change answers too.
+        """Yield options of a backend and their values, the most exact first: those that lowering named for its
+        quantized layers, else its optimizations, except of quantized torch models, whose formats change answers too.
         """
-        backend = plugins.get("backends", plan.backend)
-        exact = getattr(backend, "exact_products", lambda findings: None)
-        found = [] if isinstance(outcome, Exception) else outcome.findings
-        if plan.quant != "none" and (choice := exact(found)) is not None:
-            yield choice
+        if not isinstance(outcome, Exception) and outcome.more_exact:
+            yield from outcome.more_exact.items()
             return
-        option, values = getattr(backend, "CAUTIOUS", ("", ()))
+        option, values = getattr(plugins.get("backends", plan.backend), "CAUTIOUS", ("", ()))
         if values and (plan.quant == "none" or self.original.onnx is not None):
             yield from ((option, value) for value in values if option not in plan.backend_options)
 

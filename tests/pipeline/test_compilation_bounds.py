@@ -21,6 +21,7 @@ from infer.pipeline.try_backends import Compressed, Trials
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
+from tests.support.onnx_models import Int8Conv
 
 AUTO = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
 
@@ -37,6 +38,22 @@ def test_products_and_convolutions_count_and_what_is_fused_does_not() -> None:
         assert found.seconds > 0
         assert found.share > 0
     assert bound_of(nn.Sequential(nn.GELU(), nn.LayerNorm(64)), 8, 64).seconds == 0
+
+
+def test_the_plain_form_of_a_layer_without_a_kernel_counts() -> None:
+    """Inductor compiles an int8 convolution to the float one that its decomposition calls."""
+    assert bound_of(Int8Conv(16, 16).eval(), 2, 16, 32, 32).seconds > 0
+
+
+def test_a_recurrent_layer_counts() -> None:
+    weights = [torch.randn(64, 16), torch.randn(64, 16)]
+    states = [torch.zeros(1, 2, 16), torch.zeros(1, 2, 16)]
+    x = torch.randn(7, 2, 16)
+
+    def call() -> object:
+        return torch.ops.infer.recurrent(x, states, weights, "LSTM", False, 1, False, False)
+
+    assert compilation_bounds.of_call(call).share > 0
 
 
 def trial(backend: str, seconds: float, error: float = 0.001) -> Trial:

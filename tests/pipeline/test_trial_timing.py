@@ -449,12 +449,16 @@ def test_steps_of_timing_say_about_how_long_they_take(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("given")
-def test_a_hopeless_trial_is_timed_in_a_short_round(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("other", "is_short"), [(0.7, False), (0.8, True), (9.0, True)])
+def test_a_trial_far_behind_is_timed_in_a_short_round(
+    monkeypatch: pytest.MonkeyPatch, other: float, is_short: bool
+) -> None:
     rounds = recorded_rounds(monkeypatch)
-    trials = [trial("ort", 0.5, 0.5), trial("openvino", 9.0, 9.0)]
+    trials = [trial("ort", 0.5, 0.5), trial("openvino", other, other)]
     timed(PLAN, trials, Forms(graph(), plain=(0.5, 0.5), ort=(0.5, 0.5), openvino=(0.5, 0.5)))
     short, full = trial_timing.SHORT_SECONDS, trial_timing.PAIR_SECONDS
-    assert rounds == [(0.5, full), (0.5, full), (9.0, short), (9.0, short)]
+    second = short if is_short else full
+    assert rounds == [(0.5, full), (0.5, full), (other, second), (other, second)]
 
 
 class Shifted:

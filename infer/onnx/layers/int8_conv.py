@@ -94,11 +94,6 @@ def _on_grid(
     return emit("DequantizeLinear", emit("QuantizeLinear", x, scale, zero), scale, zero)
 
 
-def is_integer(node: ir.Node) -> bool:
-    """Return true if ONNX Runtime has an integer operator for a convolution."""
-    return node.op_type.endswith("static") and _output_step(node.outputs[0]) is not None
-
-
 def _dequantized(
     emit: GraphBuilder, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Target = Literal["ort-u8u8", "ort-u8s8", "trt"]
-Weights = Literal[
-    "blocks", "float"
-]  # what a layer computes with: its codes, or weights decoded before the first call
+# What a layer computes with: its codes, or weights decoded before the first call.
+Weights = Literal["blocks", "float"]
 FLOAT = "layer in float, decoded when the session is created"
 KEEP_VALUES = ("MaxPool", "Flatten", "Reshape")  # operators whose results are among their inputs
 AXES_AS_INPUT = 18  # the opset in which ReduceMax takes its axes as an input

@@ -28,7 +28,7 @@ from . import (
     trt_embeddings,
     trt_linear,
 )
-from .int8_conv import conv, is_integer
+from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
 from .int8_operands import FORM_KEY, Target, Weights
 
@@ -49,24 +49,19 @@ _TRT_RULES = {
     "embedding_int8": trt_embeddings.embedding,
 }
 
+_IN_TWO_FORMS = ("linear_int8", "linear_int8_static", "conv2d_int8_static", "linear_lut")  # in ONNX Runtime
+
 
 @dataclass
 class RewriteResult:
-    """Number of layers by written form, and names of the weights left in float."""
+    """Number of layers by written form, and names of the weights left in float.
+
+    `integers`: layers written as integer products, which ONNX Runtime can also compute with decoded weights.
+    """
 
     forms: Counter[str] = field(default_factory=Counter)
     in_float: list[str] = field(default_factory=list)
-
-
-def choices(model: ir.Model) -> list[str]:
-    """List the operators for which `weights` makes a difference in ONNX Runtime."""
-    return [
-        node.op_type
-        for node in model.graph
-        if node.op_type in ("linear_int8", "linear_int8_static")
-        or (node.op_type == "conv2d_int8_static" and is_integer(node))
-        or (node.op_type == "linear_lut" and not table_layers.is_uniform(node))
-    ]
+    integers: int = 0
 
 
 def rewrite(
@@ -111,6 +106,8 @@ def rewrite(
         done.forms[taken] += 1
         if "in float" in taken:
             done.in_float.append(str(emit.weight_name))
+        elif target != "trt" and node.op_type in _IN_TWO_FORMS and taken != table_layers.UNIFORM:
+            done.integers += 1
     if attention:
         paged_attention_lowering.finish(model, attention)
     drop_unused(model.graph)

@@ -86,11 +86,6 @@ def embedding(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     return rows, "int4 rows"
 
 
-def is_uniform(node: ir.Node) -> bool:
-    """Return true if the values in a layer's table are evenly spaced, so that ONNX Runtime has an operator for it."""
-    return uniform_step(data(node.inputs[2], node).astype(np.float32)) is not None
-
-
 def group_of_any_table(tensors: Mapping[str, torch.Tensor]) -> int | None:
     """Return the columns that share a scale in a packed weight whose table is not evenly spaced; None for others."""
     if not {"codes", "table", "scale", "row_scale"} <= tensors.keys():
