@@ -1,7 +1,8 @@
 """Latency measurement of single calls, and paired comparison of two: medians, interval, verdict.
 
-Machines are shared and noisy, so two things are never timed one after the other and their means divided.
-Timing and judgement are apart: `summarize` and `decide` are pure.
+Machines are shared and noisy, so two things are never timed one after the other and their means divided. They take
+turns, and each turn begins when the threads of the turn before sleep. Timing and judgement are apart: `summarize` and
+`decide` are pure.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ import msgspec
 import numpy as np
 
 from . import device as hardware
+from .device import spinning_threads
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 MIN_PAIRS = 11  # of a verdict on short calls
 LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
-DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
+DISTURBED = 1.3  # times the shortest call: a median above it is time that other processes took
 FAR = 0.8  # beyond this, or its inverse, in each of them
 FEWEST_TURNS = 2  # of calls longer than `LONG`
 SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
 MOST_WARM_UPS = 10
 WIDE = 2.0  # times the lower end of an interval
-TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
+TURN = 0.01  # seconds; calls shorter than this are repeated within a turn, after one that is not counted
+MOST_REPEATS = 1000
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -168,9 +171,10 @@ def in_turns(
 ) -> list[Latency]:
     """Time several calls interleaved, so that a slowdown of the machine affects all of them.
 
-    Stops when all together took `min_seconds` for each and each ran `min_runs` times, or at `max_runs`.
+    Stops when all together took `min_seconds` for each and each had `min_runs` turns, or at `max_runs`.
     """
-    warmups = [warm_up(call, device, clock) for call in calls]
+    warmups, last = zip(*(_warmed(call, device, clock) for call in calls), strict=True)
+    repeats = [num_repeats(seconds) for seconds in last]
     times: list[list[float]] = [[] for _ in calls]
     spent, count = 0.0, 0
     with no_collection():
@@ -179,8 +183,9 @@ def in_turns(
                 break
             for offset in range(len(calls)):
                 index = (count + offset) % len(calls)
-                times[index].append(timed(calls[index], device, clock))
-                spent += times[index][-1]
+                taken = turn(calls[index], repeats[index], device, clock)
+                times[index] += taken
+                spent += math.fsum(taken)
             count += 1
     return [summarize(taken, warmup) for taken, warmup in zip(times, warmups, strict=True)]
 
@@ -202,7 +207,7 @@ def paired(
     undecided pairs go on until `max_seconds` or `max_pairs`.
     """
     warmups, last = zip(*(_warmed(call, device, clock) for call in (a, b)), strict=True)
-    repeats = [min(32, max(1, math.ceil(TURN / max(seconds, 1e-7)))) for seconds in last]
+    repeats = [num_repeats(seconds) for seconds in last]
     times: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
     limits, start, look = PairLimits(min_pairs, max_pairs, max_seconds), clock(), min_pairs
@@ -210,9 +215,9 @@ def paired(
         while True:
             medians = [0.0, 0.0]
             for side in (0, 1) if len(ratios) % 2 == 0 else (1, 0):
-                turn = [timed((a, b)[side], device, clock) for _ in range(repeats[side])]
-                times[side].extend(turn)
-                medians[side] = float(np.median(turn))
+                taken = turn((a, b)[side], repeats[side], device, clock)
+                times[side].extend(taken)
+                medians[side] = float(np.median(taken))
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
             seconds, looks = clock() - start, len(ratios) >= look
             decided = looks and decide(ratios, seed=seed)[3] != "within noise"
@@ -250,6 +255,7 @@ def _warmed(call: Call, device: str, clock: Clock) -> tuple[int, float]:
     One such call is enough of calls longer than `SLOW_CALL`, and after `LONG` seconds no more are made.
     """
     best, steady, spent = math.inf, 0, 0.0
+    settle(device)
     for count in range(1, MOST_WARM_UPS + 1):
         took = timed(call, device, clock)
         steady = steady + 1 if best / 1.2 <= took <= 1.2 * best else 0
@@ -257,6 +263,29 @@ def _warmed(call: Call, device: str, clock: Clock) -> tuple[int, float]:
         if steady >= (1 if took >= SLOW_CALL else 2) or (count >= 2 and spent >= LONG):
             break
     return count, took
+
+
+def num_repeats(seconds: float) -> int:
+    """Return how many calls of so many seconds make a turn."""
+    return min(MOST_REPEATS, max(1, math.ceil(TURN / max(seconds, 1e-7))))
+
+
+def turn(call: Call, repeats: int, device: str, clock: Clock) -> list[float]:
+    """Return the seconds of so many calls, once the threads of what was called before sleep.
+
+    The first of several calls wakes the threads and fills the caches: it is not counted.
+    """
+    settle(device)
+    if repeats > 1:
+        call()
+    return [timed(call, device, clock) for _ in range(repeats)]
+
+
+def settle(device: str) -> None:
+    """Wait for whatever was called before: the device's work, on the CPU threads that spin after a call."""
+    hardware.sync(device)
+    if device == "cpu":
+        spinning_threads.wait_for_sleep()
 
 
 def timed(call: Call, device: str, clock: Clock) -> float:

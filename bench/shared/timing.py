@@ -21,8 +21,11 @@ import torch
 from torch import Tensor
 
 from bench.shared.child_process import Seconds
+from infer import latency
 
-PAUSE = 0.03  # seconds; libgomp and ONNX Runtime spin for up to 20 ms after their last call
+PAUSE = (
+    0.06  # seconds in which the threads of other processes go to sleep: those of ONNX Runtime spin for 50 ms
+)
 WARM = 0.004  # seconds of calls before the clock starts: threads awake, code and tables in the caches
 TURN = 0.02  # seconds of timed calls in one turn
 ROUNDS = 9
@@ -114,7 +117,9 @@ def _no_garbage_collection() -> Iterator[None]:
 def _in_turn(sides: Sequence[Side], number: int) -> Iterator[Side]:
     """Yield every side, the first one rotating with the number of the round, each after a pause."""
     for index in range(len(sides)):
-        time.sleep(PAUSE)
+        if any(side.pid or side.turn for side in sides):
+            time.sleep(PAUSE)
+        latency.settle("cpu")
         yield sides[(index + number) % len(sides)]
 
 

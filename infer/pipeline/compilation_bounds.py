@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import kernels
+from .. import kernels, latency
 
 CALLS, LONG = 3, 0.5  # calls, and the seconds after which no more are made
 SLACK = 0.9  # of the bound: two timings of the same kernels differ by noise
@@ -36,6 +36,7 @@ class CompilationBound:
 
 def of_call(call: Callable[[], object]) -> CompilationBound:
     """Time such kernels within calls in plain torch; of several the call in which they took least counts."""
+    latency.settle("cpu")
     call()
     found: list[CompilationBound] = []
     began = time.perf_counter()

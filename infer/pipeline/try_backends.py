@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -122,11 +122,11 @@ class Trials:
             self._failed(name, at.name, error, _other_backends(name, small, plan))
 
     def bounded(self, name: str) -> bool:
-        """Return whether a backend that compiles need not be lowered, and record why: a quantized graph is not faithful
-        enough in plain torch, which calls the same kernels, or what these take alone is no less than another trial.
+        """Return whether a backend that compiles need not be lowered, and record why: what its kernels take alone in
+        plain torch is no less than another trial, or a quantized graph is not faithful enough with them.
 
-        Of a quantized model plain torch becomes a trial too. Steps of language models, and plans without times, have no
-        bound.
+        Of a quantized model plain torch becomes a trial too, unless the same bound rules it out. Steps of language
+        models, and plans without times, have no bound.
         """
         plan, small = self.plan, self.small
         if plan.backend != "auto" or not plugins.compiles(name):
@@ -135,19 +135,27 @@ class Trials:
             return False
         if small.graph.program is None or small.graph.module is not None or plugins.why_not("backends", name):
             return False
-        changed = plan.quant != "none"
-        if changed and "eager" not in self.names():
-            self.run("eager")
-        eager = next((trial for trial in self.trials if trial.backend == "eager"), None)
-        if changed and eager is None:
-            return False
-        if changed and eager is not None and (reason := eager.unfaithful(plan)):
-            self.refuse(name, f"its kernels in plain torch are not faithful enough: {reason}", skipped=True)
-            return True
-        runner = Eager(small.graph) if eager is None else eager.runner
-        if reason := why_not_compiled(plan, self.original, runner, self.trials):
+        runner: Any = next((trial.runner for trial in self.trials if trial.backend == "eager"), None)
+        runner = runner or Eager(small.graph)
+        reason = why_not_compiled(plan, self.original, runner, self.trials)
+        if plan.quant != "none" and "eager" not in self.names():
+            if reason:
+                self.refuse("eager", reason, skipped=True)
+            else:
+                self.run("eager")
+                reason = self._compiled_after_eager(plan)
+        if reason:
             self.refuse(name, reason, skipped=True)
         return bool(reason)
+
+    def _compiled_after_eager(self, plan: Plan) -> str:
+        """Return why a quantized graph need not be compiled, now that it was tried in plain torch."""
+        eager = next((trial for trial in self.trials if trial.backend == "eager"), None)
+        if eager is None:
+            return ""
+        if reason := eager.unfaithful(plan):
+            return f"its kernels in plain torch are not faithful enough: {reason}"
+        return why_not_compiled(plan, self.original, eager.runner, self.trials)
 
     def _exact_enough(self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]) -> Trial:
         """Return the trial of a backend, made with the first of its cautious options that is enough where the

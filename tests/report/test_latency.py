@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infer import latency
+from infer.device import spinning_threads
 
 
 class Fake:
@@ -73,7 +77,7 @@ def test_one_outlier_does_not_change_the_decision() -> None:
 
 def test_pairs_are_interleaved_and_the_order_alternates() -> None:
     fake = Fake()
-    a, b = fake.call("a", lambda: 0.01), fake.call("b", lambda: 0.01)
+    a, b = fake.call("a", lambda: 0.02), fake.call("b", lambda: 0.02)
     result = latency.paired(a, b, clock=fake.clock, min_pairs=4)
     assert "".join(fake.order[-8:]) == "abbaabba"
     assert result.verdict == "same"
@@ -111,7 +115,7 @@ def test_measurement_of_persistent_noise_ends_with_the_budget() -> None:
     a, b = fake.call("a", noisy(0.05, 1.5, 3)), fake.call("b", noisy(0.05, 1.5, 4))
     result = latency.paired(a, b, clock=fake.clock, max_seconds=5.0)
     assert result.verdict == "within noise"
-    assert fake.now < 20
+    assert fake.now < 30
 
 
 def test_slow_calls_still_get_the_least_number_of_pairs() -> None:
@@ -122,14 +126,53 @@ def test_slow_calls_still_get_the_least_number_of_pairs() -> None:
     assert result.pairs == 3
 
 
-def test_short_calls_are_repeated_within_a_turn() -> None:
-    fake = Fake()
-    result = latency.paired(
-        fake.call("a", lambda: 1.01e-4), fake.call("b", lambda: 1e-2), clock=fake.clock, min_pairs=5
-    )
+def test_short_calls_are_repeated_within_a_turn_and_the_first_of_them_does_not_count() -> None:
+    fake, short = Fake(), list[float]()
+
+    def took() -> float:
+        began = not fake.order[:-1] or fake.order[-2] != "a"
+        short.append(0.5 if began and short else 5.05e-4)  # slow whenever the other side ran before
+        return short[-1]
+
+    a, b = fake.call("a", took), fake.call("b", lambda: 0.05)
+    result = latency.paired(a, b, clock=fake.clock, min_pairs=5)
     assert result.a.n == 5 * 20
     assert result.b.n == 5
     assert result.ratio == pytest.approx(0.0101)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not say what threads do")
+def test_each_turn_begins_when_the_threads_of_the_one_before_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, running = threading.Event(), spinning_threads._others_running
+    data = bytes(1 << 24)
+
+    def spin() -> None:  # hashing gives the interpreter's lock away
+        while not over.is_set():
+            hashlib.sha256(data)
+
+    spinner, looks = threading.Thread(target=spin), list[bool]()
+
+    def look() -> bool:
+        looks.append(running())
+        if looks.count(True) == 3:
+            over.set()
+        return looks[-1] or not over.is_set()
+
+    monkeypatch.setattr(spinning_threads, "_others_running", look)
+    monkeypatch.setattr(spinning_threads, "MOST_SECONDS", 60.0)
+    spinner.start()
+    latency.settle("cpu")
+    spinner.join()
+    assert looks[-1] is False
+    assert looks.count(True) >= 3
+
+
+def test_a_thread_that_never_sleeps_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+    monkeypatch.setattr(spinning_threads, "_others_running", lambda: not looks.append(1))
+    monkeypatch.setattr(spinning_threads, "MOST_SECONDS", 0.01)
+    latency.settle("cpu")
+    assert looks
 
 
 def test_measure_reaches_both_minima_and_counts_warm_up_apart() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -61,14 +60,15 @@ def in_rounds(
     """
     for call in calls:
         latency.warm_up(call, device, clock)
-    repeats = [min(32, math.ceil(latency.TURN / max(latency.timed(c, device, clock), 1e-7))) for c in calls]
+    repeats = [latency.num_repeats(latency.timed(call, device, clock)) for call in calls]
     taken: list[list[float]] = [[] for _ in calls]
     start, order = clock(), list(range(len(calls)))
     with latency.no_collection():
         while len(taken[0]) < MOST_ROUNDS:
             for index in order:
-                turn = [latency.timed(calls[index], device, clock) for _ in range(repeats[index])]
-                taken[index].append(statistics.median(turn))
+                taken[index].append(
+                    statistics.median(latency.turn(calls[index], repeats[index], device, clock))
+                )
             order = [*order[1:], order[0]] if len(taken[0]) % 2 else order[::-1]
             if len(taken[0]) >= LEAST_ROUNDS and clock() - start >= MOST_SECONDS * len(calls):
                 break
