@@ -33,7 +33,7 @@ _MODULE_OF = {
     "Finding": "spec",
     "InferError": "errors",
     "Plan": "plan",
-    "Predictor": "predict",
+    "Predictor": "predict.predictor",
     "TensorSpec": "spec",
     "TrainSettings": "tune.settings",
     "distil": "tune.distillation.distil_model",

@@ -17,7 +17,7 @@ from infer.cli import main, optimize
 from infer.errors import UsageError
 from infer.options import Option, checked, command_line, fields, from_values, to_toml
 from infer.plan import Plan
-from infer.predict import Predictor
+from infer.predict.predictor import Predictor
 from infer.report.rendering import formatting
 from infer.serve import ray_app, server
 from infer.serve.limits import ServeLimits

@@ -18,7 +18,8 @@ from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import OPTIONS, SERVED_MAXIMUM, Sampling, bounds
 from infer.llm.llm import LanguageModel
 from infer.llm.text.generation_config import GenerationConfig
-from infer.predict import Options, Predictor, isolated_open
+from infer.predict import isolated_open
+from infer.predict.predictor import Options, Predictor
 from infer.predict.text_generation import TextGeneration
 from infer.serve.api.openai import openai_request
 from infer.serve.api.openai.chat_types import ChatRequest

@@ -188,7 +188,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
 def leaking_worker(path: str, **options: Any) -> Any:
     """Open a language model that keeps 2 KB of each request."""
     from infer.llm.engine.request_manager import RequestManager
-    from infer.predict import Predictor
+    from infer.predict.predictor import Predictor
 
     kept, begin = [], RequestManager.begin
 
@@ -203,7 +203,7 @@ def leaking_worker(path: str, **options: Any) -> Any:
 def leaking_pages(path: str, **options: Any) -> Any:
     """Open a language model that forgets the last page of each 50th sequence."""
     from infer.llm.engine.cache.block_manager import BlockManager
-    from infer.predict import Predictor
+    from infer.predict.predictor import Predictor
 
     release_all, calls = BlockManager.release_all, Counter[str]()
 

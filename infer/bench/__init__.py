@@ -20,7 +20,7 @@ from ..graph.typical_inputs import typical_inputs
 from ..latency import Latency, Paired, measure, paired
 from ..pipeline import float_graph
 from ..plan import Plan
-from ..predict import Predictor
+from ..predict.predictor import Predictor
 from ..report.measurements import memory
 from ..report.measurements import profile as profiler
 from ..spec import Finding

@@ -18,7 +18,7 @@ from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
-from ..predict import Predictor
+from ..predict.predictor import Predictor
 from ..report.measurements import memory
 from ..report.measurements.step_breakdown import StepBreakdown
 from ..spec import Finding

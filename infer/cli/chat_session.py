@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..errors import InputError
 from ..llm.completion import Completion
-from ..predict import Predictor
+from ..predict.predictor import Predictor
 
 LONGEST_ANSWER = 1024
 ROOM = 64  # tokens for an answer, below which old messages are left out

@@ -62,7 +62,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt."""
-    from ..predict import Predictor, isolated_open
+    from ..predict import isolated_open
+    from ..predict.predictor import Predictor
 
     if json_schema is not None:
         options["json_schema"] = _schema(json_schema)
@@ -97,7 +98,8 @@ def chat(
     trust_code: Trust = False,
 ) -> None:
     """Chat with a model in the terminal; from a pipe, every line is a message."""
-    from ..predict import Predictor, isolated_open
+    from ..predict import isolated_open
+    from ..predict.predictor import Predictor
     from .chat_session import ChatSession
 
     isolated_open.open_in_subprocess(artifact, trust_code=trust_code)

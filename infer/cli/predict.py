@@ -15,7 +15,7 @@ from ..paths import writing
 from .options import Artifact, Trust
 
 if TYPE_CHECKING:
-    from ..predict import Predictor
+    from ..predict.predictor import Predictor
 
 
 TENSORS = (".npz", ".npy", ".json")
@@ -39,7 +39,8 @@ def predict(
     trust_code: Trust = False,
 ) -> None:
     """Run an artifact on an input; write the answer of its task, or its output tensors."""
-    from ..predict import Predictor, isolated_open
+    from ..predict import isolated_open
+    from ..predict.predictor import Predictor
 
     isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, trust_code=trust_code) as predictor:

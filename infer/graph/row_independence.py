@@ -24,7 +24,7 @@ from ..spec import BATCH, Joins, TensorSpec, text_padding
 from .typical_inputs import MASK, row_lengths
 
 ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
-SLOW = 0.25  # seconds of one row, from which on a model is tried on few
+SLOW = 0.05  # seconds of one row, from which on a model is tried on few
 LARGEST_SECONDS = 5.0  # that the largest batch may take
 LOUD = 1e3  # times the value of an honest row: neighbours that shift a mean or a scale that rows share
 LARGEST_VALUES = 1 << 22  # of one input or output of the largest batch, so that memory does not decide
@@ -116,14 +116,16 @@ def joining(
     tolerances: Tolerances = REFERENCE,
     *,
     largest: bool = True,
+    row_seconds: float = 0.0,
 ) -> Joining:
-    """Try on `run` which requests may share a batch. `largest`: try the largest batch too.
+    """Try on `run` which requests may share a batch. `largest`: try the largest batch too. `row_seconds`: what a row
+    is known to take; a first call may be answered from memory.
 
     `samples`: rows that the model takes. Where inputs or an output have none, nothing is tried: none are joined.
     """
     if not are_joinable(inputs, outputs):
         return Joining("none")
-    trial = _Trial(run, inputs, outputs, samples, sizes, tolerances)
+    trial = _Trial(run, inputs, outputs, samples, sizes, tolerances, row_seconds)
     try:
         if why := trial.dependence(largest=largest):
             return Joining("none", why)
@@ -144,8 +146,10 @@ class _Trial:
         samples: Mapping[str, Tensor],
         sizes: Mapping[str, tuple[int, int]],
         tolerances: Tolerances,
+        row_seconds: float,
     ) -> None:
         self._model, self.inputs, self.sizes, self.tolerances = run, inputs, sizes, tolerances
+        self.row_seconds = row_seconds
         self.outputs = [spec.name for spec in outputs]
         self._axes = {spec.name: spec.batch_axis or 0 for spec in outputs}
         self.samples = samples
@@ -161,7 +165,7 @@ class _Trial:
         if self.high < 2:
             return ""
         values = ROWS * max(value.numel() // fewest for value in alone.values())
-        quick = self.seconds < SLOW * fewest and values <= LARGEST_VALUES
+        quick = max(self.seconds / fewest, self.row_seconds) < SLOW and values <= LARGEST_VALUES
         count = max(min(ROWS if quick else FEW, self.high), fewest)
         rows = distinct_rows(self.samples, self.inputs, count)
         whole = self._run(rows)
@@ -215,7 +219,7 @@ class _Trial:
         if (
             self.high <= count
             or values > LARGEST_VALUES
-            or self.seconds / count * self.high > LARGEST_SECONDS
+            or max(self.seconds / count, self.row_seconds) * self.high > LARGEST_SECONDS
         ):
             return
         order = torch.arange(self.high) % count

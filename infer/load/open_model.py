@@ -9,22 +9,12 @@ from pathlib import Path
 from ..errors import UnsafeSourceError, UsageError
 from ..plan import Plan
 from ..spec import DECODER_IDS, Finding
-from .diffusers_models import load_diffusers_part
-from .gguf import open_gguf
 from .identification.identify import STATE_DICTS, Identified, identify
 from .identification.source_names import is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
-from .model_libraries import load_library_model, load_timm_folder
 from .samples import read_samples
 from .samples.batch_axes import Runs
-from .samples.transcript_samples import decode_greedily
-from .sources.exported_program import load_exported
-from .sources.huggingface import load_huggingface
-from .sources.onnx_file import load_onnx
-from .sources.python_sources import load_pickled, load_user_module
-from .sources.state_dict_source import load_state_dict
-from .sources.torchscript import load_torchscript
 from .sources.user_module import UserModule
 from .weight_loading.fill_weights import resolve_strategy
 
@@ -69,44 +59,74 @@ def load(
     loaded.load = choice.value
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
     if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
+        from .samples.transcript_samples import decode_greedily
+
         loaded.decode_greedily = partial(decode_greedily, loaded)
     read_samples.attach_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
     return loaded
 
 
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
+    """Open a source by its kind; only what opens that kind is imported."""
     if found.kind == "library":
-        return load_library_model(plan, plan.source, plan.weights), None
+        return _load_library_model(plan, plan.source, plan.weights), None
     if found.kind == "diffusers" and not plan.ignore_keys:
+        from .diffusers_models import load_diffusers_part
+
         return load_diffusers_part(plan), None
     if found.kind in STATE_DICTS:
         if plan.model and is_library_name(plan.model):
-            return load_library_model(plan, plan.model, plan.source), None
+            return _load_library_model(plan, plan.model, plan.source), None
+        from .sources.state_dict_source import load_state_dict
+
         return load_state_dict(plan, found.kind)
     _refuse_names(plan, found)
-    folder = found.kind in ("huggingface", "timm", "gguf")
-    user_module = UserModule(plan.model) if plan.model and not folder else None
+    if found.kind in ("huggingface", "gguf", "timm"):
+        return _load_folder(plan, found.kind), None
+    user_module = UserModule(plan.model) if plan.model else None
     if found.kind == "recipe":
+        from .sources.python_sources import load_user_module
+
         return load_user_module(plan)
-    if found.kind == "huggingface":
-        return load_huggingface(plan), None
-    if found.kind == "gguf":
-        return _load_gguf(plan), None
-    if found.kind == "timm":
-        return load_timm_folder(plan), None
     if found.kind == "onnx":
+        from .sources.onnx_file import load_onnx
+
         return load_onnx(plan), user_module
     if found.kind == "torchscript":
+        from .sources.torchscript import load_torchscript
+
         return load_torchscript(plan, user_module), user_module
     if found.kind == "exported":
+        from .sources.exported_program import load_exported
+
         return load_exported(plan), user_module
     if found.kind in ("module", "legacy-module"):
+        from .sources.python_sources import load_pickled
+
         return load_pickled(plan, user_module), user_module
     raise UsageError(f"can't open a source of kind {found.kind!r}", where=plan.source)
 
 
-def _load_gguf(plan: Plan) -> LoadedModel:
-    """Open a GGUF file through the folder that stands for it; the folder lives as long as the result."""
+def _load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedModel:
+    from .model_libraries import load_library_model
+
+    return load_library_model(plan, name, weights)
+
+
+def _load_folder(plan: Plan, kind: str) -> LoadedModel:
+    """Open a folder that describes its model; a GGUF file through the one that stands for it, which lives as long as
+    the result.
+    """
+    if kind == "timm":
+        from .model_libraries import load_timm_folder
+
+        return load_timm_folder(plan)
+    from .sources.huggingface import load_huggingface
+
+    if kind == "huggingface":
+        return load_huggingface(plan)
+    from .gguf import open_gguf
+
     source = open_gguf(Path(plan.source))
     loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
     loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory

@@ -21,7 +21,6 @@ from ..reporter import Reporter
 from ..spec import DTYPES, Finding
 from .float_graph import Original, captured, decoder_of, module_of
 from .llm_mode import no_step
-from .recover_quality import recover_quality
 from .try_backends import Compressed
 
 
@@ -80,6 +79,8 @@ def compress_model(
     if model.form is None:
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
         if plan.recover:
+            from .recover_quality import recover_quality
+
             reporter.found(recover_quality(plan, model.module, assignment.calibration_set, reporter))
         model.form = _form(plan, original, copy, reporter)
     return replace(model.form, layers=layers, quantized=covered.verdict())

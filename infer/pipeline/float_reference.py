@@ -78,7 +78,12 @@ class FloatReferences:
         if self._joining is None:
             graph = self._original
             self._joining = row_independence.joining(
-                run, graph.inputs, graph.outputs, graph.samples, graph.sizes
+                run,
+                graph.inputs,
+                graph.outputs,
+                graph.samples,
+                graph.sizes,
+                row_seconds=self.reference().row_seconds,
             )
         return self._joining
 
@@ -298,10 +303,13 @@ def _unsqueezed(
 
 
 class RememberedOutputs:
-    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them."""
+    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them.
+
+    `row_seconds`: what a row of the samples takes; 0 before it is known.
+    """
 
     def __init__(self, form: Any, room: int = 256 << 20) -> None:
-        self.form, self._room = form, room
+        self.form, self._room, self.row_seconds = form, room, 0.0
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:

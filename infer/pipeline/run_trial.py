@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ..llm.step.schedules.schedule_consistency import (
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements import roofline
+from ..report.rendering import formatting
 from ..results import Metric
 from ..spec import BATCH, TensorSpec
 from .float_reference import FloatReferences, RememberedOutputs, opened
@@ -38,6 +40,8 @@ from .trial import Trial
 
 CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
+COMPARED_SECONDS = 4.0  # of the original, in a comparison of a slow model
+TOGETHER = 8  # rows in a call, of which at least one is compared
 
 
 def run_trial(
@@ -84,6 +88,7 @@ def run_trial(
         shape=shape,
         backend_options=plan.backend_options,
         joining=joining,
+        compared=_compared(reference, original),
         ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()
@@ -164,7 +169,7 @@ def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _compare(
-    plan: Plan, reference: Any, runner: Any, graph: Graph, outputs: Sequence[TensorSpec]
+    plan: Plan, reference: RememberedOutputs, runner: Any, graph: Graph, outputs: Sequence[TensorSpec]
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
     """Compare both runners over the samples; the first rows become the golden inputs and outputs.
 
@@ -174,9 +179,17 @@ def _compare(
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
     wrong: list[Metric] = []
-    for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
+    num_rows, is_first = 0, not reference.row_seconds
+    for inputs in batches_of(graph, min(TOGETHER, graph.sizes.get("batch", (1, TOGETHER))[1])):
+        if num_rows >= _most_rows(reference):
+            break
+        count, began = rows.count(graph.inputs, inputs), time.perf_counter()
         with library_errors.float_model_errors():
             expected = reference.run(inputs)
+        if is_first:  # outputs that are remembered take no time
+            took = (time.perf_counter() - began) / max(count, 1)
+            reference.row_seconds = min(reference.row_seconds or took, took)
+        num_rows += count
         got = runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
         got = {name: value.cpu() for name, value in got.items()}
@@ -189,6 +202,20 @@ def _compare(
     carried = _carried(reference, runner, graph, usual, comparison)
     values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
     return [*wrong, *comparison.metrics(), *sizes, *carried, *values], kept
+
+
+def _most_rows(reference: RememberedOutputs) -> int:
+    """Return how many rows are worth comparing: of a slow model those of `COMPARED_SECONDS`, in whole calls."""
+    fitting = int(min(COMPARED_SECONDS / max(reference.row_seconds, 1e-9), MAX_ROWS))
+    return max(fitting // TOGETHER, 1) * TOGETHER
+
+
+def _compared(reference: RememberedOutputs, original: Graph) -> str:
+    """Say up to which batch a slow model was compared, where it takes larger ones; "" of any other."""
+    most, largest = _most_rows(reference), original.sizes.get(BATCH, (1, 1))[1]
+    if most >= min(largest, MAX_ROWS):
+        return ""
+    return f"compared at batches up to {most}: a row of the original takes {formatting.seconds(reference.row_seconds)}"
 
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
@@ -207,7 +234,11 @@ def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> l
 
 
 def _at_sizes(
-    reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
+    reference: RememberedOutputs,
+    runner: Any,
+    graph: Graph,
+    usual: Mapping[str, float],
+    whole: fidelity.Comparison,
 ) -> list[Metric]:
     """Compare at small batches and the largest, without common padding, and at both ends of every length.
 
@@ -216,9 +247,11 @@ def _at_sizes(
     if isinstance(runner, FullSequenceRunner) or not rows.have_rows(graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
-    least = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
+    one_size = graph.module is not None or graph.task == "text-generation"
+    most = _most_rows(reference)
+    least = 1 if one_size or most < MAX_ROWS else batch_sizes.ROWS
     found: list[Metric] = []
-    largest = () if least == 1 else (min(high, MAX_ROWS),)
+    largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)
 
     def compare(where: str, batches: Iterable[Mapping[str, Tensor]]) -> list[Metric]:
         return batch_sizes.compare_size(
@@ -231,7 +264,7 @@ def _at_sizes(
             full = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
             shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in full)
             found += compare(f"batch {size}", shorter)
-    if least > 1:
+    if not one_size:
         for size_name, length, inputs in at_extremes(graph):
             found += compare(f"{size_name} {length}", [inputs])
     return found

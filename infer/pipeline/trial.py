@@ -79,6 +79,7 @@ class Trial:
     backend_options: Mapping[str, str] = field(default_factory=dict)  # that it was lowered with
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
+    compared: str = ""  # up to which batch, where that is less than it takes
     joining: Joining = Joining("padded")  # which requests may share a batch of it
     brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
@@ -223,6 +224,7 @@ class Trial:
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
+        lines += [self.compared] if self.compared else []
         lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")

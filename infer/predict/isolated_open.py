@@ -50,7 +50,7 @@ def _open(folder: Path) -> None:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        from . import Predictor
+        from .predictor import Predictor
 
         with Predictor.load(folder, threads=1):  # OpenMP's other threads are not in this process
             code = 0

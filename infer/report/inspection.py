@@ -17,7 +17,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import MAX_BYTES, REPORT
 from ..errors import ArtifactError
 from ..kernels import cpu
-from ..predict import Predictor
+from ..predict.predictor import Predictor
 from ..regular_files import read_regular
 from ..spec import Finding
 from ..tensorrt import trt_library

@@ -72,7 +72,7 @@ def serve(folder: Path, trust: bool) -> int:
         is_language_model(folder)
         for found in model_repository.ModelRepository([folder]).latest():
             model_repository.name_and_version(found)
-        from infer.predict import Predictor
+        from infer.predict.predictor import Predictor
 
         with Predictor.load(folder, trust_code=trust) as predictor:
             if not is_language_model(folder):
@@ -88,7 +88,7 @@ def serve(folder: Path, trust: bool) -> int:
 def speak(folder: Path, trust: bool) -> int:
     """Use the artifact as a language model: text, ids, a chat."""
     from infer.errors import InferError, UsageError
-    from infer.predict import Predictor
+    from infer.predict.predictor import Predictor
     from infer.sanitize import sanitize_text
 
     try:

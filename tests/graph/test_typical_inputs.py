@@ -10,6 +10,7 @@ from infer import fidelity
 from infer.graph.program import Graph
 from infer.graph.typical_inputs import cut, row_lengths, timed_lengths, typical_inputs
 from infer.pipeline import run_trial
+from infer.pipeline.float_reference import RememberedOutputs
 from infer.report.measurements import roofline
 from infer.spec import TensorSpec
 
@@ -131,10 +132,10 @@ class WrongAtOtherLengths:
 
 def test_a_backend_that_is_right_only_at_the_samples_length_is_found() -> None:
     graph = encoder(padded(4, 6, 9))
-    whole = fidelity.Comparison(graph.task)
+    whole, reference = fidelity.Comparison(graph.task), RememberedOutputs(graph)
     whole.add(graph.run(graph.samples), graph.run(graph.samples), graph.samples)
-    metrics = run_trial._at_sizes(graph, WrongAtOtherLengths(graph, 32), graph, {"output": 1.0}, whole)
+    metrics = run_trial._at_sizes(reference, WrongAtOtherLengths(graph, 32), graph, {"output": 1.0}, whole)
     errors = {metric.subject: metric.number for metric in metrics if metric.name == "relative_error"}
     assert min(errors["batch 1"] or 0.0, errors["batch 3"] or 0.0) > 0.1
-    metrics = run_trial._at_sizes(graph, graph, graph, {"output": 1.0}, whole)
+    metrics = run_trial._at_sizes(reference, graph, graph, {"output": 1.0}, whole)
     assert {metric.number for metric in metrics if metric.name == "relative_error"} == {0.0}

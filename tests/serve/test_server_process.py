@@ -196,7 +196,7 @@ def test_the_command_line_passes_on_load_options(
 
 def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` as the command line calls it, with a predictor that is no artifact."""
-    import infer.predict
+    import infer.predict.predictor
 
     seen: list[Service] = []
     given: list[dict[str, object]] = []
@@ -211,7 +211,7 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
         fake.__class__ = type("Opened", (type(fake), Loader), {})
         return fake
 
-    monkeypatch.setattr(infer.predict.Predictor, "load", load)
+    monkeypatch.setattr(infer.predict.predictor.Predictor, "load", load)
     monkeypatch.setattr(serving, "serve", lambda service, *_, **options: seen.append(service) or 0)
     bounds = ServeLimits(max_batch=2)
     own = {"max_delay_ms": 0.005, "drain": 3, "limits": bounds, "in_process": True}

@@ -13,8 +13,8 @@ from ... import latency
 from ...artifact import store
 from ...graph.program import Graph
 from ...pipeline.trial_timing import call_of
-from ...predict import open_runner
 from ...predict.open_artifact import backend_of
+from ...predict.predictor import open_runner
 from .messages import RoundTimes
 
 LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS = 21, 200, 3.0  # seconds for each artifact

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import UsageError, unknown
 from ...load.sources.user_module import import_file, user_code_errors
-from ...predict import Predictor
+from ...predict.predictor import Predictor
 
 WHERE = "--metric"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...errors import SourceError, UsageError
 from ...regular_files import MAX_JSON, is_there, read_regular
-from ..gguf import describe_gguf
 from ..sentence_transformers.modules_json import transformer_folder
 from ..sources.diffusers_pipeline import diffusers_class
 from ..weights.pickle_scan import MAX_PICKLE, code_among, globals_of
@@ -136,6 +135,8 @@ def _file(path: Path, head: bytes) -> Identified:
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
     if head[:4] == b"GGUF":
+        from ..gguf import describe_gguf
+
         return Identified("gguf", describe_gguf(path))
     if foreign := foreign_archive(path, head) or foreign_binary(head):
         raise _wrong(path, foreign)

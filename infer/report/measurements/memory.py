@@ -167,7 +167,7 @@ def _child() -> None:
 
 def _import_caller() -> None:
     """Import what a process has imported before it calls `Predictor.load`."""
-    importlib.import_module("infer.predict")
+    importlib.import_module("infer.predict.predictor")
 
 
 class Imported(msgspec.Struct, frozen=True):

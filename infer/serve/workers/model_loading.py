@@ -163,7 +163,7 @@ def startup_summary(opened: Sequence[Opened], *, server: float, opening: float) 
 
 
 def _load_in_process(source: ModelSource, stack: contextlib.ExitStack) -> Opened:
-    from ...predict import Predictor
+    from ...predict.predictor import Predictor
 
     began = time.perf_counter()
     predictor = apply_names(stack.enter_context(Predictor.load(source.path, **source.options)), source)
