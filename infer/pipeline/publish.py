@@ -71,10 +71,12 @@ def publish(
     )
     reporter.found(measured.findings())
     manifest = _manifest(run, original, small, selected, reporter.findings, output)
+    rows_size = store.size(folder / "golden")
     results = build.Results(
         fidelity=best.fidelity,
         latency=best.latency,
-        size=store.size(folder) + len(store.as_text(manifest)),
+        size=store.size(folder) - rows_size + len(store.as_text(manifest)),
+        rows_size=rows_size,
         baseline=best.baseline,
         backends=selected.backends,
         limitations=[*best.limitations(run.plan), *original.limitations],

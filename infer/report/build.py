@@ -46,6 +46,7 @@ class Results:
     backends: Sequence[BackendResult] = ()
     limitations: Sequence[str] = ()  # sentences of the verdict on what the artifact can't do
     quantized: str = ""  # for display: the share of the weights that is quantized
+    rows_size: int = 0
     original_size: int | None = None  # bytes of the weights as the source stores them
     ceiling: MachineRoofline | None = None
     memory: Memory | None = None
@@ -85,6 +86,7 @@ def build_report(manifest: Manifest, results: Results) -> Report:
         layers=manifest.layers,
         quantized=results.quantized,
         size=results.size,
+        rows_size=results.rows_size,
         original_size=results.original_size,
         ceiling=results.ceiling,
         memory=results.memory,

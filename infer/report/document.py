@@ -99,7 +99,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     latency: tuple[LatencyRow, ...]
     layers: tuple[LayerChoice, ...] = ()
     quantized: str = ""  # for display: `94 % of the weights are int8`
-    size: int
+    size: int  # without `rows_size`
+    rows_size: int = 0  # of the rows that an artifact is checked with when it is opened
     original_size: int | None
     decodes: bool = False  # what was timed is one decode step of `batch` sequences, not a batch of samples
     ceiling: MachineRoofline | None = None

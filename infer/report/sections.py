@@ -96,7 +96,8 @@ def _card(report: Report) -> list[tuple[str, str]]:
     """Return the reference figures: sizes, memory bandwidth, roofline ceiling."""
     memory, ceiling = report.memory, report.ceiling
     before = f", from {formatting.size(report.original_size)}" if report.original_size else ""
-    rows = [("artifact", f"{formatting.size(report.size)}{before}")]
+    beside = formatting.with_rows(report.size, report.rows_size)
+    rows = [("artifact", f"{formatting.size(report.size)}{before}{beside}")]
     if memory is not None and memory.weights is not None:
         rows.append(("weights", formatting.size(memory.weights) + _dtypes(memory.weights_by_dtype)))
     elif ceiling is not None:

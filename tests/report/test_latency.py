@@ -126,7 +126,7 @@ def test_slow_calls_still_get_the_least_number_of_pairs() -> None:
     assert result.pairs == 3
 
 
-def test_short_calls_are_repeated_within_a_turn_and_the_first_of_them_does_not_count() -> None:
+def test_short_calls_are_repeated_within_a_turn_and_the_first_is_left_out() -> None:
     fake, short = Fake(), list[float]()
 
     def took() -> float:

@@ -13,6 +13,8 @@ from ...results import Metric
 if TYPE_CHECKING:
     from ...latency import Paired  # which imports torch
 
+MUCH = 0.03  # of a size, from which on it is said what comes on top
+
 
 def seconds(value: float | None) -> str:
     """Format seconds as `3.21 ms`; an unknown time is a dash."""
@@ -116,6 +118,11 @@ def smaller(original: int | None, now: int) -> str | None:
     if 0.97 <= ratio <= 1.03:
         return "same size"
     return f"{ratio:.1f}x smaller" if ratio > 1 else f"{1 / ratio:.1f}x larger"
+
+
+def with_rows(now: int, rows: int) -> str:
+    """Say how much the rows add that an artifact is checked with, where that is much: `, 1.15 MB of rows beside it`."""
+    return f", {size(rows)} of rows to check it with" if rows > MUCH * now else ""
 
 
 def command(plan: Plan, output: str) -> str:

@@ -66,7 +66,8 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
     """Yield the lines of figures as (name, text); a text has at most `width` columns."""
     before = f", was {formatting.size(report.original_size)}" if report.original_size else ""
     ratio = formatting.smaller(report.original_size, report.size)
-    yield "size", f"{formatting.size(report.size)}{before}" + (f" ({ratio})" if ratio else "")
+    rows = formatting.with_rows(report.size, report.rows_size)
+    yield "size", f"{formatting.size(report.size)}{before}" + (f" ({ratio})" if ratio else "") + rows
     if report.latency:
         yield "speed", _speed(report)
     if report.fidelity:
