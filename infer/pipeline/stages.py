@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from .. import carried_state, paths, rows
+from .. import carried_state, latency, library_errors, paths, rows
 from .. import load as sources
 from ..artifact import store
 from ..compress import assign
@@ -30,6 +30,7 @@ from ..llm.text import chat_template
 from ..onnx.ort.ort_session import limited_calls
 from ..plan import OURS, Plan
 from ..report.measurements import roofline
+from ..report.rendering import formatting
 from ..reporter import Reporter
 from ..spec import BATCH, Finding, TensorSpec
 from . import half_precision, onnx_form
@@ -42,6 +43,8 @@ from .resolve_plan import Resolved, keep_codes, resolve, resolve_cache
 from .run_trial import batches_of
 from .select import Selected, choose, enforce
 from .try_backends import try_backends
+
+SLOW_ROW = 0.2  # seconds of the original, from which on only the smallest batch is timed by default
 
 __all__ = [
     "LastModel",
@@ -83,6 +86,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         assignment = make_assignment(run.plan, original, reporter)
         assign.decide(assignment)
         floats = float_forms(original, folder / "trials" / "float")
+        run = within_seconds(run, original.graph, floats, reporter)
         float32_only = half_precision.why_not(run, original)
         half = float32_only is None
         small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
@@ -135,6 +139,30 @@ def within_sizes(run: Resolved, graph: Graph) -> Resolved:
     fitting = (max(min(-(-size // step) * step, largest), low) for size in run.plan.batches)
     batches = tuple(dict.fromkeys(fitting))
     return replace(run, plan=run.plan.with_(batches=batches))
+
+
+def within_seconds(run: Resolved, graph: Graph, floats: FloatReferences, reporter: Reporter) -> Resolved:
+    """Leave out the larger batch sizes of a slow model, whose user named none: each pair of calls would take seconds,
+    and rows of such a model fill the processors alone.
+    """
+    plan = run.plan
+    named = plan.batches != Plan(source="").batches
+    if (
+        named
+        or graph.module is not None
+        or graph.task == "text-generation"
+        or not rows.have_rows(graph.inputs)
+    ):
+        return run
+    row = rows.cut(graph.inputs, graph.samples, 0, max(1, graph.sizes.get(BATCH, (1, 1))[0]))
+    with library_errors.float_model_errors():
+        seconds = latency.measure(lambda: floats.reference().form.run(row), min_seconds=0.0, min_runs=1).min
+    if seconds < SLOW_ROW:
+        return run
+    left = tuple(size for size in plan.batches if size > min(plan.batches))
+    why = f"a row of the original takes {formatting.seconds(seconds)}; --batch {max(plan.batches)} times it"
+    reporter.found([Finding("time", f"batch {size}", None, why=f"not timed: {why}") for size in left])
+    return replace(run, plan=plan.with_(batches=(min(plan.batches),)))
 
 
 def float_forms(original: Original, work: Path) -> FloatReferences:

@@ -18,13 +18,15 @@ from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
-from infer.pipeline import trial_timing
+from infer.pipeline import stages, trial_timing
 from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
+from infer.pipeline.resolve_plan import resolve
 from infer.pipeline.run_trial import is_faithful
 from infer.pipeline.trial import TimesToBeat, Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
 from infer.predict.tensors import CheckedRunner
+from infer.reporter import Reporter
 from infer.spec import TensorSpec
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
@@ -393,6 +395,27 @@ def test_a_gain_is_confirmed_against_each_form_that_may_be_the_fastest(
     timed(PLAN, [ours, trial("openvino", 0.02, 0.03)], forms)
     assert ours.verdict == (
         "same at batch 1, 2.00x faster at batch 8 against the fastest float form (ort float32)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked", "taken"),
+    [(0.5, (1, 8), (1,)), (0.1, (1, 8), (1, 8)), (0.5, (4, 8), (4, 8))],
+    ids=["slow", "quick", "slow, sizes named"],
+)
+def test_of_a_slow_model_only_the_smallest_default_batch_is_timed(
+    seconds: float, asked: tuple[int, ...], taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, made = Reporter(), graph()
+    run = resolve(PLAN.with_(batches=asked, quant="none"), Reporter())
+    monkeypatch.setattr(stages.latency, "measure", lambda *_, **__: SimpleNamespace(min=seconds))
+    found = stages.within_seconds(run, made, FloatReferences(made, Path()), reporter)
+    assert found.plan.batches == taken
+    said = [f"{one.what}: {one.why}" for one in reporter.findings]
+    assert said == (
+        ["batch 8: not timed: a row of the original takes 500 ms; --batch 8 times it"]
+        if taken == (1,)
+        else []
     )
 
 
