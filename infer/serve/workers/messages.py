@@ -23,7 +23,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     name: str | None = None
     version: str | None = None
-    opener: str = "infer.predict:Predictor.load"
+    opener: str = "infer.predict.predictor:Predictor.load"
     options: dict[str, Any] = {}
 
 
