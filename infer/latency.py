@@ -24,7 +24,8 @@ FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 MIN_PAIRS = 11  # of a verdict on short calls
 LEAST_PAIRS, OVERTIME = 3, 4.0  # pairs of long calls, once they took so many times the seconds allowed
-DISTURBED = 1.3  # times the shortest call: a median above it is time that other processes took
+DISTURBED = 2.0  # times the shortest call: a median above it is time that other processes took
+UNSTEADY = 1.3  # times the same: a median above it ranks no calls that were timed briefly
 FAR = 0.8  # beyond this, or its inverse, in each of them
 FEWEST_TURNS = 2  # of calls longer than `LONG`
 SLOW_CALL = 0.05  # seconds; warm-up calls of this length are fewer
@@ -55,12 +56,12 @@ class Latency(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """The median, or the shortest call where that was disturbed.
+        """The median, or the shortest call where the median is far above it.
 
         Disturbances only lengthen a call, so that the minimum bears them best (Chen and Revels 2016, "Robust
         benchmarking in noisy environments").
         """
-        return self.min if self.disturbed else self.p50
+        return self.min if self.p50 > UNSTEADY * self.min else self.p50
 
 
 class Paired(msgspec.Struct, frozen=True):
