@@ -71,8 +71,8 @@ def test_an_untrue_speed_of_a_verdict_is_told(said: float, found: float, baselin
 
 def test_an_untrue_size_of_a_verdict_is_told(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(bytes(1_000_000))
-    (true,) = claims.size_claims({"size": 1_000_100}, tmp_path)
-    (untrue,) = claims.size_claims({"size": 500_000}, tmp_path)
+    (true,) = claims.size_claims({"size": 900_100, "rows_size": 100_000}, tmp_path)
+    (untrue,) = claims.size_claims({"size": 500_000, "rows_size": 0}, tmp_path)
     assert (true.holds, untrue.holds) == (True, False)
     assert claims.untrue([true, untrue]) == ["size MB: said 0.5, found 1"]
 

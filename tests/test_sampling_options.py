@@ -19,7 +19,8 @@ from infer.llm.engine.sampling.sampling_options import OPTIONS, SERVED_MAXIMUM, 
 from infer.llm.llm import LanguageModel
 from infer.llm.text.generation_config import GenerationConfig
 from infer.predict import isolated_open
-from infer.predict.predictor import Options, Predictor
+from infer.predict.generation_options import Options
+from infer.predict.predictor import Predictor
 from infer.predict.text_generation import TextGeneration
 from infer.serve.api.openai import openai_request
 from infer.serve.api.openai.chat_types import ChatRequest

@@ -274,7 +274,8 @@ def compiled_rival(model: Any, batch: int, context: int, ours_: float) -> dict[s
 def artifact_rows(
     path: Path, batches: list[int], contexts: list[int], copy: float
 ) -> Iterator[dict[str, object]]:
-    from infer.predict.predictor import Predictor, generation_shape
+    from infer.predict.open_artifact import generation_shape
+    from infer.predict.predictor import Predictor
     from infer.report.measurements import memory
 
     weights = sum(memory.stored_weights(path).values())

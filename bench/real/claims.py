@@ -129,7 +129,7 @@ def size_claims(report: Mapping[str, Any], folder: Path) -> list[Claim]:
     """Compare the size with the bytes of the folder, less the report itself, which is written last."""
     bytes_ = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     reports = sum(path.stat().st_size for path in folder.glob("report.*"))
-    said = report["size"] + report.get("rows_size", 0)
+    said = report["size"] + report["rows_size"]
     close = (bytes_ - reports) * (1 - SIZE) <= said <= bytes_ * (1 + SIZE) + 4096
     return [Claim("size MB", f"{said / MEGABYTE:.3g}", f"{bytes_ / MEGABYTE:.3g}", bool(close))]
 

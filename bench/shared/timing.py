@@ -23,9 +23,7 @@ from torch import Tensor
 from bench.shared.child_process import Seconds
 from infer import latency
 
-PAUSE = (
-    0.06  # seconds in which the threads of other processes go to sleep: those of ONNX Runtime spin for 50 ms
-)
+PAUSE = 0.06  # seconds in which threads of other processes fall asleep; ONNX Runtime's spin for 50 ms
 WARM = 0.004  # seconds of calls before the clock starts: threads awake, code and tables in the caches
 TURN = 0.02  # seconds of timed calls in one turn
 ROUNDS = 9

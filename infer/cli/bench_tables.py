@@ -14,7 +14,7 @@ from ..bench import llm
 from ..errors import UsageError
 from ..latency import Paired
 from ..options.values import parse_batches
-from ..predict.predictor import generation_shape
+from ..predict.open_artifact import generation_shape
 from ..report.rendering import formatting
 from ..report.rendering.text_layout import Column, Table, show, show_lines, width_of, wrap
 from ..spec import Finding

@@ -68,15 +68,17 @@ def load(
 
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
     """Open a source by its kind; only what opens that kind is imported."""
-    if found.kind == "library":
-        return _load_library_model(plan, plan.source, plan.weights), None
+    by_name = found.kind in STATE_DICTS and is_library_name(plan.model or "")
+    if found.kind == "library" or by_name:
+        from .model_libraries import load_library_model
+
+        name, weights = (plan.model or "", plan.source) if by_name else (plan.source, plan.weights)
+        return load_library_model(plan, name, weights), None
     if found.kind == "diffusers" and not plan.ignore_keys:
         from .diffusers_models import load_diffusers_part
 
         return load_diffusers_part(plan), None
     if found.kind in STATE_DICTS:
-        if plan.model and is_library_name(plan.model):
-            return _load_library_model(plan, plan.model, plan.source), None
         from .sources.state_dict_source import load_state_dict
 
         return load_state_dict(plan, found.kind)
@@ -105,12 +107,6 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
 
         return load_pickled(plan, user_module), user_module
     raise UsageError(f"can't open a source of kind {found.kind!r}", where=plan.source)
-
-
-def _load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedModel:
-    from .model_libraries import load_library_model
-
-    return load_library_model(plan, name, weights)
 
 
 def _load_folder(plan: Plan, kind: str) -> LoadedModel:

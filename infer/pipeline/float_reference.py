@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import library_errors, plugins
+from .. import latency, library_errors, plugins, rows
 from ..errors import NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import Graph, flatten, plain_call
@@ -26,7 +27,7 @@ from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
 from ..plan import Plan
-from ..spec import Finding, TensorSpec
+from ..spec import BATCH, Finding, TensorSpec
 from .trial import TimesToBeat, Trial
 
 EAGER = "torch eager"
@@ -73,6 +74,19 @@ class FloatReferences:
         self._known = self._known or RememberedOutputs(self._called())
         return self._known
 
+    @cached_property
+    def row_seconds(self) -> float:
+        """Seconds that one row of the samples takes in the reference, or the fewest rows that it takes together; 0 of
+        language models, streamed weights and inputs without rows.
+        """
+        graph = self._original
+        if graph.module is not None or graph.task == "text-generation" or not rows.have_rows(graph.inputs):
+            return 0.0
+        run, few = self.reference().form.run, graph.sizes.get(BATCH, (1, 1))[0]
+        row = rows.cut(graph.inputs, graph.samples, 0, few)
+        with library_errors.float_model_errors():
+            return latency.measure(lambda: run(row), min_seconds=0.0, min_runs=1).min / few
+
     def joining(self, run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Joining:
         """Return which requests of the original may share a batch, as tried once on its `run`."""
         if self._joining is None:
@@ -83,7 +97,7 @@ class FloatReferences:
                 graph.outputs,
                 graph.samples,
                 graph.sizes,
-                row_seconds=self.reference().row_seconds,
+                row_seconds=self.row_seconds,
             )
         return self._joining
 
@@ -303,13 +317,10 @@ def _unsqueezed(
 
 
 class RememberedOutputs:
-    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them.
-
-    `row_seconds`: what a row of the samples takes; 0 before it is known.
-    """
+    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them."""
 
     def __init__(self, form: Any, room: int = 256 << 20) -> None:
-        self.form, self._room, self.row_seconds = form, room, 0.0
+        self.form, self._room = form, room
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:

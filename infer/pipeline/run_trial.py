@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from ..llm.step.schedules.schedule_consistency import (
     spared_tokens,
 )
 from ..llm.step.step_shape import StepShape
-from ..plan import Plan
+from ..plan import INVENTED, Plan
 from ..report.measurements import roofline
 from ..report.rendering import formatting
 from ..results import Metric
@@ -40,8 +39,10 @@ from .trial import Trial
 
 CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
-COMPARED_SECONDS = 4.0  # of the original, in a comparison of a slow model
-TOGETHER = 8  # rows in a call, of which at least one is compared
+TOGETHER = 8  # rows in one call of a comparison, which is made once at least
+INVENTED_SECONDS = (
+    4.0  # of the original on rows of ours, where nothing is rounded: more of them say nothing new
+)
 
 
 def run_trial(
@@ -66,7 +67,8 @@ def run_trial(
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference()
-    compared, kept = _compare(plan, reference, runner, original, () if shape else small.outputs)
+    most = _most_rows(plan, floats)
+    compared, kept = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(reference, runner, original, spared_tokens(small))
     joining = _joining(plan, floats, reference, runner, original)
@@ -88,7 +90,7 @@ def run_trial(
         shape=shape,
         backend_options=plan.backend_options,
         joining=joining,
-        compared=_compared(reference, original),
+        compared=_compared(most, floats, original),
         ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()
@@ -169,7 +171,12 @@ def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _compare(
-    plan: Plan, reference: RememberedOutputs, runner: Any, graph: Graph, outputs: Sequence[TensorSpec]
+    plan: Plan,
+    reference: RememberedOutputs,
+    runner: Any,
+    graph: Graph,
+    outputs: Sequence[TensorSpec],
+    most: int = MAX_ROWS,
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
     """Compare both runners over the samples; the first rows become the golden inputs and outputs.
 
@@ -179,17 +186,10 @@ def _compare(
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
     wrong: list[Metric] = []
-    num_rows, is_first = 0, not reference.row_seconds
-    for inputs in batches_of(graph, min(TOGETHER, graph.sizes.get("batch", (1, TOGETHER))[1])):
-        if num_rows >= _most_rows(reference):
-            break
-        count, began = rows.count(graph.inputs, inputs), time.perf_counter()
+    together = min(TOGETHER, graph.sizes.get(BATCH, (1, TOGETHER))[1])
+    for inputs in itertools.islice(batches_of(graph, together), -(-most // together)):
         with library_errors.float_model_errors():
             expected = reference.run(inputs)
-        if is_first:  # outputs that are remembered take no time
-            took = (time.perf_counter() - began) / max(count, 1)
-            reference.row_seconds = min(reference.row_seconds or took, took)
-        num_rows += count
         got = runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
         got = {name: value.cpu() for name, value in got.items()}
@@ -198,24 +198,31 @@ def _compare(
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
-    sizes = _at_sizes(reference, runner, graph, usual, comparison)
+    sizes = _at_sizes(reference, runner, graph, usual, comparison, most)
     carried = _carried(reference, runner, graph, usual, comparison)
     values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
     return [*wrong, *comparison.metrics(), *sizes, *carried, *values], kept
 
 
-def _most_rows(reference: RememberedOutputs) -> int:
-    """Return how many rows are worth comparing: of a slow model those of `COMPARED_SECONDS`, in whole calls."""
-    fitting = int(min(COMPARED_SECONDS / max(reference.row_seconds, 1e-9), MAX_ROWS))
+def _most_rows(plan: Plan, floats: FloatReferences) -> int:
+    """Return how many rows are compared: `MAX_ROWS`, and fewer of a slow model where neither data nor a format of the
+    user asks for a judgement of them.
+    """
+    if plan.data not in INVENTED or plan.changes_numbers:
+        return MAX_ROWS
+    fitting = int(min(INVENTED_SECONDS / max(floats.row_seconds, 1e-9), MAX_ROWS))
     return max(fitting // TOGETHER, 1) * TOGETHER
 
 
-def _compared(reference: RememberedOutputs, original: Graph) -> str:
-    """Say up to which batch a slow model was compared, where it takes larger ones; "" of any other."""
-    most, largest = _most_rows(reference), original.sizes.get(BATCH, (1, 1))[1]
-    if most >= min(largest, MAX_ROWS):
+def _compared(most: int, floats: FloatReferences, original: Graph) -> str:
+    """Say on how many rows a slow model was compared, where it has or takes more; "" of any other."""
+    given, largest = rows.count(original.inputs, original.samples), original.sizes.get(BATCH, (1, 1))[1]
+    if most >= min(max(given, largest), MAX_ROWS):
         return ""
-    return f"compared at batches up to {most}: a row of the original takes {formatting.seconds(reference.row_seconds)}"
+    took = formatting.seconds(floats.row_seconds)
+    return (
+        f"compared on {min(most, given)} rows, in batches of {most} at most: one takes {took} in the original"
+    )
 
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
@@ -239,6 +246,7 @@ def _at_sizes(
     graph: Graph,
     usual: Mapping[str, float],
     whole: fidelity.Comparison,
+    most: int = MAX_ROWS,
 ) -> list[Metric]:
     """Compare at small batches and the largest, without common padding, and at both ends of every length.
 
@@ -248,7 +256,6 @@ def _at_sizes(
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     one_size = graph.module is not None or graph.task == "text-generation"
-    most = _most_rows(reference)
     least = 1 if one_size or most < MAX_ROWS else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from .. import carried_state, latency, library_errors, paths, rows
+from .. import carried_state, paths, rows
 from .. import load as sources
 from ..artifact import store
 from ..compress import assign
@@ -86,7 +86,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         assignment = make_assignment(run.plan, original, reporter)
         assign.decide(assignment)
         floats = float_forms(original, folder / "trials" / "float")
-        run = within_seconds(run, original.graph, floats, reporter)
+        run = within_seconds(run, floats, reporter)
         float32_only = half_precision.why_not(run, original)
         half = float32_only is None
         small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
@@ -141,28 +141,15 @@ def within_sizes(run: Resolved, graph: Graph) -> Resolved:
     return replace(run, plan=run.plan.with_(batches=batches))
 
 
-def within_seconds(run: Resolved, graph: Graph, floats: FloatReferences, reporter: Reporter) -> Resolved:
-    """Leave out the larger batch sizes of a slow model, whose user named none: each pair of calls would take seconds,
-    and rows of such a model fill the processors alone.
-    """
-    plan = run.plan
-    named = plan.batches != Plan(source="").batches
-    if (
-        named
-        or graph.module is not None
-        or graph.task == "text-generation"
-        or not rows.have_rows(graph.inputs)
-    ):
+def within_seconds(run: Resolved, floats: FloatReferences, reporter: Reporter) -> Resolved:
+    """Leave out all but the smallest of the default batch sizes of a slow model: each pair of calls takes seconds."""
+    plan, seconds = run.plan, floats.row_seconds
+    if plan.batches != Plan(source="").batches or seconds < SLOW_ROW:
         return run
-    row = rows.cut(graph.inputs, graph.samples, 0, max(1, graph.sizes.get(BATCH, (1, 1))[0]))
-    with library_errors.float_model_errors():
-        seconds = latency.measure(lambda: floats.reference().form.run(row), min_seconds=0.0, min_runs=1).min
-    if seconds < SLOW_ROW:
-        return run
-    left = tuple(size for size in plan.batches if size > min(plan.batches))
-    why = f"a row of the original takes {formatting.seconds(seconds)}; --batch {max(plan.batches)} times it"
-    reporter.found([Finding("time", f"batch {size}", None, why=f"not timed: {why}") for size in left])
-    return replace(run, plan=plan.with_(batches=(min(plan.batches),)))
+    smallest, *left = plan.batches
+    why = f"not timed: a row of the original takes {formatting.seconds(seconds)}; --batch {left[-1]} times it"
+    reporter.found([Finding("time", f"batch {size}", None, why=why) for size in left])
+    return replace(run, plan=plan.with_(batches=(smallest,)))
 
 
 def float_forms(original: Original, work: Path) -> FloatReferences:

@@ -79,7 +79,7 @@ class Trial:
     backend_options: Mapping[str, str] = field(default_factory=dict)  # that it was lowered with
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
-    compared: str = ""  # up to which batch, where that is less than it takes
+    compared: str = ""  # on how many rows, where a slow model was compared on few
     joining: Joining = Joining("padded")  # which requests may share a batch of it
     brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed

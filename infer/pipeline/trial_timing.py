@@ -239,11 +239,8 @@ def _time_trial(
         short, trial.latency = trial.latency, []
     enough = {timing.batch: timing for timing in short if latency.is_enough(timing.pair, **limits)}
     for batch, rival in rivals.items():
-        if batch in enough:
-            trial.latency.append(enough[batch])
-        else:
-            _time_pairs(trial, {batch: rival}, original, plan, floats, **limits)
-        _confirm_gain(trial, forms, original, plan, floats, **limits)
+        timing = enough.get(batch) or _timing(trial, batch, rival, original, plan, floats, **limits)
+        trial.latency.append(_confirmed(timing, trial, forms, original, plan, floats, **limits))
     trial.baseline = _baseline_name({t.batch: t.rival for t in trial.latency}, several=len(forms) > 1)
     if not isinstance(trial.runner, FullSequenceRunner):
         return
@@ -269,49 +266,51 @@ def _lost_short_round(
     """
     counts = {batch: not trial.changed or to_beat.counts(batch) for batch in rivals}
     for deciding in (True, False):
-        own = {batch: form for batch, form in rivals.items() if counts[batch] is deciding}
-        _time_pairs(trial, own, original, plan, floats, min_pairs=SHORT_PAIRS, max_seconds=SHORT_SECONDS)
+        limits = {"min_pairs": SHORT_PAIRS, "max_seconds": SHORT_SECONDS}
+        own = [batch for batch in rivals if counts[batch] is deciding]
+        trial.latency += [_timing(trial, b, rivals[b], original, plan, floats, **limits) for b in own]
         if (slower := trial.times_slower(to_beat) or 0.0) > FAR:
             break
     return slower > LOST
 
 
-def _time_pairs(
+def _timing(
     trial: Trial,
-    rivals: Mapping[int, FloatForm],
+    batch: int,
+    rival: FloatForm,
     original: Graph,
     plan: Plan,
     floats: FloatReferences,
     **limits: float,
-) -> None:
-    for batch, rival in rivals.items():
-        ours = call_of(trial.runner, original, batch, served=True)
-        theirs = call_of(rival.runner, original, batch)
-        pair, missing = _paired_quietly(ours, theirs, plan, floats, **limits)
-        trial.latency.append(Timing(batch, pair, rival.name, _lengths(trial, original, batch), missing))
+) -> Timing:
+    """Time a trial in pairs with one float form at one batch size."""
+    ours = call_of(trial.runner, original, batch, served=True)
+    theirs = call_of(rival.runner, original, batch)
+    pair, missing = _paired_quietly(ours, theirs, plan, floats, **limits)
+    return Timing(batch, pair, rival.name, _lengths(trial, original, batch), missing)
 
 
-def _confirm_gain(
+def _confirmed(
+    timing: Timing,
     trial: Trial,
     forms: Sequence[FloatForm],
     original: Graph,
     plan: Plan,
     floats: FloatReferences,
     **limits: float,
-) -> None:
-    """Time a trial that was faster at the last batch size against the other forms that may be the fastest: brief
-    timings chose the rival, and the one against which the trial gains least counts.
+) -> Timing:
+    """Return the timing against the form over which a trial that was faster gains least: brief timings chose its rival,
+    and others within `NEAR` of it may be the fastest.
     """
-    timing = trial.latency[-1]
-    least = min(form.seconds[timing.batch] for form in forms)
-    for form in forms:
+    batch = timing.batch
+    limit = NEAR * min(form.seconds[batch] for form in forms)
+    near = [form for form in forms if form.name != timing.rival and form.seconds[batch] <= limit]
+    for form in near:
         if timing.pair.verdict != "faster":
             break
-        if form.name != timing.rival and form.seconds[timing.batch] <= NEAR * least:
-            _time_pairs(trial, {timing.batch: form}, original, plan, floats, **limits)
-            other = trial.latency.pop()
-            timing = max(timing, other, key=lambda one: one.pair.ratio)
-    trial.latency[-1] = timing
+        other = _timing(trial, batch, form, original, plan, floats, **limits)
+        timing = max(timing, other, key=lambda one: one.pair.ratio)
+    return timing
 
 
 def _paired_quietly(

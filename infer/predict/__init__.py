@@ -1,1 +1,1 @@
-"""Opened artifacts: `predictor.py` has the class, `tasks` of texts, images and sounds lie beside it."""
+"""The Python API over an artifact: `predictor.Predictor` opens one; the other modules are its inputs and tasks."""

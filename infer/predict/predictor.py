@@ -20,12 +20,8 @@ from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..spec import Finding, work_of_rows
-from .generation_options import Options
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
-from .tensors import Array
 from .text_generation import TextGeneration
-
-__all__ = ["Array", "Options", "Predictor", "generation_shape"]
 
 MAX_WARM_BYTES = 1 << 30  # of inputs: a manifest may promise a batch that no machine could hold
 QUICK = 0.25  # seconds; what takes longer is warmed up once

@@ -46,7 +46,7 @@ class Results:
     backends: Sequence[BackendResult] = ()
     limitations: Sequence[str] = ()  # sentences of the verdict on what the artifact can't do
     quantized: str = ""  # for display: the share of the weights that is quantized
-    rows_size: int = 0
+    rows_size: int = 0  # bytes of the rows that it is checked with, which `size` leaves out
     original_size: int | None = None  # bytes of the weights as the source stores them
     ceiling: MachineRoofline | None = None
     memory: Memory | None = None

@@ -11,7 +11,7 @@ import torch
 from infer import Predictor
 from infer.llm.step.attention.latent_attention import keep_latents
 from infer.llm.step.probe import probe
-from infer.predict.predictor import generation_shape
+from infer.predict.open_artifact import generation_shape
 from tests.llm.test_paged_step import in_steps
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import COMMON, VOCABULARY, build

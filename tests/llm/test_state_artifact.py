@@ -9,7 +9,7 @@ import torch
 
 from infer import Predictor
 from infer.errors import NotUsableError
-from infer.predict.predictor import generation_shape
+from infer.predict.open_artifact import generation_shape
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import build
 from tests.support.tiny_hybrids import STATEFUL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,8 @@ from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
-from infer.pipeline import stages, trial_timing
-from infer.pipeline.float_reference import EAGER, FloatReferences, UserModuleRunner
+from infer.pipeline import run_trial, stages, trial_timing
+from infer.pipeline.float_reference import EAGER, Eager, FloatReferences, UserModuleRunner
 from infer.pipeline.resolve_plan import resolve
 from infer.pipeline.run_trial import is_faithful
 from infer.pipeline.trial import TimesToBeat, Timing, Trial
@@ -406,10 +407,10 @@ def test_a_gain_is_confirmed_against_each_form_that_may_be_the_fastest(
 def test_of_a_slow_model_only_the_smallest_default_batch_is_timed(
     seconds: float, asked: tuple[int, ...], taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter, made = Reporter(), graph()
+    reporter = Reporter()
     run = resolve(PLAN.with_(batches=asked, quant="none"), Reporter())
-    monkeypatch.setattr(stages.latency, "measure", lambda *_, **__: SimpleNamespace(min=seconds))
-    found = stages.within_seconds(run, made, FloatReferences(made, Path()), reporter)
+    monkeypatch.setattr(latency, "measure", lambda *_, **__: SimpleNamespace(min=seconds))
+    found = stages.within_seconds(run, FloatReferences(graph(), Path()), reporter)
     assert found.plan.batches == taken
     said = [f"{one.what}: {one.why}" for one in reporter.findings]
     assert said == (
@@ -417,6 +418,39 @@ def test_of_a_slow_model_only_the_smallest_default_batch_is_timed(
         if taken == (1,)
         else []
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "quant", "compared"),
+    [("ours", "none", 8), ("random", "none", 8), ("rows.npz", "none", 64), (None, "none", 64), ("ours", "int8", 64)],
+)  # fmt: skip
+def test_a_slow_model_is_compared_on_few_rows_only_of_ours_and_unrounded(
+    data: str | None, quant: str, compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = replace(graph(), samples={"shift": torch.randn(64, 4), "x": torch.randn(64, 16)})
+    floats, seen = FloatReferences(original, Path()), list[int]()
+    monkeypatch.setattr(FloatReferences, "row_seconds", 0.5)
+    plan = PLAN.with_(data=data, quant=quant)
+    most = run_trial._most_rows(plan, floats)
+    monkeypatch.setattr(run_trial, "_at_values", lambda *_: [])
+    run = Eager(original).run
+    watched = SimpleNamespace(run=lambda inputs: seen.append(len(inputs["x"])) or run(inputs))
+    run_trial._compare(plan, floats.reference(), watched, original, original.outputs, most)
+    assert max(seen) == compared
+    said = run_trial._compared(most, floats, original)
+    assert said == (
+        "compared on 8 rows, in batches of 8 at most: one takes 500 ms in the original"
+        if compared == 8
+        else ""
+    )
+
+
+def test_seconds_of_a_row_are_not_asked_where_they_decide_nothing() -> None:
+    """Text is judged by all of its tokens, and streamed weights are read once more by each call."""
+    texts = FloatReferences(replace(graph(), task="text-generation"), Path())
+    assert texts.row_seconds == 0.0
+    assert run_trial._most_rows(PLAN.with_(data="ours", quant="none"), texts) == run_trial.MAX_ROWS
+    assert FloatReferences(graph(Net().eval()), Path()).row_seconds > 0.0
 
 
 @pytest.mark.usefixtures("given")

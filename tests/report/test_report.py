@@ -143,6 +143,14 @@ def sample(
     return build.build_report(manifest(**changes), replace(results, **measured))
 
 
+def test_large_rows_that_check_an_artifact_are_named_beside_its_size() -> None:
+    large, small = (sample(measured={"rows_size": size}) for size in (1_150_000, 500_000))
+    said = "23.4 MB, was 90.9 MB (3.9x smaller), 1.15 MB of rows to check it with"
+    assert said in " ".join(" ".join(optimize_summary.screen(large, Path("x.infer"))).split())
+    assert "rows to check" not in " ".join(optimize_summary.screen(small, Path("x.infer")))
+    assert "1.15 MB of rows to check it with" in html.render_html(large)
+
+
 class Page(HTMLParser):
     """Refuses what is not well-formed; collects text, tags and attributes."""
 

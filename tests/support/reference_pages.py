@@ -23,7 +23,7 @@ from infer.llm.engine.sampling.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
 from infer.pipeline.publish import Outcome
 from infer.plan import Plan
-from infer.predict.predictor import Options
+from infer.predict.generation_options import Options
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
 from infer.tune.adapters.settings import AdapterSettings

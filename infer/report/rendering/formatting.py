@@ -13,7 +13,7 @@ from ...results import Metric
 if TYPE_CHECKING:
     from ...latency import Paired  # which imports torch
 
-MUCH = 0.03  # of a size, from which on it is said what comes on top
+MUCH = 0.03  # of an artifact: rows of more are named beside it
 
 
 def seconds(value: float | None) -> str:
@@ -121,7 +121,7 @@ def smaller(original: int | None, now: int) -> str | None:
 
 
 def with_rows(now: int, rows: int) -> str:
-    """Say how much the rows add that an artifact is checked with, where that is much: `, 1.15 MB of rows beside it`."""
+    """Return `, 1.15 MB of rows to check it with` where these rows are large beside an artifact, else ""."""
     return f", {size(rows)} of rows to check it with" if rows > MUCH * now else ""
 
 
