@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import latency, library_errors, plugins, rows
-from ..errors import NotUsableError, ResourceError
+from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import Graph, flatten, plain_call
 from ..graph.row_independence import Joining
@@ -77,15 +77,19 @@ class FloatReferences:
     @cached_property
     def row_seconds(self) -> float:
         """Seconds that one row of the samples takes in the reference, or the fewest rows that it takes together; 0 of
-        language models, streamed weights and inputs without rows.
+        language models, streamed weights, inputs without rows and models that fail on so few.
         """
         graph = self._original
         if graph.module is not None or graph.task == "text-generation" or not rows.have_rows(graph.inputs):
             return 0.0
         run, few = self.reference().form.run, graph.sizes.get(BATCH, (1, 1))[0]
         row = rows.cut(graph.inputs, graph.samples, 0, few)
-        with library_errors.float_model_errors():
+        try:
             return latency.measure(lambda: run(row), min_seconds=0.0, min_runs=1).min / few
+        except (InferError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - where this size is compared or timed, its failure is told
+            return 0.0
 
     def joining(self, run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Joining:
         """Return which requests of the original may share a batch, as tried once on its `run`."""
