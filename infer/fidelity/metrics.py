@@ -140,7 +140,8 @@ class Comparison:
         if key not in self._slices:
             if len(self._slices) >= MOST_SHAPES:
                 return
-            self._slices[key] = SliceSums(expected, self._units.get(name))
+            of_tokens = logits and self._task == "text-generation" and expected.dim() == 3
+            self._slices[key] = SliceSums(expected, self._units.get(name), of_tokens=of_tokens)
             if not logits:
                 self._choices[key] = ChoiceSums(expected)
         self._slices[key].add(expected, actual, real)

@@ -2,9 +2,10 @@
 
 A *slice* is one index of an axis that is not the rows' (a channel, a column, the first token), or one of a few ranges
 of indices where the axis is long. Its error is relative to its deviation from its mean over the rows at each place, so
-that neither a constant nor a slice of larger values hides a loss. Rounding of the output's own type is no error: a
-column of 10^5 that varies by one has no more digits. Sums are float64, of a size that does not grow with the rows'
-values.
+that neither a constant nor a slice of larger values hides a loss. Positions of a text are samples like its rows: there
+the mean is over both, since what follows a first token hardly depends on it. Rounding of the output's own type is no
+error: a column of 10^5 that varies by one has no more digits. Sums are float64, of a size that does not grow with the
+rows' values.
 """
 
 from __future__ import annotations
@@ -77,23 +78,27 @@ class _Axis:
 class SliceSums:
     """Sums of one output [rows, ...] of one shape; call `add` for each batch, then `worst_slice` and `worst_row`."""
 
-    def __init__(self, first: Tensor, units: Mapping[Axis, Tensor] | None = None) -> None:
-        """Start with the shape of the first batch; `units`: scales of slices that are known from other rows, the
-        least that they are judged in.
+    def __init__(
+        self, first: Tensor, units: Mapping[Axis, Tensor] | None = None, *, of_tokens: bool = False
+    ) -> None:
+        """Start with the shape of the first batch.
+
+        `units`: scales of slices that are known from other rows, the least that they are judged in. `of_tokens`: the
+        output is [rows, positions, ...] of texts; its deviation is from the mean over rows and positions of a batch.
         """
-        self._shape, self._units = first.shape[1:], units or {}
+        self._shape, self._units, self._of_tokens = first.shape[1:], units or {}, of_tokens
         self._blocks = list(_parts(self._shape, max(1, CHUNK // max(len(first), 1))))
         largest = max((_largest(first[(slice(None), *part)]) for part in self._blocks), default=0.0)
         self._factor = 1.0 if 1e-100 < largest < 1e100 else 2.0 ** -math.frexp(largest)[1]
         self._epsilon = epsilon(first)
         self._axes = [_axis(axis, size) for axis, size in enumerate(self._shape, 1)]
         self._keeps = math.prod(self._shape) <= MOST_PLACES
-        self._rows = self._most = 0
+        self._samples = self._most = 0  # `_most`: samples that a deviation is of
         self._origin: Tensor | None = None
         if self._keeps:
             self._sum = torch.zeros(self._shape, dtype=torch.float64)
             self._seen = torch.zeros(self._shape, dtype=torch.float64)
-        if self._keeps and len(first) >= FEWEST_ROWS // 2:
+        if self._keeps and not of_tokens and len(first) >= FEWEST_ROWS // 2:
             self._origin = torch.zeros(self._shape, dtype=torch.float64)
             for part in self._blocks:
                 values = first[(slice(None), *part)].double().nan_to_num(0.0, 0.0, 0.0)
@@ -103,14 +108,29 @@ class SliceSums:
         """Add a batch; `real` [rows, places] is false where a row has padding."""
         rows = len(reference)
         cells = [torch.zeros(3, rows, axis.count, dtype=torch.float64) for axis in self._axes]
+        if self._of_tokens and (self._origin is None or not self._keeps):
+            self._origin = self._mean_token(reference, real)
         for part in self._blocks:
             taken = (slice(None), *part)
             known = None if real is None else real[taken[:2]].reshape(rows, -1, *[1] * (len(self._shape) - 1))
             self._add_part(part, reference[taken], got[taken], known, cells)
         for axis, cell in zip(self._axes, cells, strict=True):
             axis.cells.append(cell)
-        self._rows += rows
-        self._most = self._rows if self._keeps else max(self._most, rows)
+        samples = rows
+        if self._of_tokens:
+            samples = rows * self._shape[0] if real is None else int(real.sum())
+        self._samples += samples
+        self._most = self._samples if self._keeps else max(self._most, samples)
+
+    def _mean_token(self, reference: Tensor, real: Tensor | None) -> Tensor:
+        """Return the mean over rows and positions, [1, ...], of what is finite and real."""
+        total = torch.zeros(self._shape[1:], dtype=torch.float64)
+        seen = torch.zeros(self._shape[1:], dtype=torch.float64)
+        for row, values in enumerate(reference):
+            kept = values if real is None else values[real[row]]
+            total += kept.nan_to_num(0.0, 0.0, 0.0).sum(0, dtype=torch.float64)
+            seen += kept.isfinite().sum(0)
+        return (total * self._factor / seen.clamp(min=1)).expand(self._shape)
 
     def _add_part(
         self, part: Part, expected: Tensor, got: Tensor, real: Tensor | None, cells: list[Tensor]
@@ -121,9 +141,9 @@ class SliceSums:
         if self._factor == 1 and bool((expected <= HIDDEN[0]).any()):
             hidden = torch.isin(expected, torch.tensor(HIDDEN, dtype=torch.float64)) & (got < 0.9 * HIDDEN[0])
         known = known & ~hidden if real is None else known & ~hidden & real
-        if self._keeps:
-            origin = self._origin[part] if self._origin is not None else torch.zeros_like(expected[0])
-        elif len(expected) >= FEWEST_ROWS // 2:
+        if self._origin is not None:
+            origin = self._origin[part]
+        elif not self._keeps and len(expected) >= FEWEST_ROWS // 2:
             origin = expected.where(known, 0.0).median(0).values
         else:
             origin = torch.zeros_like(expected[0])
@@ -147,14 +167,18 @@ class SliceSums:
             self._settle(part, origin, total, seen)
 
     def _settle(self, part: Part, origin: Tensor, total: Tensor, seen: Tensor) -> None:
-        """Take the mean of each place off the squares of its slices, and find their degrees of freedom."""
-        mean_part = total.square() / seen.clamp(min=1)
+        """Take the mean of each place, or of all tokens, off the squares of its slices; find degrees of freedom."""
+        mean, freedom = total / seen.clamp(min=1), (seen - 1).clamp(min=0)
+        if self._of_tokens:  # what is not kept lies about the mean of its batch
+            mean = total.sum(0) / seen.sum(0).clamp(min=1) if self._keeps else torch.zeros_like(total)
+            freedom = seen
+        mean_part = 2 * mean * total - seen * mean.square()
         size = 2 * origin * total + seen * origin.square()
         for axis in self._axes:
             group = axis.group[part[axis.axis - 1]]
             for sums, values in (
                 (axis.raw, -mean_part),
-                (axis.freedom, (seen - 1).clamp(min=0)),
+                (axis.freedom, freedom),
                 (axis.magnitude, size),
             ):
                 sums.index_add_(0, group, values.movedim(axis.axis - 1, 0).reshape(len(group), -1).sum(1))

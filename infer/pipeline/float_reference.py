@@ -74,6 +74,14 @@ class FloatReferences:
         self._known = self._known or RememberedOutputs(self._called())
         return self._known
 
+    def window_logits(
+        self, ids: Tensor, source: Mapping[str, Tensor] | None = None, rows: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the reference's logits [tokens, vocab] of one window of a language model, of `rows` where given."""
+        inputs = {self._original.inputs[-1].name: ids[None]}
+        inputs |= {key: value[None] for key, value in (source or {}).items()}
+        return self.reference().run(inputs, rows)["logits"][0]
+
     @cached_property
     def row_seconds(self) -> float:
         """Seconds that one row of the samples takes in the reference, or the fewest rows that it takes together; 0 of

@@ -43,6 +43,7 @@ TOGETHER = 8  # rows in one call of a comparison, which is made once at least
 INVENTED_SECONDS = (
     4.0  # of the original on rows of ours, where nothing is rounded: more of them say nothing new
 )
+INVENTED_TOKENS = 4096  # of texts of ours: a change of perplexity by one percent is five standard errors
 
 
 def run_trial(
@@ -67,10 +68,10 @@ def run_trial(
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference()
-    most = _most_rows(plan, floats)
+    most = _most_rows(plan, floats, original)
     compared, kept = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
     if isinstance(runner, FullSequenceRunner):
-        compared += _judge_schedules(reference, runner, original, spared_tokens(small))
+        compared += _judge_schedules(floats, runner, original, spared_tokens(small))
     joining = _joining(plan, floats, reference, runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
@@ -108,21 +109,14 @@ def is_faithful(plan: Plan, name: str, floats: FloatReferences, original: Graph)
 
 
 def _judge_schedules(
-    reference: RememberedOutputs, runner: FullSequenceRunner, original: Graph, spared: int
+    floats: FloatReferences, runner: FullSequenceRunner, original: Graph, spared: int
 ) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
     source, name, vocabulary = runner.shape.source, runner.inputs[-1].name, runner.shape.vocab_size
     windows = judged_windows(original.samples[name], vocabulary, longest)
     late = late_window(original.samples[name], vocabulary, longest, original.weights)
-
-    def logits(
-        ids: Tensor, given: Mapping[str, Tensor] | None = None, rows: Sequence[int] | None = None
-    ) -> Tensor:
-        inputs = {name: ids[None], **{key: value[None] for key, value in (given or {}).items()}}
-        return reference.run(inputs, rows)["logits"][0]
-
     sources = () if source is None else judged_sources(source, original.samples)
-    return compare_schedules(runner, windows, logits, late=late, spared=spared, sources=sources)
+    return compare_schedules(runner, windows, floats.window_logits, late=late, spared=spared, sources=sources)
 
 
 def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, original: Graph) -> Joining:
@@ -204,20 +198,26 @@ def _compare(
     return [*wrong, *comparison.metrics(), *sizes, *carried, *values], kept
 
 
-def _most_rows(plan: Plan, floats: FloatReferences) -> int:
-    """Return how many rows are compared: `MAX_ROWS`, and fewer of a slow model where neither data nor a format of the
-    user asks for a judgement of them.
+def _most_rows(plan: Plan, floats: FloatReferences, original: Graph) -> int:
+    """Return how many rows are compared: `MAX_ROWS`; of rows of ours fewer where more say nothing new: as many as hold
+    `INVENTED_TOKENS`, and of a slow model on which no format is to be judged those that fit `INVENTED_SECONDS`.
     """
-    if plan.data not in INVENTED or plan.changes_numbers:
+    if plan.data not in INVENTED:
         return MAX_ROWS
-    fitting = int(min(INVENTED_SECONDS / max(floats.row_seconds, 1e-9), MAX_ROWS))
-    return max(fitting // TOGETHER, 1) * TOGETHER
+    if original.task == "text-generation":
+        tokens = max(int(original.samples[s.name].shape[-1]) for s in original.inputs if s.shape)
+        fitting = max(INVENTED_TOKENS // max(tokens, 1), 1)
+    elif plan.changes_numbers:
+        return MAX_ROWS
+    else:
+        fitting = int(INVENTED_SECONDS / max(floats.row_seconds, 1e-9))
+    return max(min(fitting, MAX_ROWS) // TOGETHER, 1) * TOGETHER
 
 
 def _compared(most: int, floats: FloatReferences, original: Graph) -> str:
     """Say on how many rows a slow model was compared, where it has or takes more; "" of any other."""
     given, largest = rows.count(original.inputs, original.samples), original.sizes.get(BATCH, (1, 1))[1]
-    if most >= min(max(given, largest), MAX_ROWS):
+    if original.task == "text-generation" or most >= min(max(given, largest), MAX_ROWS):
         return ""
     took = formatting.seconds(floats.row_seconds)
     return (

@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from .. import carried_state, paths, rows
 from .. import load as sources
 from ..artifact import store
@@ -194,7 +196,7 @@ def search(
         attempt.step("compress", plan.quant)
         small = compress_model(plan, original, assignment, attempt, last)
         if small.shape is not None and small.shape not in floats.judged_steps:
-            judge_float_step(original, small.shape, reporter)
+            judge_float_step(original, small.shape, floats, reporter)
             floats.judged_steps.add(small.shape)
         if original.graph.module is not None:
             original.graph = replace(original.graph, outputs=_outputs(small))
@@ -217,7 +219,9 @@ def search(
         shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)
 
 
-def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:
+def judge_float_step(
+    original: Original, shape: StepShape, floats: FloatReferences, reporter: Reporter
+) -> None:
     """Refuse a language model whose logits change when its tokens are run in several steps, before lowering it."""
     if original.graph.module is not None:
         why = "its weights are streamed: only the lowered form is judged"
@@ -227,7 +231,9 @@ def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -
     samples = original.graph.samples
     ids = samples[original.graph.inputs[-1].name]
     given = None if shape.source is None else samples
-    reporter.found(require_float_step(original.module.model, shape, ids, given))  # type: ignore[arg-type]
+    model: torch.nn.Module = original.module.model  # type: ignore[assignment]
+    known = floats.window_logits if original.users_module is not None else None
+    reporter.found(require_float_step(model, shape, ids, given, known))
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:

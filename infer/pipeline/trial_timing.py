@@ -85,7 +85,7 @@ def time_trials(
     for shape in {t.shape for t in judged}:
         own = [t for t in judged if t.shape == shape]
         backends = _worth_lowering(plan, original, {t.backend: sum(t.brief.values()) for t in own})
-        compiled = [] if shape is not None else [name for name in backends if plugins.compiles(name)]
+        compiled = [name for name in backends if plugins.compiles(name)]
         asked, known = plan.with_(backend=own[0].backend), floats.seconds.setdefault(shape, {})
         cheap = [name for name in backends if name not in compiled]
         runners, absent = floats.forms(asked, cheap, shape, step)
@@ -140,9 +140,14 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
 
 def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], trials: Sequence[Trial]) -> str:
     """Return why no form that is compiled can change the verdict, "" where one may: each trial has lost already, or
-    the kernels that compilation does not change take as long as another form.
+    the kernels that compilation does not change take as long as another form; of a language model's steps, whose float
+    form takes minutes to compile, as a trial.
     """
-    if original.program is None or plan.device != "cpu" or original.module is not None:
+    if plan.device != "cpu" or original.module is not None:
+        return ""
+    if trials[0].shape is not None:
+        return _why_no_float_step(forms, trials)
+    if original.program is None:
         return ""
     least = {batch: min(form.seconds[batch] for form in forms) for batch in plan.batches}
     if all(any(trial.brief[batch] > LOST_BRIEFLY * least[batch] for batch in least) for trial in trials):
@@ -155,6 +160,22 @@ def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], tr
     return (
         f"its kernels alone take {formatting.seconds(bound.seconds)} at batch {batch}, more than another form"
     )
+
+
+def _why_no_float_step(forms: Sequence[FloatForm], trials: Sequence[Trial]) -> str:
+    """Return why compiling the float step can't make it as fast as one of the trials at any batch size."""
+    plain = next((form.runner for form in forms if isinstance(form.runner, FullSequenceRunner)), None)
+    if plain is None:
+        return ""
+    said = ""
+    for batch in trials[0].brief:
+        bound = compilation_bounds.of_call(plain.decoding(batch))
+        best = min(trial.brief[batch] for trial in trials)
+        if bound.seconds * compilation_bounds.SLACK < best:
+            return ""
+        took = formatting.seconds(bound.seconds)
+        said = f"its kernels alone take {took} at batch {batch}, the model in all {formatting.seconds(best)}"
+    return said
 
 
 def why_not_compiled(plan: Plan, original: Graph, runner: Any, trials: Sequence[Trial]) -> str:

@@ -168,6 +168,24 @@ def test_late_positions_are_named_and_padding_is_no_slice() -> None:
     assert values(y, got, attention_mask=mask)["worst_slice_error"] == 0
 
 
+@pytest.mark.parametrize("place", [0, 17])
+def test_a_position_of_texts_is_measured_in_the_unit_of_all_tokens(place: int) -> None:
+    y = scores(24, 40)
+    y[:, 0] = 3 + 0.02 * y[:, 0]  # what follows a first token hardly depends on it
+    rounded, lost = noisy(y, 0.03), y.clone()
+    lost[:, place] = noisy(y, 1.0)[:, place]
+    refused = []
+    for got in (rounded, lost):
+        found = fidelity.compare({"logits": y}, {"logits": got}, task="text-generation")
+        kept = [metric for metric in found if metric.name in ("worst_slice_error", "worst_row_error")]
+        refused.append(fidelity.judge(kept, LIMITS["int8"], None) or "")
+    assert not refused[0]
+    assert f"axis 1 index {place}" in refused[1]
+    assert "axis 1 index 0" in reason(
+        y, rounded, "int8"
+    )  # of anything else the places are no samples of one thing
+
+
 def test_slices_over_batches_are_those_of_the_whole() -> None:
     y, got = scores(5, 6), noisy(scores(5, 6), 0.1)
     parts = fidelity.Comparison("tensors")

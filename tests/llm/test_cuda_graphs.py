@@ -293,7 +293,9 @@ def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path:
     room = 40 * step.shape.layers * step.shape.page_bytes
     limits = llm.EngineLimits(max_running=3, step_tokens=16, mixed_tokens=8)
     model = LanguageModel(graphed, step.shape, tmp_path, kv_bytes=room, limits=limits)
-    prompt = Request(id="a", prompt=[3, 4, 5], sampling=Sampling(max_tokens=4, ignore_eos=True, temperature=0))
+    prompt = Request(
+        id="a", prompt=[3, 4, 5], sampling=Sampling(max_tokens=4, ignore_eos=True, temperature=0)
+    )
     done = threading.Event()
     try:
         model.engine_client.submit(prompt, lambda outputs: outputs[-1].finish and done.set())

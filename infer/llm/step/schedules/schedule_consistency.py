@@ -150,11 +150,16 @@ def judged_sources(source: SourceShape, samples: Mapping[str, Tensor]) -> list[S
 
 
 def require_float_step(
-    model: nn.Module, shape: StepShape, ids: Tensor, samples: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    shape: StepShape,
+    ids: Tensor,
+    samples: Mapping[str, Tensor] | None = None,
+    reference: Callable[..., Tensor] | None = None,
 ) -> list[Finding]:
     """Judge the float model's own code as a step, over a float32 cache, before anything is lowered.
 
-    `samples`: sources of an encoder-decoder by the names of their tensors, batch first.
+    `samples`: sources of an encoder-decoder by the names of their tensors, batch first. `reference`: as in
+    `compare_schedules`, where it is cached for what is lowered; else `model` is called.
 
     Raises `GateError` when a schedule gives other logits than the model's forward.
     """
@@ -163,7 +168,7 @@ def require_float_step(
     late = late_window(ids, shape.vocab_size, shape.max_positions, weights)
     place = str(next(model.parameters()).device)
 
-    def reference(ids: Tensor, given: Source | None = None, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(ids: Tensor, given: Source | None = None, rows: Sequence[int] | None = None) -> Tensor:
         named = {"input_ids": ids[None].to(place)}
         if given is not None:
             source = {name: value[None].to(place) for name, value in given.items()}
@@ -175,7 +180,7 @@ def require_float_step(
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
     stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
     sources = () if shape.source is None or samples is None else judged_sources(shape.source, samples)
-    found = compare_schedules(stepping, windows, reference, late=late, sources=sources)
+    found = compare_schedules(stepping, windows, reference or forward, late=late, sources=sources)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
             f"refused, the float model can't be run in steps over a paged cache: {reason}",
