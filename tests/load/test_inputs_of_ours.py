@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+from types import SimpleNamespace
 
-from infer.load.samples import inputs_of_ours
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer.load.samples import drawn_images, inputs_of_ours
 from infer.spec import TensorSpec
 
 
@@ -69,9 +72,36 @@ def test_texts_of_ours_are_many_and_real() -> None:
 
 
 def test_drawn_images_and_sounds_hold_structure() -> None:
-    scene = inputs_of_ours._scene(np.random.default_rng(0))
-    assert scene.shape == (256, 256, 3)
-    assert scene.std() > 10
+    for text in (False, True):
+        scene = drawn_images.draw(0, 96, 200, text=text)
+        assert scene.shape == (96, 200, 3)
+        assert scene.std() > 10
     voice = inputs_of_ours._voice(np.random.default_rng(0))
     assert np.abs(voice).max() == 1
     assert len(voice) == 48_000
+
+
+@pytest.mark.parametrize(("scale", "low", "high"), [(1.0, -1.0, 1.0), (0.01, 0.0, 255.0)])
+def test_pictures_are_in_the_range_of_the_first_convolution(scale: float, low: float, high: float) -> None:
+    class Photographs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3)
+            nn.init.normal_(self.first.weight, std=scale / 27**0.5)
+
+    loaded = SimpleNamespace(module=Photographs(), onnx=None)
+    values = drawn_images.value_range(loaded)  # type: ignore[arg-type]
+    for shape in ([3, 40, 64], [40, 64, 1]):
+        for seed in (0, 1):
+            picture = drawn_images.row(shape, seed, values)
+            assert list(picture.shape) == shape
+            assert low <= picture.min() < picture.max() <= high
+            assert picture.std() > 0.02 * (high - low)
+    assert drawn_images.channel_axis([3, 16, 16]) is None  # too small for one
+    assert drawn_images.channel_axis([12, 40, 64]) is None
+
+
+@pytest.mark.parametrize("size", [24, 32, 64, 256])
+def test_text_is_drawn_at_any_size(size: int) -> None:
+    plain, written = (drawn_images.draw(4, size, 3 * size, text=text) for text in (False, True))
+    assert (plain.astype(int) != written).mean() > 0.2

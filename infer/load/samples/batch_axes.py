@@ -34,6 +34,7 @@ MOST_VALUES = 1 << 23  # of the inputs of one trial
 MOST_TRIALS = 120
 SLOW = 1.0  # seconds of a call, after which it is the only one
 TOLERANCE = 1e-3  # of an output's root mean square
+ROUNDING = 2.0**-22  # of shares near 0 that are computed as .5 + .5 tanh(x / 2)
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def _equal(got: Outputs, expected: Outputs) -> bool:
         scale = float(one.square().mean().sqrt()) if one.numel() else 0.0
         if (
             one.numel()
-            and float((one - other).abs().max()) > TOLERANCE * scale * math.sqrt(one.numel()) + 1e-12
+            and float((one - other).abs().max()) > TOLERANCE * scale * math.sqrt(one.numel()) + ROUNDING
         ):
             return False
     return True

@@ -21,6 +21,7 @@ from ... import carried_state
 from ...preprocess.audio import AudioPreprocessor
 from ...spec import BATCH, TensorSpec
 from ..loaded_model import LoadedModel
+from . import drawn_images
 from .batch_axes import LENGTHS, MOST_VALUES, Runs, num_values
 from .sample_files import Samples, read_files
 from .text_samples import TEXT_INPUTS
@@ -64,6 +65,7 @@ def make(
             runs=runs,
             most=_tables(loaded),
             states=carried_state.states_of(loaded.inputs, loaded.meta.get("outputs")),
+            pictures=drawn_images.value_range(loaded),
         ),
         "numbers",
         False,
@@ -109,23 +111,8 @@ def _write_images(folder: Path, seed: int) -> Iterator[Path]:
 
     for index in range(IMAGES):
         path = folder / f"{index:02}.png"
-        Image.fromarray(_scene(np.random.default_rng(seed + index))).save(path)
+        Image.fromarray(drawn_images.draw(seed + index, text=index % 2 == 0)).save(path)
         yield path
-
-
-def _scene(draw: np.random.Generator, size: int = 256) -> np.ndarray:
-    """Draw smooth light, a few shapes with edges, texture and noise: uint8 [size, size, 3]."""
-    y, x = np.mgrid[0:size, 0:size] / size
-    slopes, base = draw.normal(0, 60, (2, 3)), draw.uniform(60, 200, 3)
-    picture = base + x[..., None] * slopes[0] + y[..., None] * slopes[1]
-    for _ in range(int(draw.integers(2, 7))):
-        cx, cy, w, h = draw.uniform(0, 1, 4)
-        inside = ((x - cx) / (0.05 + w / 3)) ** 2 + ((y - cy) / (0.05 + h / 3)) ** 2 < 1
-        if draw.random() < 0.5:
-            inside = (abs(x - cx) < 0.03 + w / 4) & (abs(y - cy) < 0.03 + h / 4)
-        stripes = 20 * np.sin(2 * np.pi * draw.uniform(4, 40) * (x * draw.normal() + y * draw.normal()))
-        picture = np.where(inside[..., None], draw.uniform(0, 255, 3) + stripes[..., None], picture)
-    return np.clip(picture + draw.normal(0, draw.uniform(1, 8), picture.shape), 0, 255).astype(np.uint8)
 
 
 def _write_sounds(folder: Path, seed: int) -> Iterator[Path]:
@@ -158,11 +145,12 @@ def tensors(
     runs: Runs | None = None,
     most: Mapping[str, int] | None = None,
     states: Collection[str] = (),
+    pictures: str = drawn_images.UNIT,
 ) -> Samples:
     """Draw inputs of any kind, `ROWS` rows; `runs` tells whether the model takes inputs, `most` its largest integers.
 
     A symbolic size is the first of `LENGTHS` that the model runs with; integers reach from 0 to the largest it takes;
-    `states` are zeros.
+    `states` are zeros. `pictures`: the range of the values of what may be pictures.
     """
     largest = {spec.name: 1 for spec in specs if not _is_float(spec)} | dict(most or {})
     chosen = _lengths(specs, sizes, runs, largest)
@@ -171,7 +159,7 @@ def tensors(
             if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
                 largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
     generator = torch.Generator().manual_seed(seed)
-    found = {spec.name: _draw(spec, chosen, largest, generator) for spec in specs}
+    found = {spec.name: _draw(spec, chosen, largest, generator, pictures) for spec in specs}
     return {name: torch.zeros_like(value) if name in states else value for name, value in found.items()}
 
 
@@ -241,7 +229,11 @@ def _constant(spec: TensorSpec, chosen: Mapping[str, int], value: int) -> Tensor
 
 
 def _draw(
-    spec: TensorSpec, chosen: Mapping[str, int], largest: Mapping[str, int], generator: torch.Generator
+    spec: TensorSpec,
+    chosen: Mapping[str, int],
+    largest: Mapping[str, int],
+    generator: torch.Generator,
+    pictures: str,
 ) -> Tensor:
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
     if _is_rate(spec) or _is_mask(spec):
@@ -252,14 +244,18 @@ def _draw(
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     axis = spec.batch_axis or 0
     one = [*shape[:axis], *shape[axis + 1 :]]
-    rows = [_row(one, index, generator) for index in range(shape[axis])]
+    rows = [_row(one, index, generator, pictures) for index in range(shape[axis])]
     return (
         torch.stack(rows, axis).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
     )
 
 
-def _row(shape: list[int], index: int, generator: torch.Generator) -> Tensor:
-    """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn."""
+def _row(shape: list[int], index: int, generator: torch.Generator, pictures: str) -> Tensor:
+    """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn; of what may be
+    pictures three of four are.
+    """
+    if index % 4 < 3 and drawn_images.channel_axis(shape) is not None:
+        return torch.from_numpy(drawn_images.row(shape, generator.initial_seed() + index, pictures).copy())
     noise = torch.randn(shape, generator=generator)
     if index % 4 == 1:
         for axis in range(max(0, noise.dim() - 2), noise.dim()):
