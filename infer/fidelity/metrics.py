@@ -148,6 +148,15 @@ class Comparison:
         if key in self._choices:
             self._choices[key].add(expected, actual, real)
 
+    def constant_outputs(self) -> list[str]:
+        """Name the float outputs that are the same for every row, of which nothing is known."""
+        names = dict.fromkeys(name for name, _ in self._slices)
+        return [
+            name
+            for name in names
+            if all(sums.is_constant for (own, _), sums in self._slices.items() if own == name)
+        ]
+
     def of_other_rows(self) -> Comparison:
         """Return an empty comparison of the same outputs, in units of at least the deviations that this one found."""
         units: dict[str, dict[Axis, Tensor]] = {}

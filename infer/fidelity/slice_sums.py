@@ -5,7 +5,7 @@ of indices where the axis is long. Its error is relative to its deviation from i
 that neither a constant nor a slice of larger values hides a loss. Positions of a text are samples like its rows: there
 the mean is over both, since what follows a first token hardly depends on it. Rounding of the output's own type is no
 error: a column of 10^5 that varies by one has no more digits. Sums are float64, of a size that does not grow with the
-rows' values.
+rows' values. Nor is what one step of the largest slice hides: 1e-23 beside 1.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class _Axis:
     freedom: Tensor = field(init=False)
     magnitude: Tensor = field(init=False)
     shares: Tensor = field(init=False)
+    deviation: Tensor = field(init=False)
     cells: list[Tensor] = field(default_factory=list)  # [3, rows, slices]: error, square, values
 
     def __post_init__(self) -> None:
-        for name in ("raw", "error", "values", "freedom", "magnitude"):
+        for name in ("raw", "error", "values", "freedom", "magnitude", "deviation"):
             setattr(self, name, torch.zeros(self.count, dtype=torch.float64))
         self.shares = torch.ones(self.count, dtype=torch.bool)
 
@@ -199,8 +200,9 @@ class SliceSums:
             axis.error, square, axis.values = cells.sum(1)
             variance = ((axis.raw + square) / axis.freedom.clamp(min=1)).clamp(min=0)
             magnitude = ((axis.magnitude + square) / axis.values.clamp(min=1)).clamp(min=0).sqrt()
-            rounding = ROUNDING * self._epsilon * magnitude
-            yield axis, cells, self._scale(axis, variance.sqrt(), magnitude, rounding), rounding
+            rounding = (ROUNDING * magnitude).clamp(min=float(magnitude.max())) * self._epsilon
+            axis.deviation = variance.sqrt()
+            yield axis, cells, self._scale(axis, axis.deviation, magnitude, rounding), rounding
 
     def _scale(self, axis: _Axis, deviation: Tensor, magnitude: Tensor, rounding: Tensor) -> Tensor:
         """Return what errors are relative to: the deviation, or what stands for it where it says nothing."""
@@ -220,6 +222,13 @@ class SliceSums:
             liveliest = deviation[axis.shares].max()
             scale = torch.maximum(scale, QUIET_SHARE * liveliest).where(axis.shares, scale)
         return scale
+
+    @property
+    def is_constant(self) -> bool:
+        """Return whether no value differs from row to row by more than rounding, among enough rows to tell."""
+        return self._most >= FEWEST_ROWS and all(
+            bool((axis.deviation <= rounding).all()) for axis, _, _, rounding in self._settled()
+        )
 
     def worst(self) -> tuple[Worst, Worst]:
         """Return the worst slice and the worst row."""

@@ -114,7 +114,14 @@ def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: i
     with _quiet(), operator_table.built_once(), torch.no_grad(), within_export(target) as in_one_trace:
         program = program if in_one_trace else decompose(program, target)
         try:
-            exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
+            exported = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
+                custom_translation_table=operator_table.mended(),
+            )
         except torch.onnx.errors.OnnxExporterError as error:
             if (own := _own_error(error)) is not None:
                 raise own from error

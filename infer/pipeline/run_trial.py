@@ -69,7 +69,7 @@ def run_trial(
     step("compare", plan.backend)
     reference = floats.reference()
     most = _most_rows(plan, floats, original)
-    compared, kept = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
+    compared, kept, dead = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(floats, runner, original, spared_tokens(small))
     joining = _joining(plan, floats, reference, runner, original)
@@ -92,6 +92,7 @@ def run_trial(
         backend_options=plan.backend_options,
         joining=joining,
         compared=_compared(most, floats, original),
+        untested=_untested(plan, dead),
         ahead_of_time=plugins.ahead_of_time(backend),
     )
     gc.collect()
@@ -102,7 +103,7 @@ def is_faithful(plan: Plan, name: str, floats: FloatReferences, original: Graph)
     """Return whether the unquantized form of a backend, lowered for timing, would pass the gate of fidelity."""
     own = plan.with_(backend=name, quant="none", dtype="float32")
     try:
-        compared, _ = _compare(own, floats.reference(), floats.runner(own), original, original.outputs)
+        compared, *_ = _compare(own, floats.reference(), floats.runner(own), original, original.outputs)
     except (NotUsableError, ResourceError):
         return False
     return fidelity.judge(compared, limits(own, original.task), plan.max_error) is None
@@ -171,10 +172,11 @@ def _compare(
     graph: Graph,
     outputs: Sequence[TensorSpec],
     most: int = MAX_ROWS,
-) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
+) -> tuple[list[Metric], dict[str, dict[str, Tensor]], list[str]]:
     """Compare both runners over the samples; the first rows become the golden inputs and outputs.
 
-    `outputs`: those that the artifact declares, whose dtypes are its contract.
+    `outputs`: those that the artifact declares, whose dtypes are its contract. Returns also the outputs that are the
+    same for every row.
     """
     comparison = fidelity.Comparison(graph.task, integers=weightless_outputs(graph, plan.dtype))
     kept: dict[str, dict[str, Tensor]] = {}
@@ -195,7 +197,8 @@ def _compare(
     sizes = _at_sizes(reference, runner, graph, usual, comparison, most)
     carried = _carried(reference, runner, graph, usual, comparison)
     values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
-    return [*wrong, *comparison.metrics(), *sizes, *carried, *values], kept
+    metrics = [*wrong, *comparison.metrics(), *sizes, *carried, *values]
+    return metrics, kept, comparison.constant_outputs()
 
 
 def _most_rows(plan: Plan, floats: FloatReferences, original: Graph) -> int:
@@ -223,6 +226,15 @@ def _compared(most: int, floats: FloatReferences, original: Graph) -> str:
     return (
         f"compared on {min(most, given)} rows, in batches of {most} at most: one takes {took} in the original"
     )
+
+
+def _untested(plan: Plan, constant: Sequence[str]) -> str:
+    """Say which outputs of a quantized model nothing is known of, where rows of ours do not make them change."""
+    if not constant or plan.data not in INVENTED or not plan.changes_numbers:
+        return ""
+    several = len(constant) > 1
+    which = f"output{'s' if several else ''} {', '.join(constant[:4])} {'are' if several else 'is'}"
+    return f"{which} the same for all inputs of ours, so that nothing is known of the loss: give --data"
 
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:

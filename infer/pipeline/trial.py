@@ -22,6 +22,7 @@ from ..results import Metric, ScoresOnly
 from ..spec import Finding
 
 BUSY = "timed on a busy machine"
+CHECKS = 5e-5  # seconds that the checks of a request take, which a call of a bare session lacks
 UNNOTICED = 2e-4  # seconds of a call that nobody notices; the checks of a request take up to so many
 
 
@@ -79,6 +80,7 @@ class Trial:
     backend_options: Mapping[str, str] = field(default_factory=dict)  # that it was lowered with
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
+    untested: str = ""  # outputs that the samples do not make change
     compared: str = ""  # on how many rows, where a slow model was compared on few
     joining: Joining = Joining("padded")  # which requests may share a batch of it
     brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
@@ -132,9 +134,12 @@ class Trial:
     @property
     def slower(self) -> bool:
         """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
-        or the prompts and answers of the declared workload together.
+        or the prompts and answers of the declared workload together. Of a smaller model the checks do not count.
         """
-        return self.changed and any(map(self._is_slower, self.latency))
+        spared = CHECKS if self.smaller else 0.0
+        return self.changed and any(
+            self._is_slower(t) and t.pair.a.p50 - t.pair.b.p50 > spared for t in self.latency
+        )
 
     @property
     def smaller(self) -> bool:
@@ -224,7 +229,7 @@ class Trial:
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
-        lines += [self.compared] if self.compared else []
+        lines += [said for said in (self.compared, self.untested) if said]
         lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")

@@ -186,6 +186,16 @@ def test_a_position_of_texts_is_measured_in_the_unit_of_all_tokens(place: int) -
     )  # of anything else the places are no samples of one thing
 
 
+def test_a_slice_below_one_step_of_the_largest_has_no_error() -> None:
+    y = scores(48)
+    y[:, 20:] *= 1e-23  # most units of a state may be shut
+    got = torch.cat((noisy(y[:, :20], 0.02), 3 * y[:, 20:]), 1)
+    assert not reason(y, got, "int8")
+    y[:, 20:] *= 1e20  # 1e-3 beside 1 is lost and named
+    got = torch.cat((noisy(y[:, :20], 0.02), 3 * y[:, 20:]), 1)
+    assert "axis 1 index 20..47" in reason(y, got, "int8")
+
+
 def test_slices_over_batches_are_those_of_the_whole() -> None:
     y, got = scores(5, 6), noisy(scores(5, 6), 0.1)
     parts = fidelity.Comparison("tensors")
@@ -300,3 +310,16 @@ def test_float64_may_not_be_computed_in_float32() -> None:
     assert error > LIMITS["float32"].worst_slice  # type: ignore[operator]
     cast = seconds.float().double()  # the float model itself computes in float32, and casts at the end
     assert values(cast, cast + 64)["worst_slice_error"] == 0.0
+
+
+def test_outputs_that_no_row_changes_are_named() -> None:
+    y, shut = scores(5), torch.full((ROWS, 3), 0.25)
+    shut[:, 1] += 1e-9 * scores(1)[:, 0]  # rounding of what is constant
+    compared = fidelity.Comparison("tensors")
+    for begin in range(0, ROWS, 8):
+        part = {"y": y[begin : begin + 8], "shut": shut[begin : begin + 8]}
+        compared.add(part, part)
+    assert compared.constant_outputs() == ["shut"]
+    few = fidelity.Comparison("tensors")
+    few.add({"y": y[:1]}, {"y": y[:1]})
+    assert few.constant_outputs() == []  # one row tells nothing

@@ -37,7 +37,7 @@ def test_language_models_in_8_bits_are_judged_by_divergence_and_perplexity() -> 
     """The best of many words is often a near tie, which a right model of 8 bits flips."""
     plan = Plan(source="m.gguf", quant="keep", backend="eager")
     words, classes = limits(plan, "text-generation"), limits(plan, "classification")
-    assert (words.top1, words.kl, words.perplexity) == (0.92, 0.015, 0.01)
+    assert (words.top1, words.kl, words.perplexity) == (0.92, 0.015, 0.02)
     assert (classes.top1, classes.kl) == (LIMITS["int8"].top1, LIMITS["int8"].kl)
     right = {"top1": 0.96, "kl": 0.007, "perplexity_change": 0.0014}  # groups of 64, SmolLM2-135M
     wrong = {"top1": 0.9, "kl": 0.08, "perplexity_change": 0.03}  # a head in twelve is left out

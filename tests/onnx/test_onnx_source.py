@@ -12,6 +12,7 @@ pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer.errors import NotUsableError, SourceError  # noqa: E402
+from infer.onnx.ort import ort_session  # noqa: E402
 from infer.onnx.source import onnx_source  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -179,3 +180,26 @@ def test_a_source_without_a_weight_to_quantize_is_refused(tmp_path: Path) -> Non
     onnx.save(model, str(tmp_path / "model.onnx"))
     with pytest.raises(NotUsableError, match=r"no weight of this model can be int8 \(MatMul: .*below 4096"):
         onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_stored_weights_are_decoded_once_and_not_at_every_call(tmp_path: Path, opset: int) -> None:
+    text = "g (float[b, 16, 9, 9] x) => (float[b, 32, 7, 1024] y) <float[32, 16, 3, 3] w, float[7, 1024] m>"
+    head = f'<ir_version: 4, opset_import: ["" : {opset}]>'
+    model = onnx.parser.parse_model(head + text + "{ c = Conv(x, w)\n y = MatMul(c, m) }")
+    del model.graph.initializer[:]
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (32, 16, 3, 3)), ("m", (7, 1024))):
+        values = rng.standard_normal(shape).astype(np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    path = tmp_path / "int8" / "model.onnx"
+    onnx_source.quantize(tmp_path / "model.onnx", path, "ort-u8u8", weights="float")
+    executed = ort_session.count_executed_ops(path, "cpu")
+    assert not {"DequantizeLinear", "Cast", "Mul"} & set(executed)
+    x = rng.standard_normal((2, 16, 9, 9)).astype(np.float32)
+    [got], [want] = run(path, x), run(tmp_path / "model.onnx", x)
+    assert 0 < np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
+    if opset == 9:
+        with pytest.raises(NotUsableError, match="integer products need an ONNX source of opset 11 or above"):
+            onnx_source.quantize(tmp_path / "model.onnx", path, "trt")

@@ -30,6 +30,7 @@ ROWS = 64
 IMAGES, SOUNDS = 32, 12
 RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
 SECONDS = 3
+SHORTEST_SOUND = 128  # values of a row that may be one
 # Tried for a symbolic size that alone is another.
 WIDTHS = (32, 16, 8, 128, 256, 512, 80, 40, 48, 24, 12, 10, 6, 5, 4, 3, 2, 1)
 MOST_INTEGER = 1 << 20
@@ -159,7 +160,8 @@ def tensors(
             if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
                 largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
     generator = torch.Generator().manual_seed(seed)
-    found = {spec.name: _draw(spec, chosen, largest, generator, pictures) for spec in specs}
+    rated = any(map(_is_rate, specs))
+    found = {spec.name: _draw(spec, chosen, largest, generator, pictures, rated) for spec in specs}
     return {name: torch.zeros_like(value) if name in states else value for name, value in found.items()}
 
 
@@ -234,6 +236,7 @@ def _draw(
     largest: Mapping[str, int],
     generator: torch.Generator,
     pictures: str,
+    rated: bool,
 ) -> Tensor:
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
     if _is_rate(spec) or _is_mask(spec):
@@ -244,18 +247,26 @@ def _draw(
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     axis = spec.batch_axis or 0
     one = [*shape[:axis], *shape[axis + 1 :]]
-    rows = [_row(one, index, generator, pictures) for index in range(shape[axis])]
+    rows = [_row(one, index, generator, pictures, rated) for index in range(shape[axis])]
     return (
         torch.stack(rows, axis).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
     )
 
 
-def _row(shape: list[int], index: int, generator: torch.Generator, pictures: str) -> Tensor:
-    """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn; of what may be
-    pictures three of four are.
+def _row(shape: list[int], index: int, generator: torch.Generator, pictures: str, rated: bool) -> Tensor:
+    """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn.
+
+    Three of four rows that may be pictures are, in the range of `pictures`; of rows that may be sounds three of four
+    beside a sampling rate (`rated`), else one.
     """
+    seed = generator.initial_seed() + index
     if index % 4 < 3 and drawn_images.channel_axis(shape) is not None:
-        return torch.from_numpy(drawn_images.row(shape, generator.initial_seed() + index, pictures).copy())
+        return torch.from_numpy(drawn_images.row(shape, seed, pictures).copy())
+    if (index % 4 < 3 if rated else index % 4 == 1) and len(shape) == 1 and shape[0] >= SHORTEST_SOUND:
+        voice = _voice(np.random.default_rng(seed))
+        begin = (seed * RATE // 3) % max(len(voice) - shape[0], 1)
+        repeated = np.resize(voice[begin:], shape[0])
+        return torch.from_numpy(repeated.astype(np.float32)) * (0.5, 0.25, 0.1)[index % 3]
     noise = torch.randn(shape, generator=generator)
     if index % 4 == 1:
         for axis in range(max(0, noise.dim() - 2), noise.dim()):

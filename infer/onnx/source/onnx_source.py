@@ -86,6 +86,8 @@ def quantize(
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
+    Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime.
+
     With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`); `weights`
     as in `quantized_layers.rewrite`.
     """
@@ -93,12 +95,14 @@ def quantize(
 
     ranges = ranges or {}
     model = ir.load(str(source))
-    _check_opset(model, source)
     graph = model.graph
+    stores_only = model.opset_imports.get("", 0) < OLDEST_OPSET
+    if stores_only and (target == "trt" or ranges):
+        _refuse_opset(model, source)
     stored = source_weights.find(model)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
-    for node in list(graph):
+    for node in list(graph) if not stores_only else ():
         if ranges and static_int8.mark_conv(graph, node, ranges):
             continue
         if (weight := _weight(node)) is not None:
@@ -114,7 +118,7 @@ def quantize(
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
     kept = {name: value for name, value in graph.initializers.items() if name not in written}
-    if count := source_weights.store(graph, stored, kept):
+    if count := source_weights.store(graph, stored, kept, target):
         done.forms[source_weights.FORM] += count
     coverage = stored.count(graph, written)
     drop_unused(graph)
@@ -128,13 +132,13 @@ def quantize(
     return done, coverage
 
 
-def _check_opset(model: ir.Model, source: Path) -> None:
-    if (opset := model.opset_imports.get("", 0)) < OLDEST_OPSET:
-        raise NotUsableError(
-            f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above, this one has {opset}",
-            where=str(source),
-            hint="Export it again, or convert it with onnx.version_converter",
-        )
+def _refuse_opset(model: ir.Model, source: Path) -> None:
+    raise NotUsableError(
+        f"integer products need an ONNX source of opset {OLDEST_OPSET} or above, this one has "
+        f"{model.opset_imports.get('', 0)}",
+        where=str(source),
+        hint="--backend ort --quant int8 stores its weights as int8; or export it again",
+    )
 
 
 def is_float32(model: ir.Model) -> bool:

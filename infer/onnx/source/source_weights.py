@@ -1,7 +1,7 @@
 """Weights of an ONNX source: found behind constants and transpositions, stored as int8, and counted.
 
 A weight that an operator reads only in float (convolutions, recurrent layers, products of two computed shapes) becomes
-codes and a DequantizeLinear, which ONNX Runtime decodes when the session is created: a quarter on disk, the same speed.
+codes that ONNX Runtime decodes when the session is created: a quarter on disk, the same speed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import numpy as np
 
 from ...compress import Coverage
 from ..graph_builder import GraphBuilder
+from ..layers.int8_operands import Target, folded
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 SMALLEST = 64 * 64  # values below which int8 gains nothing
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution
-AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
+AXIS_OPSET = 13  # the first whose DequantizeLinear, as TensorRT wants it, takes a scale per channel
 FORM = "int8 weights"
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
@@ -102,7 +103,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
     return np.asarray(tensor.numpy())
 
 
-def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]) -> int:
+def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value], target: Target) -> int:
     """Store the eligible `values` as int8 codes; return their number."""
     made = 0
     for name, value in values.items():
@@ -110,16 +111,18 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
             continue
         array = weight_of(value)
         origin = stored.transposed.get(name, name)
-        axis, reason = _axis(value, array, graph)
+        axis, reason = _axis(value, array, graph, target)
         if axis is None or array is None:
             stored.reasons[origin] = reason
         else:
-            _store(graph, value, array, axis)
+            _store(graph, value, array, axis, target)
             made += 1
     return made
 
 
-def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph) -> tuple[int | None, str]:
+def _axis(
+    value: ir.Value, array: np.ndarray | None, graph: ir.Graph, target: Target
+) -> tuple[int | None, str]:
     """Return the axis with a scale per channel, or None and the reason why the weight stays float."""
     if value.is_graph_input():
         return None, "a caller may replace it: it is an input too"
@@ -130,7 +133,7 @@ def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph) -> tuple[i
         return None, f"weight has {array.size} values; below {SMALLEST} there is too little to gain"
     if not np.isfinite(array).all():
         return None, "it holds NaN or infinity"
-    if graph.opset_imports.get("", 0) < AXIS_OPSET:
+    if target == "trt" and graph.opset_imports.get("", 0) < AXIS_OPSET:
         return None, f"int8 weights with a scale per channel need opset {AXIS_OPSET}"
     if any(value is output for output in graph.outputs):
         return None, "it is an output of the model"
@@ -158,19 +161,26 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray) -> int | str:
     return f"{op} has no int8 form here"
 
 
-def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> None:
+def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, target: Target) -> None:
+    """Let the readers of a weight read its decoded codes: a DequantizeLinear for TensorRT, which keeps them packed, and
+    operators that ONNX Runtime folds, which runs a DequantizeLinear of constants at every call.
+    """
     import onnx_ir as ir
 
     codes, scale = quantized(array, axis)
     first = graph[0]
     emit = GraphBuilder(graph, first)
     emit.prefix = str(value.name)
-    operands: list[Any] = [
-        emit.constant(f"{value.name}/codes", codes),
-        emit.constant(f"{value.name}/scale", scale.reshape(-1)),
-        emit.constant(f"{value.name}/zero", np.zeros(scale.size, np.int8)),
-    ]
-    decoded = emit("DequantizeLinear", *operands, axis=axis)
+    if target == "trt":
+        operands: list[Any] = [
+            emit.constant(f"{value.name}/codes", codes),
+            emit.constant(f"{value.name}/scale", scale.reshape(-1)),
+            emit.constant(f"{value.name}/zero", np.zeros(scale.size, np.int8)),
+        ]
+        decoded = emit("DequantizeLinear", *operands, axis=axis)
+    else:
+        factor = emit.constant(f"{value.name}/scale", scale)
+        decoded = folded(emit, f"{value.name}/codes", codes, factor, np.dtype(np.float32))
     decoded.dtype, decoded.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
     ir.convenience.replace_all_uses_with(value, decoded)
     graph.insert_before(first, emit.nodes)
