@@ -105,3 +105,18 @@ def test_pictures_are_in_the_range_of_the_first_convolution(scale: float, low: f
 def test_text_is_drawn_at_any_size(size: int) -> None:
     plain, written = (drawn_images.draw(4, size, 3 * size, text=text) for text in (False, True))
     assert (plain.astype(int) != written).mean() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("texts", "sounds"), [(("x=float32[batch,9000,1]", "sr=int64[]"), 3), (("x=float32[batch,9000]",), 1)]
+)
+def test_long_rows_are_sounds_now_and_then_and_mostly_beside_a_rate(
+    texts: tuple[str, ...], sounds: int
+) -> None:
+    rows = drawn(*texts)["x"].flatten(1)
+    ahead = (rows[:, 1:] * rows[:, :-1]).mean(1) / rows.square().mean(
+        1
+    )  # a wave resembles itself one step later
+    waves = (ahead > 0.5) & (rows.mean(1).abs() < 0.05)
+    assert int(waves[:8].sum()) >= 2 * sounds
+    assert float(rows[waves].abs().max()) <= (0.6 if sounds == 3 else 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
-from infer.pipeline import run_trial, stages, trial_timing
+from infer.llm.step.full_sequence_runner import FullSequenceRunner
+from infer.pipeline import compilation_bounds, run_trial, stages, trial_timing
+from infer.pipeline.compilation_bounds import CompilationBound
 from infer.pipeline.float_reference import EAGER, Eager, FloatReferences, UserModuleRunner
 from infer.pipeline.resolve_plan import resolve
 from infer.pipeline.run_trial import is_faithful
@@ -431,7 +434,7 @@ def test_a_slow_model_is_compared_on_few_rows_only_of_ours_and_unrounded(
     floats, seen = FloatReferences(original, Path()), list[int]()
     monkeypatch.setattr(FloatReferences, "row_seconds", 0.5)
     plan = PLAN.with_(data=data, quant=quant)
-    most = run_trial._most_rows(plan, floats)
+    most = run_trial._most_rows(plan, floats, original)
     monkeypatch.setattr(run_trial, "_at_values", lambda *_: [])
     run = Eager(original).run
     watched = SimpleNamespace(run=lambda inputs: seen.append(len(inputs["x"])) or run(inputs))
@@ -446,10 +449,9 @@ def test_a_slow_model_is_compared_on_few_rows_only_of_ours_and_unrounded(
 
 
 def test_seconds_of_a_row_are_not_asked_where_they_decide_nothing() -> None:
-    """Text is judged by all of its tokens, and streamed weights are read once more by each call."""
+    """Text is judged by tokens, and streamed weights are read once more by each call."""
     texts = FloatReferences(replace(graph(), task="text-generation"), Path())
     assert texts.row_seconds == 0.0
-    assert run_trial._most_rows(PLAN.with_(data="ours", quant="none"), texts) == run_trial.MAX_ROWS
     assert FloatReferences(graph(Net().eval()), Path()).row_seconds > 0.0
 
 
@@ -506,6 +508,53 @@ def test_a_form_that_can_not_change_the_verdict_is_not_compiled(seconds: float) 
     found = timed(PLAN, [trial("ort", seconds, seconds)], forms)
     assert forms.lowered == ["ort"]
     assert "no inductor float32" in found
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "rows"), [("ours", 128, 32), ("ours", 9000, 8), ("texts.txt", 128, run_trial.MAX_ROWS)]
+)
+def test_texts_of_ours_are_compared_on_enough_tokens_and_no_more(data: str, length: int, rows: int) -> None:
+    ids = TensorSpec("input_ids", "int64", ("batch", "seq"))
+    samples = {"input_ids": torch.ones(128, length, dtype=torch.int64)}
+    original = replace(graph(), task="text-generation", inputs=(ids,), samples=samples)
+    floats = FloatReferences(original, Path())
+    for quant in ("none", "int8"):
+        assert run_trial._most_rows(PLAN.with_(data=data, quant=quant), floats, original) == rows
+    assert run_trial._compared(rows, floats, original) == ""  # the number of tokens is among the metrics
+
+
+class Step(FullSequenceRunner):
+    """Float step that does nothing."""
+
+    def __init__(self) -> None:
+        return
+
+    def decoding(self, batch: int) -> Callable[[], dict[str, Tensor]]:
+        return dict
+
+
+@pytest.mark.parametrize(("bound", "ours", "lowered"), [(2.0, 1.0, False), (0.5, 1.0, True)])
+def test_a_float_step_is_compiled_only_where_it_may_be_as_fast(
+    bound: float, ours: float, lowered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation_bounds, "of_call", lambda _: CompilationBound(bound, 0.5))
+    step = trial("inductor", ours, ours)
+    step.brief = {1: ours, 8: ours}
+    forms = [trial_timing.FloatForm("torch eager", Step(), {1: 3.0, 8: 3.0})]
+    reason = trial_timing._why_no_float_step(forms, [step])
+    assert bool(reason) is not lowered
+    assert lowered or reason == "its kernels alone take 2.00 s at batch 8, the model in all 1.00 s"
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "slower"),
+    [(1, 40e-6, False), (1, 90e-6, True), (10, 40e-6, True)],
+    ids=["smaller, by the checks", "smaller, by more", "as large"],
+)
+def test_the_checks_of_a_request_refuse_no_smaller_model(size: int, seconds: float, slower: bool) -> None:
+    pair = Paired(1.2, 1.1, 1.3, "slower", 11, summarize([200e-6 + seconds]), summarize([200e-6]))
+    made = replace(trial("ort", 1.0, 1.0), size=size, source_size=10, latency=[Timing(1, pair)])
+    assert made.slower is slower
 
 
 @pytest.mark.usefixtures("given")
