@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,8 @@ from ..regular_files import read_regular
 from ..results import ScoresOnly
 from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, Joins, LayerChoice, TensorSpec
-from .old_formats import upgrade_manifest, upgrade_report
 
-# Since 2 codes may have 5 and 6 bits, minima be steps of a scale, scales be float8; since 3 `joins` may forbid batches.
-FORMAT = 3
-READ = (1, 2, FORMAT)
+FORMAT = 3  # the only one that is read: others lack what decides
 MANIFEST = "manifest.json"
 REPORT = "report.json"
 MAX_BYTES, MAX_NAME = 1 << 27, 255
@@ -56,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerChoice, ...] = ()
     samples_from: str = ""  # whose rows judged it, and are its golden inputs
     scores_only: ScoresOnly | None = None  # of a language model that does not generate
-    joins: Joins | None = None
+    joins: Joins = "padded"
     states: dict[str, str] = {}  # input → output of the call before, which a session carries to it
     files: dict[str, str] = {}
     lengths: dict[str, int] = {}
@@ -86,14 +84,9 @@ def read_manifest(folder: Path) -> Manifest:
     data = read_regular(path, MAX_BYTES, follow_links=False, error=ArtifactError)
     try:
         head = msgspec.json.decode(data, type=dict[str, Any])
-        if head.get("format") not in READ:
-            known = ", ".join(map(str, READ))
-            raise ArtifactError(
-                f"artifact format {str(head.get('format'))[:40]} is none of {known} that this version of infer reads",
-                where=str(path),
-                hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
-            )
-        manifest = msgspec.convert(sanitize_values(upgrade_manifest(head)), Manifest)
+        if head.get("format") != FORMAT:
+            raise _another_format(sanitize_values(head), path)
+        manifest = msgspec.convert(sanitize_values(head), Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the manifest is damaged: {error}", where=str(path)) from error
     if wrong := _wrong(manifest):
@@ -101,13 +94,24 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def _another_format(head: dict[str, Any], path: Path) -> ArtifactError:
+    plan = head.get("plan")
+    source = str(plan.get("source"))[:1000] if isinstance(plan, dict) else "SOURCE"
+    again = shlex.join(
+        ["infer", "optimize", source, "--plan", str(path), "--output", f"{path.parent.stem}-new.infer"]
+    )
+    return ArtifactError(
+        f"artifact format {str(head.get('format'))[:40]}, this version of infer reads {FORMAT}",
+        where=str(path),
+        hint=f"Make it again: {again}. Or use the infer that made it ({str(head.get('made_with'))[:80]})",
+    )
+
+
 def read_report(folder: Path) -> dict[str, Any]:
     """Read report.json for display: an object whose findings are rows of `stage` and `what`."""
     path = folder / REPORT
     try:
-        found = sanitize_values(
-            upgrade_report(msgspec.json.decode(read_bounded(path, MAX_BYTES), type=dict[str, Any]))
-        )
+        found = sanitize_values(msgspec.json.decode(read_bounded(path, MAX_BYTES), type=dict[str, Any]))
         msgspec.convert(found.get("findings", []), list[Finding])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the report is damaged: {error}", where=str(path)) from error

@@ -15,7 +15,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
-from ..graph import encoder_decoder_graphs, row_independence
+from ..graph import encoder_decoder_graphs
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
@@ -112,8 +112,6 @@ class Predictor(TextGeneration):
         try:
             with as_artifact_error(self.path, "the self-test failed"):
                 self.self_test(exact=exact)
-                if self.manifest.joins is None and generation_shape(self.manifest) is None:
-                    self._try_joining()
             for name, adapter in adapters.items():
                 self.language_model.load_adapter(name, adapter)
         except InferError:
@@ -172,17 +170,6 @@ class Predictor(TextGeneration):
                 where=str(self.path),
                 hint="This machine computes other numbers than the one that made it; make the artifact again here",
             )
-
-    def _try_joining(self) -> None:
-        """Try on the golden inputs which requests may share a batch, of an artifact made before that was recorded."""
-        samples = golden.read_inputs(self.path, self.inputs)
-        allowed = row_independence.of_class(LIMITS[precision(self.manifest.plan)].relative_error or 0.0)
-        found = row_independence.joining(
-            *(self._run, self.inputs, self.outputs, samples, self.sizes, allowed), largest=False
-        )
-        self.joins = found.joins
-        if found.why:
-            self.notes.append(Finding("open", "batches", found.joins, why=found.limitation))
 
     def __enter__(self) -> Self:
         return self

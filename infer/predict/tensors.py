@@ -219,7 +219,7 @@ class TensorInputs(CheckedRunner):
             manifest.outputs,
             manifest.sizes,
             runner,
-            manifest.joins or "padded",
+            manifest.joins,
             manifest.states,
             manifest.multiples,
         )

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from ..artifact.old_formats import REPORT_FORMAT, upgrade_report
 from ..latency import Latency, Paired
 from ..plan import Plan
 from ..results import BackendResult
@@ -16,6 +15,8 @@ from .measurements.memory import Memory
 from .measurements.roofline import MachineRoofline
 from .measurements.step_breakdown import StepBreakdown
 from .search_record import SearchRecord
+
+REPORT_FORMAT = 2
 
 
 class LatencyRow(msgspec.Struct, frozen=True):
@@ -119,8 +120,12 @@ def encode(report: Report) -> bytes:
 
 
 def decode(data: bytes) -> Report:
-    """Invert `encode`; texts are stripped of what a terminal would obey. Reads what earlier versions of
-    `infer` wrote. Raises `msgspec.MsgspecError` for anything else.
+    """Invert `encode`; texts are stripped of what a terminal would obey. Raises `msgspec.MsgspecError` for what this
+    version of infer did not write.
     """
     found = msgspec.json.decode(data, type=dict[str, Any])
-    return msgspec.convert(sanitize_values(upgrade_report(found)), Report, str_keys=True)
+    if found.get("format") != REPORT_FORMAT:
+        raise msgspec.ValidationError(
+            f"expected report format {REPORT_FORMAT}, got {found.get('format')!r:.40}"
+        )
+    return msgspec.convert(sanitize_values(found), Report, str_keys=True)

@@ -151,27 +151,6 @@ def test_a_worker_tells_its_server_which_requests_may_be_joined(folder: Path) ->
         assert model_info_of(predictor).joins == "none"
 
 
-def _without_joins(folder: Path, kind: str, place: Path) -> Path:
-    """Copy an artifact as an earlier version would have written it."""
-    shutil.copytree(folder / f"{kind}.infer", place)
-    head = json.loads((place / "manifest.json").read_text())
-    del head["joins"]
-    (place / "manifest.json").write_text(json.dumps(head | {"format": 2}))
-    return place
-
-
-@pytest.mark.parametrize(("kind", "joins"), [("similar", "none"), ("centred", "none"), ("plain", "padded")])
-def test_rows_of_an_older_artifact_are_tried_when_it_is_opened(
-    folder: Path, tmp_path: Path, kind: str, joins: str
-) -> None:
-    old = _without_joins(folder, kind, tmp_path / f"{kind}.infer")
-    with Predictor.load(old, trust_code=True) as predictor:
-        assert predictor.joins == joins
-        assert any(DEPENDS in note.why for note in predictor.notes) == (joins == "none")
-        requests = [_rows(2, 0), _rows(2, 1)]
-        np.testing.assert_allclose(predictor.predict(requests)[1], _model(kind)(requests[1]), atol=1e-5)
-
-
 def _onnx(place: Path, nodes: list[Any], output: tuple[int, list[int | str]], **weights: np.ndarray) -> Path:
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])
     made = helper.make_tensor_value_info("y", *output)

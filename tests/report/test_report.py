@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from infer.artifact.old_formats import REPORT_FORMAT
 from infer.artifact.store import Manifest
 from infer.latency import Latency, Paired, summarize
 from infer.plan import Plan
@@ -437,9 +436,11 @@ def test_a_latency_round_trips_through_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(taken), type=Latency) == taken
 
 
-def test_a_report_of_an_earlier_version_opens_and_decides_the_same() -> None:
-    old = document.decode((DATA / "report-format-1.json").read_bytes())
-    assert old.format == REPORT_FORMAT
+def test_a_written_report_opens_and_decides_the_same_and_another_format_does_not() -> None:
+    data = (DATA / "report.json").read_bytes()
+    with pytest.raises(msgspec.ValidationError, match="expected report format 2, got 1"):
+        document.decode(msgspec.json.encode(msgspec.json.decode(data) | {"format": 1}))
+    old = document.decode(data)
     assert {row.metric for row in old.fidelity if row.limit is not None} == {
         "perplexity_change",
         "schedule_error",

@@ -34,7 +34,7 @@ WIDE = "模型" * 60
 
 
 def language_model() -> document.Report:
-    return document.decode((DATA / "report-format-1.json").read_bytes())
+    return document.decode((DATA / "report.json").read_bytes())
 
 
 def with_text(text: str, of: Callable[[], document.Report]) -> document.Report:
@@ -126,9 +126,7 @@ def test_the_report_is_as_wide_as_a_real_terminal() -> None:
         "report = document.decode(pathlib.Path(sys.argv[1]).read_bytes())\n"
         "output.print_report(report, as_json=False, path=pathlib.Path('/folder' * 30))"
     )
-    shell = (
-        f"stty cols 77; exec {shlex.join([sys.executable, '-c', script, str(DATA / 'report-format-1.json')])}"
-    )
+    shell = f"stty cols 77; exec {shlex.join([sys.executable, '-c', script, str(DATA / 'report.json')])}"
     leader, follower = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     process = subprocess.Popen(

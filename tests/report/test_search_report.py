@@ -26,7 +26,7 @@ DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name
 
 
 def report_of(found: SearchRecord | None = None) -> document.Report:
-    old = document.decode((DATA / "report-format-1.json").read_bytes())
+    old = document.decode((DATA / "report.json").read_bytes())
     return msgspec.structs.replace(old, search=found or record())
 
 
