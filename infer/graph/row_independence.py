@@ -115,11 +115,10 @@ def joining(
     sizes: Mapping[str, tuple[int, int]],
     tolerances: Tolerances = REFERENCE,
     *,
-    largest: bool = True,
     row_seconds: float = 0.0,
 ) -> Joining:
-    """Try on `run` which requests may share a batch. `largest`: try the largest batch too. `row_seconds`: what a row
-    is known to take; a first call may be answered from memory.
+    """Try on `run` which requests may share a batch. `row_seconds`: what a row is known to take; a first call may be
+    answered from memory.
 
     `samples`: rows that the model takes. Where inputs or an output have none, nothing is tried: none are joined.
     """
@@ -127,7 +126,7 @@ def joining(
         return Joining("none")
     trial = _Trial(run, inputs, outputs, samples, sizes, tolerances, row_seconds)
     try:
-        if why := trial.dependence(largest=largest):
+        if why := trial.dependence():
             return Joining("none", why)
         why = trial.change_by_padding()
     except (InferError, MemoryError):
@@ -156,7 +155,7 @@ class _Trial:
         self.low, self.high = sizes.get(BATCH, (1, 1))
         self.seconds, self.rows = 0.0, 0  # of the last run
 
-    def dependence(self, *, largest: bool) -> str:
+    def dependence(self) -> str:
         """Return how rows depend on each other; "" where they do not."""
         fewest = max(self.low, 1)
         alone = self._run(distinct_rows(self.samples, self.inputs, fewest))
@@ -176,7 +175,7 @@ class _Trial:
             self._among_fewer(rows, whole, count),
             self._in_other_order(rows, whole, count),
             self._among_strangers(rows, whole, count),
-            self._far_in_the_batch(rows, whole, count) if largest else iter(()),
+            self._far_in_the_batch(rows, whole, count),
         ]
         return next((why for check in checks for why in check), "")
 
