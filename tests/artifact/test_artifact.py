@@ -159,9 +159,7 @@ def test_an_artifact_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("format", [1, 2, 99])
-def test_another_format_version_is_refused_with_the_command_that_makes_it_again(
-    tmp_path: Path, format: int
-) -> None:
+def test_another_format_is_refused_with_the_command_that_makes_it_again(tmp_path: Path, format: int) -> None:
     output = make(tmp_path / "toy.infer")
     file = output / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": format}))
