@@ -23,7 +23,7 @@ from ..spec import Finding
 
 BUSY = "timed on a busy machine"
 CHECKS = 5e-5  # seconds that the checks of a request take, which a call of a bare session lacks
-UNNOTICED = 2e-4  # seconds of a call that nobody notices; the checks of a request take up to so many
+UNNOTICED = 2e-4  # seconds of a call that nobody notices
 
 
 @dataclass
