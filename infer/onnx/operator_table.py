@@ -1,5 +1,5 @@
-"""The table of operators of torch's ONNX exporter, built once for each opset in place of once for each export, and what
-it has no right form for.
+"""The table of operators of torch's ONNX exporter, built once for each opset in place of once for each export, and
+forms of ours for operators that it writes wrongly.
 
 Building it takes 0.4 s of CPU (torch 2.13), four fifths of the export of a single layer.
 """
@@ -57,7 +57,7 @@ def _copied(table: Any) -> Any:
 
 
 def mended() -> dict[Any, Any]:
-    """Return functions that write operators in place of the exporter's own, by operator of torch.
+    """Return forms of ours for operators that the exporter writes wrongly or fails on, by operator of torch.
 
     A remainder by a size that is not fixed (an index of padding by reflection) fails there: it expects a number.
     """

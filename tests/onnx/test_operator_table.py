@@ -1,6 +1,4 @@
-"""torch's table of ONNX operators is built once for all exports of a process, each export has a copy of its own, and what
-it has no right form for is written by us.
-"""
+"""torch's table of ONNX operators: built once for all exports of a process, copied for each, and mended."""
 
 from __future__ import annotations
 
