@@ -29,6 +29,7 @@ from infer.onnx.layers.quantized_layers import RewriteResult
 from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_step_runner
 from infer.onnx.ort.integer_or_float import FLOAT, PRODUCTS
 from infer.onnx.source import onnx_source
+from infer.onnx.source.source_weights import FP16, INT8
 from infer.plan import Plan
 from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
@@ -40,6 +41,7 @@ STEPS = True
 MODEL = Path("compiled") / "model.onnx"
 ROWS = 8  # of a call that calibrates
 SETTINGS = Path("compiled") / "session.json"
+WEIGHTS = "weights"
 OPTIONS = {
     "spinning": BackendOption(
         "threads wait for work in a loop: off spares CPU time, and latency where other work has the cores",
@@ -54,7 +56,9 @@ OPTIONS = {
         "int8 and table layers compute with integers or with weights decoded once, as is faster; float always decodes",
         ("faster", FLOAT),
     ),
+    WEIGHTS: BackendOption("format that --quant int8 gives the weights of an ONNX file", (INT8, FP16)),
 }
+FORMATS = (INT8, "int8:static", FP16)  # of an ONNX source
 CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
@@ -91,8 +95,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return f"ONNX Runtime does not run on {plan.device} here"
     if graph.onnx is None:
         return None
-    if plan.quant not in ("none", "int8", "int8:static"):
-        return f"an ONNX source takes --quant int8, int8:static or none, not {plan.quant}: its layers are lowered"
+    if plan.quant not in ("none", *FORMATS):
+        return f"an ONNX source takes --quant {', '.join(FORMATS)} or none, not {plan.quant}: its layers are lowered"
     if plan.quant != "none" and (nodes := onnx_source.already_quantized(graph.onnx)):
         return f"the model is quantized already ({nodes}): --quant none keeps it as it is"
     if plan.dtype not in ("float32", "auto"):
@@ -116,12 +120,13 @@ def target(device: str) -> dict[str, str]:
 
 
 def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
-    """Return the one form of all tables that are not evenly spaced, and that of each int8 format; None for others."""
+    """Return the one form of tables that are not evenly spaced, of each int8 format and of fp16; None for others."""
     if (group := table_layers.group_of_any_table(tensors)) is not None:
         return LayerForm(f"8-bit blocks of {group}", decoded_if_slower=True)
     if kind := next((name for name in ("weight_scale", "x_scale", "scale") if name in tensors), ""):
-        is_int8 = tensors["codes"].dtype == torch.int8 and "table" not in tensors
-        return LayerForm(f"int8 by {kind}", decoded_if_slower=True) if is_int8 else None
+        name = {torch.int8: INT8, torch.float16: FP16}.get(tensors["codes"].dtype)
+        known = name is not None and "table" not in tensors
+        return LayerForm(f"{name} by {kind}", decoded_if_slower=True) if known else None
     return None
 
 
@@ -145,14 +150,15 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             lambda to, weights: (exporter.export(graph, target, to, weights=weights).rewritten, None),
             is_decode_step=is_step(graph.inputs),
         )
-    elif plan.quant_name == "int8":
+    elif plan.quant != "none":
         source, is_static = graph.onnx, plan.quant_option == "static"
+        format = plan.backend_options.get(WEIGHTS, plan.quant_name)
         ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
         (done, coverage), chosen = integer_or_float.choose(
             graph,
             plan,
             path,
-            lambda to, weights: onnx_source.quantize(source, to, target, weights=weights, ranges=ranges),
+            lambda to, weights: onnx_source.quantize(source, to, target, "token", weights, ranges, format),
         )
     else:
         onnx_source.copy(graph.onnx, path)
@@ -177,6 +183,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *chosen,
     ]
     more_exact = {PRODUCTS: FLOAT} if done.integers and PRODUCTS not in plan.backend_options else {}
+    if (
+        graph.onnx is not None
+        and plan.quant == INT8
+        and not {WEIGHTS, PRODUCTS} & plan.backend_options.keys()
+    ):
+        more_exact = {WEIGHTS: FP16, **more_exact}
     return Lowered(findings, "" if coverage is None else coverage.verdict(), more_exact)
 
 

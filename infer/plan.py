@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             "format of the weights: none (as the source has them: codes of a quantized one are kept), float (its codes "
-            "decoded), int8[:weight|:static], nf4[:16], int4[:16], fp4[:16], fp8, cluster[:2|:3|:4|:6], keep",
+            "decoded), fp16, int8[:weight|:static], nf4[:16], int4[:16], fp4[:16], fp8, cluster[:2|:3|:4|:6], keep",
             group=QUANT,
         ),
     ] = "none"

@@ -29,8 +29,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of an artifact: all but tensors.
 
     `plan` makes it again; `files` is path → sha256, `lengths` path → bytes. `joins`: which requests may share a batch,
-    as tried on the original and on the optimized form; None before format 3: `Predictor.load` tries it. `states`: see
-    `carried_state`.
+    as tried on the original and on the optimized form. `states`: see `carried_state`.
     """
 
     format: int = FORMAT

@@ -48,7 +48,8 @@ class QuantizedConv(PackedLayer):
 class QuantizedConvTranspose(PackedLayer):
     """`nn.ConvTranspose2d` or `nn.ConvTranspose1d` on a packed weight, as one product and a sum of patches.
 
-    Every pixel's channels times the weight [O * kh * kw, I] are the patch that it adds to; `F.fold` adds them up.
+    Every pixel's channels times the weight [O * kh * kw, I] are the patch that it adds to; `F.fold` adds them up. Where
+    activations stay float, nothing is gained by it: the float layer runs on the decoded weight, which runtimes fold.
     """
 
     def __init__(
@@ -64,6 +65,12 @@ class QuantizedConvTranspose(PackedLayer):
         spatial = len(self.kernel_size)
         batch = input if input.dim() == spatial + 2 else input[None]
         more = self._output_padding(batch, output_size)
+        if "weight_scale" in self.packed.tensors():
+            call = F.conv_transpose1d if spatial == 1 else F.conv_transpose2d
+            bias = None if self.bias is None else self.bias.to(batch.dtype)
+            last = (self.stride, self.padding, more, 1, self.dilation)
+            output = call(batch, self.weight.to(batch.dtype), bias, *last)  # type: ignore[operator]
+            return output if input.dim() == spatial + 2 else output[0]
         image = batch.unsqueeze(-2) if spatial == 1 else batch
         patches = self.compute(image.movedim(1, -1).contiguous(), self.packed.tensors(), None)
         kernel, stride, dilation = pair(self.kernel_size, 1), pair(self.stride, 1), pair(self.dilation, 1)

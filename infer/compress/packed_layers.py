@@ -73,7 +73,10 @@ class QuantizedMatrix(PackedLayer):
 
     def forward(self) -> Tensor:
         tensors = self.packed.tensors()
-        if tensors["codes"].dtype == torch.int8:  # two plain operators, which runtimes fuse or fold
+        if tensors["codes"].dtype in (
+            torch.int8,
+            torch.float16,
+        ):  # two plain operators, which runtimes fuse or fold
             return self.packed.decode(tensors).to(self.packed.dtype)
         every = torch.arange(self.rows, device=tensors["codes"].device)
         return self.compute(every, tensors).to(self.packed.dtype)

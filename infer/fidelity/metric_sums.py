@@ -20,6 +20,7 @@ from ..spec import DECODER_IDS
 from .thresholds import TOP1_TASKS
 
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
+NOTHING = torch.finfo(torch.float32).eps ** 2  # of the largest row: what lies below has no direction
 MASKED = -1e4  # what float16 code writes for -inf
 SOUND = {"input_values", "input_features"}  # inputs of which an output may have fewer rows than the mask
 
@@ -37,8 +38,8 @@ class MetricSums:
     norm: float = 0.0
     max_abs: float = 0.0
     rows: int = 0
-    cosine: float = 0.0
-    cosine_min: float = 1.0
+    cosines: list[Tensor] = field(default_factory=list)  # of each row
+    largest: list[Tensor] = field(default_factory=list)  # magnitude of each row on either side
     top1: int = 0
     kl: float = 0.0
     kl_rows: int = 0
@@ -51,8 +52,9 @@ class MetricSums:
             yield "rows", 0
             return
         yield "relative_error", _ratio(self.difference, self.norm)
-        yield "cosine", _share(self.cosine, self.rows)
-        yield "cosine_min", self.cosine_min
+        cosines = self._audible_cosines()
+        yield "cosine", float(cosines.mean())
+        yield "cosine_min", float(cosines.min())
         yield "max_abs", self.max_abs
         if self.logits:
             yield "rows", self.rows
@@ -67,6 +69,13 @@ class MetricSums:
         for what in ("non_finite", "float_non_finite", "only_float_nan"):
             if count := getattr(self, what):
                 yield what, count
+
+    def _audible_cosines(self) -> Tensor:
+        """Return the cosine of each row; 1 where both sides are nothing beside the largest row, as 1e-30 and 0 of a
+        sigmoid are beside 1: the direction of what lies two float32 significands below says nothing.
+        """
+        largest = torch.cat(self.largest)
+        return torch.cat(self.cosines).where(largest > NOTHING * largest.max(), 1.0)
 
 
 def _share(part: float, whole: int) -> float | None:
@@ -173,8 +182,8 @@ def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
     cosine = _cosine(reference, got)
     sums.rows += len(reference)
     sums.max_abs = max(sums.max_abs, float(difference.abs().max()))
-    sums.cosine += float(cosine.sum())
-    sums.cosine_min = min(sums.cosine_min, float(cosine.min()))
+    sums.cosines.append(cosine)
+    sums.largest.append(torch.maximum(reference.abs().amax(1), got.abs().amax(1)).double())
 
 
 def _cosine(reference: Tensor, got: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.nn import functional as F
 
 from .. import kernels
 from ..kernels.ops import bitpack
+from ..kernels.ops.conv2d_int8 import output_size
 from . import masked_attention
 from .layers import paged_attention_node, recurrent_nodes
 from .layers.int8_operands import Target
@@ -177,7 +177,9 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
             shape, dtype = (*x.shape, columns), table.dtype
         else:
             options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
-            shape = F.conv2d(x, codes.to(x.dtype), None, **options, groups=given["groups"]).shape
+            # By its formula: of a convolution that is traced for its shape alone, the file would hold the convolution.
+            sizes = output_size(x.shape[2:], codes.shape[2:], *options.values())
+            shape = (x.shape[0], codes.shape[0], *sizes)
             attributes = {**options, "groups": given["groups"]}
         node = f"{DOMAIN}::{name}"
         return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=dtype, shape=shape, version=1)

@@ -80,7 +80,7 @@ class LayerConverter:
     def _weight_only(self, node: Any) -> Any:
         x, codes, scale, bias = _inputs(node, 4)
         self.num_weight_only += 1
-        self.done.forms["int8 weights, activations in float"] += 1
+        self.done.forms[f"{_bits(codes)} weights, activations in float"] += 1
         return _product(x, row_scaled(stored(codes), stored(scale), x), bias)
 
     def _static(self, node: Any) -> Any:
@@ -107,7 +107,7 @@ class LayerConverter:
 
     def _conv(self, node: Any) -> Any:
         x, codes, scale, bias = _inputs(node, 4)
-        self.done.forms["convolution in float, int8 weights"] += 1
+        self.done.forms[f"convolution in float, {_bits(codes)} weights"] += 1
         return _convolution(node, x, stored(codes), stored(scale), bias)
 
     def _static_conv(self, node: Any) -> Any:
@@ -115,6 +115,10 @@ class LayerConverter:
         self.num_static += 1
         self.done.forms["static int8 convolution"] += 1
         return _convolution(node, _on_grid(x, x_scale), stored(codes), stored(scale), bias)
+
+
+def _bits(codes: Any) -> str:
+    return "fp16" if codes.get_element_type().get_type_name() == "f16" else "int8"
 
 
 def _outputs(rule: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:

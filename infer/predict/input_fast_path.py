@@ -26,19 +26,25 @@ class FastInputs:
         self._multiples = dict(multiples or {})
         self._count = len(specs)
         self._kinds = [(spec.name, spec.torch_dtype, _numpy(spec.torch_dtype)) for spec in specs]
-        self._arrays_only = [(name, kind) for name, _, kind in self._kinds if kind is not None]
+        self._arrays_only = [(name, dtype, kind) for name, dtype, kind in self._kinds if kind is not None]
         self._shapes = [spec.shape for spec in specs]
         self._sizes = dict(sizes)
         self._known: set[tuple[Sequence[int], ...]] = set()
 
     def arrays(self, named: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """Return the inputs as dense arrays, in the order of the specs; None for any that is none or does not fit."""
+        """Return the inputs as dense arrays, in the order of the specs, plain tensors on the CPU as views; None for any
+        other, and where one does not fit.
+        """
         if len(named) != self._count or len(self._arrays_only) != self._count:
             return None
         found, shapes = {}, []
-        for name, kind in self._arrays_only:
+        for name, dtype, kind in self._arrays_only:
             value = named.get(name)
-            if type(value) is not np.ndarray or value.dtype != kind:
+            if type(value) is Tensor:
+                if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
+                    return None
+                value = value.numpy()
+            elif type(value) is not np.ndarray or value.dtype != kind:
                 return None
             shapes.append(value.shape)
             found[name] = value if value.flags.c_contiguous else np.ascontiguousarray(value)

@@ -72,7 +72,10 @@ class CheckedRunner:
         if plain and self._run_arrays is not None and (arrays := self._fitting.arrays(inputs)) is not None:
             with self._lock:
                 self._check_open()
-                return self._run_arrays(arrays)
+                results = self._run_arrays(arrays)
+            if any(type(value) is Tensor for value in inputs.values()):
+                return {name: torch.from_numpy(value) for name, value in results.items()}
+            return results
         if plain and (fitting := self._fitting.tensors(inputs)) is not None:
             outputs = self._run(fitting)
             if any(isinstance(value, Tensor) for value in inputs.values()):

@@ -119,8 +119,11 @@ def test_a_pin_that_names_no_layer_is_refused_with_the_nearest_name() -> None:
 
 def test_a_slow_layer_takes_int8_and_stays_float_if_that_is_slow_too() -> None:
     made = assignment(
-        {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
-    )
+        {
+            ("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("fp16", "second"): 1.3,
+            ("nf4", "third"): 1.0,
+        }
+    )  # fmt: skip
     assert decided(made) == {"first": "int8", "second": "float", "third": "nf4"}
     assert made.reporter.of("first").value == "int8"
     assert "nf4 takes 1.80x of float at" in made.reporter.of("first").why
@@ -136,7 +139,8 @@ def test_a_slow_weight_only_layer_stays_if_the_model_is_faster() -> None:
 
 
 def test_a_slow_int8_layer_stays_float_in_a_fast_model() -> None:
-    assert decided(assignment({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
+    slow = {("int8", "first"): 1.1, ("fp16", "first"): 1.1}
+    assert decided(assignment(slow, quant="int8"))["first"] == "float"
 
 
 def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> None:
@@ -154,7 +158,9 @@ def test_pinned_layers_are_not_timed() -> None:
 
 
 def test_a_model_whose_layers_are_all_slower_is_refused() -> None:
-    slow = {(format, name): 2.0 for format in ("nf4", "int8") for name in ("first", "second", "third")}
+    slow = {
+        (format, name): 2.0 for format in ("nf4", "int8", "fp16") for name in ("first", "second", "third")
+    }
     with pytest.raises(
         GateError, match=r"refused, slower: no layer .* first: nf4 takes 2.00x.*--allow-slower"
     ):
@@ -304,14 +310,14 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     assert 1 <= rounds <= 4
     rose = [f for f in made.reporter.findings if f.what.startswith("rises ")]
     assert rose
-    assert all(f.value in ("int8", "float") and "→" in f.why for f in rose)
+    assert all(f.value in ("int8", "fp16", "float") and "→" in f.why for f in rose)
     assert "cluster:3" in made.now().values()
 
 
 def test_layers_are_not_raised_when_little_of_the_format_would_stay() -> None:
     made = assignment(quant="cluster:2", max_error=1e-4)
     decided(made)
-    assert "of the weights would have to leave cluster:2" in str(assign.raise_formats(made, compared(made)))
+    assert "times the bytes of cluster:2" in str(assign.raise_formats(made, compared(made)))
     assert set(made.now().values()) == {"cluster:2"}
 
 
@@ -587,13 +593,13 @@ def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> Non
 @pytest.mark.parametrize(
     ("quant", "larger"),
     [
-        ("nf4", ["nf4:16", "cluster:6", "int8"]),
-        ("nf4:16", ["cluster:6", "int8"]),
-        ("int4", ["nf4:16", "cluster:6", "int8"]),
-        ("int4:16", ["cluster:6", "int8"]),
-        ("cluster", ["nf4:16", "cluster:6", "int8"]),
-        ("cluster:4", ["nf4:16", "cluster:6", "int8"]),
-        ("int8", []),
+        ("nf4", ["nf4:16", "cluster:6", "int8", "fp16"]),
+        ("nf4:16", ["cluster:6", "int8", "fp16"]),
+        ("int4", ["nf4:16", "cluster:6", "int8", "fp16"]),
+        ("int4:16", ["cluster:6", "int8", "fp16"]),
+        ("cluster", ["nf4:16", "cluster:6", "int8", "fp16"]),
+        ("cluster:4", ["nf4:16", "cluster:6", "int8", "fp16"]),
+        ("int8", ["fp16"]),
     ],
 )
 def test_larger_formats_are_in_order_of_bits(quant: str, larger: list[str]) -> None:

@@ -19,7 +19,7 @@ from infer.errors import SourceError, UsageError
 from infer.plan import Plan
 
 FORMATS = [
-    *("int8", "int8:weight", "nf4", "nf4:16", "int4", "fp4"),
+    *("fp16", "int8", "int8:weight", "nf4", "nf4:16", "int4", "fp4"),
     *("cluster:2", "cluster:3", "cluster", "cluster:6"),
 ]
 TABLES = ["nf4", "int4", "fp4"]
@@ -124,10 +124,21 @@ def test_bits_per_weight_include_scales_and_tables() -> None:
         "cluster:3": 3.4,
         "cluster:6": 6.55,
         "int8": 8.13,
+        "fp16": 16.13,
     }
     for name, bound in bounds.items():
         bits = compress.bits_per_weight(module(name).quantize(weight, None, plan(name)), weight.numel())
         assert bound - 0.5 < bits <= bound, name
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-9, 1.0, 7e4, 3e38])
+def test_fp16_keeps_eleven_bits_in_channels_of_any_magnitude(magnitude: float) -> None:
+    weight = gaussian().clamp(-1, 1)
+    weight[0] *= magnitude
+    got = module("fp16").dequantize(module("fp16").quantize(weight, None, plan("fp16")))
+    assert bool(
+        ((got - weight).abs() <= 2.0**-11 * weight.abs() + 2.0**-24 * weight.abs().amax(1, True)).all()
+    )
 
 
 @pytest.mark.parametrize("make", [gaussian, student])
@@ -268,7 +279,10 @@ def test_calibration_names_the_layer_with_nan_and_requires_data() -> None:
         ),
         ("cluster:5", r"no option of --quant cluster named '5'. Known: 2, 3, 4, 6"),
         ("cluster:8", r"cluster:8 gains nothing over int8"),
-        ("int9", r"no quantizer named 'int9'. Known: cluster, fp4, .*int8, keep, nf4. Did you mean int8\?"),
+        (
+            "int9",
+            r"no quantizer named 'int9'. Known: cluster, fp16, fp4, .*int8, keep, nf4. Did you mean int8\?",
+        ),
     ],
 )
 def test_unknown_names_and_options_list_the_known(name: str, message: str) -> None:

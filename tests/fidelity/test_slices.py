@@ -213,6 +213,16 @@ def test_the_cosine_does_not_depend_on_the_magnitude(size: float) -> None:
     assert values(y, -y)["cosine"] == pytest.approx(-1)
 
 
+def test_rows_of_nothing_have_no_direction() -> None:
+    y = scores(16).sigmoid()
+    y[::2] = 0.0
+    got = y.clone()
+    got[::2] = 1e-30  # as one library rounds a sigmoid that saturates to zero in another
+    assert values(y, got)["cosine"] == pytest.approx(1)
+    got[::2] = 1e-9
+    assert values(y, got)["cosine"] == pytest.approx(0.5)
+
+
 def test_a_rare_flag_that_is_never_raised_is_refused() -> None:
     flag = torch.zeros(256, dtype=torch.bool)
     flag[[3, 70, 90]] = True
@@ -277,8 +287,13 @@ def test_scores_beside_boxes_are_refused_or_kept_finer(tmp_path: Path) -> None:
         batches=(),
         allow_slower=True,
     )
+    pinned = plan.with_(layers={"*": "nf4"})
     with pytest.raises(GateError, match=r"output 'output', axis 1 index 4\.\.11: error relative to its dev"):
-        optimize(plan, tmp_path / "model.infer")
+        optimize(pinned, tmp_path / "pinned.infer")
+    made = optimize(plan, tmp_path / "model.infer").manifest
+    finer = [layer for layer in made.layers if layer.format in ("int8", "fp16")]
+    assert finer
+    assert all("rose nf4 →" in layer.why for layer in finer)
 
 
 def test_one_short_row_is_judged_in_the_units_of_the_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,30 @@ def test_unsupported_convolutions_stay_float_and_are_reported(tmp_path: Path, ki
     assert len(done.in_float) == 3 + (kind == "_weight")  # and the linear layer
     assert nodes["DequantizeLinear"] == 0, "weights would be decoded at every call"
     assert relative_error(got, want) < 0.03
+
+
+class Flattened(nn.Module):
+    """A convolution whose output's size is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Int8Conv(3, 8, "_weight")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        y = self.conv(input)
+        return y.reshape(y.shape[0], 8, y.shape[2] * y.shape[3]).softmax(2)
+
+
+def test_the_size_of_a_convolution_is_read_without_computing_it_again(tmp_path: Path) -> None:
+    made = graph(Flattened(), "input=float32[batch,3,time,16]", torch.randn(2, 3, 20, 16))
+    exporter.export(made, "ort-u8u8", tmp_path / "model.onnx")
+    written = onnx.load(str(tmp_path / "model.onnx"), load_external_data=False)
+    assert [node.op_type for node in written.graph.node].count("Conv") == 1
+    opened = ort_session.open_session(tmp_path / "model.onnx", "cpu")
+    for shape in ((1, 3, 7, 16), (3, 3, 32, 16)):
+        x = torch.randn(shape)
+        got = torch.from_numpy(opened.run(None, {"input": x.numpy()})[0])
+        assert relative_error(got, made.callable()(input=x)[0]) < 1e-5
 
 
 def test_float16_activations_are_widened_around_the_integers(tmp_path: Path) -> None:

@@ -115,6 +115,20 @@ def test_memory_that_runs_out_is_a_resource_error(
             predictor.predict(inputs)
 
 
+def test_tensors_of_any_kind_give_the_outputs_of_their_values(predictor: Predictor) -> None:
+    arrays = rows(4)
+    want = predictor.predict(arrays)["y"]
+    x, bias = (torch.from_numpy(value) for value in arrays.values())
+    kinds = (x.clone().requires_grad_(), torch.nn.Parameter(x), x.t().contiguous().t(), arrays["x"])
+    for kind in kinds:
+        got = predictor.predict({"x": kind, "bias": bias})["y"]
+        assert isinstance(got, torch.Tensor)
+        assert np.array_equal(got.numpy(), want)
+    fast = FastInputs(predictor.inputs, predictor.sizes)
+    assert fast.arrays({"x": x.double(), "bias": bias}) is None
+    assert fast.arrays({"x": x.to("meta"), "bias": bias}) is None
+
+
 def test_only_so_many_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_fast_path, "MOST_SHAPES", 3)
     fast = FastInputs((TensorSpec("x", "float32", ("batch", 2)),), {"batch": (1, 64)})

@@ -11,7 +11,7 @@ from . import budget
 from .assignment import FLOAT, STAGE, Assignment, Decision
 from .format_order import larger_formats
 from .sensitivity import LayerSensitivity
-from .slow_layers import drop_slow
+from .slow_layers import drop_slow, is_timed
 
 
 def decide(assignment: Assignment) -> None:
@@ -26,8 +26,7 @@ def decide(assignment: Assignment) -> None:
     pins = compress.resolve_pins(plan.layers, compress.layer_names(assignment.model))
     assignment.decisions |= {name: Decision(format, "pin", "pinned") for name, format in pins.items()}
     free = assignment.free()
-    # A layer alone has no codes of the source to be timed with; the whole model is timed in its real form.
-    if free and plan.batches and not plan.allow_slower and not compress.carries_codes(plan):
+    if free and is_timed(plan):
         drop_slow(assignment, free)
     if free and assignment.budgeted:
         _budget(assignment, free)

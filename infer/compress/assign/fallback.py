@@ -1,13 +1,14 @@
-"""Fallback after a failed fidelity gate: the most sensitive layers move to int8, or to float.
+"""Fallback after a failed fidelity gate: the most sensitive layers move to int8, to 16 bits, or to float.
 
 How far the sum of effects has to fall follows from how far the gate was missed; the fewest bytes that bring it there
-are a knapsack again. Each round is measured anew by the gate. Rounds are bounded, and so is what may rise: when most of
-a model has left the format that was asked for, refusing it is the honest answer.
+are a knapsack again. Each round is measured anew by the gate. Rounds are bounded, and so are the bytes that may come
+back: when little is left of what the format would save, refusing it is the honest answer. The verdict says what share
+of the weights has which format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ... import compress
 from ...fidelity import excess
@@ -17,11 +18,12 @@ from ...spec import Finding
 from .. import Weight
 from . import budget
 from .assignment import FLOAT, STAGE, Assignment
-from .format_order import fallback_formats
+from .format_order import HALF, fallback_formats
 from .sensitivity import LayerSensitivity
+from .slow_layers import note_slow
 
 MAX_ROUNDS = 4
-MAX_RAISED_SHARE = 0.5  # of the weights
+MOST_BYTES = 2.5  # times those of the format asked for: int8 may take 16 bits, or half of it become float
 MARGIN = 0.8  # of the effect that would just do
 
 
@@ -47,19 +49,24 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
     free = [w for w in assignment.candidates.weights if w.name not in pinned and now[w.name] != FLOAT]
     if not free:
         return "every layer is pinned, or float already"
+    if HALF in fallback_formats(assignment.plan):
+        note_slow(assignment, free, HALF)
     known = _measured_effects(assignment, free, now)
     layers = [known[w.name] for w in free]
     target = sum(layer.effect[now[layer.name]] for layer in layers) / over * MARGIN
-    made = budget.raise_to_target(layers, now, target, [*fallback_formats(assignment.plan), FLOAT])
-    higher = [w for w in free if made.formats[w.name] != now[w.name]]
-    risen = assignment.risen | {w.name for w in higher}
-    count = {w.name: w.tensor.numel() for w in assignment.candidates.weights}
-    share = sum(count[name] for name in risen) / sum(count.values())
-    if not higher:
-        return "no layer can rise any further"
-    if share > MAX_RAISED_SHARE:
-        quant = assignment.plan.quant
-        return f"{share:.0%} of the weights would have to leave {quant}; at most {MAX_RAISED_SHARE:.0%} may"
+    finer = fallback_formats(assignment.plan)
+    for formats in ([*finer, FLOAT], finer):  # float where it needs to be, else the finest that saves bytes
+        made = budget.raise_to_target(layers, now, target, formats)
+        higher = [w for w in free if made.formats[w.name] != now[w.name]]
+        if not higher:
+            return "no layer can rise any further"
+        risen = assignment.risen | {w.name for w in higher}
+        growth = _growth(assignment, risen | {w.name for w in free}, now | made.formats)
+        if growth <= MOST_BYTES:
+            break
+    else:
+        times = f"{growth:.1f} times the bytes of {assignment.plan.quant}"
+        return f"the weights would take {times}; at most {MOST_BYTES:g} times may"
     assignment.risen, assignment.num_rounds = risen, assignment.num_rounds + 1
     unit = assignment.measured.unit if assignment.measured else ""
     for weight in higher:
@@ -68,6 +75,19 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
         assignment.set(weight, new, "sensitivity", f"rose {why}")
         assignment.reporter.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
     return None
+
+
+def _growth(assignment: Assignment, names: Collection[str], formats: Mapping[str, str]) -> float:
+    """Return the bytes of the weights `names` in `formats` over those that they take in the format asked for."""
+    asked = assignment.plan.quant
+    total = wanted = 0
+    for weight in assignment.candidates.weights:
+        if weight.name in names and asked in assignment.candidates.accepted(weight):
+            wanted += assignment.candidates.packing(weight, asked).num_bytes
+            format = formats[weight.name]
+            whole = weight.tensor.numel() * assignment.float_bytes
+            total += whole if format == FLOAT else assignment.candidates.packing(weight, format).num_bytes
+    return total / max(wanted, 1)
 
 
 def _measured_effects(

@@ -5,8 +5,17 @@ from __future__ import annotations
 from ...fidelity.thresholds import precision_class
 from ...plan import Plan
 
+HALF = "fp16"  # the last format before float, of half its bytes
 # Nominal bits. Of formats with equal bits only the one with the least error is a rung.
-NOMINAL_BITS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "nf4:16": 4.6, "cluster:6": 6.3, "int8": 8.0}
+NOMINAL_BITS = {
+    "cluster:2": 2.3,
+    "cluster:3": 3.3,
+    "nf4": 4.25,
+    "nf4:16": 4.6,
+    "cluster:6": 6.3,
+    "int8": 8.0,
+    HALF: 16.0,
+}
 FINE_BITS = 4.65  # of the other formats of 4 bits with a scale for each 16 weights
 CLASS_BITS = {
     "int8": 8.0,
@@ -14,7 +23,7 @@ CLASS_BITS = {
     "3bit": 3.3,
     "2bit": 2.3,
 }  # of other formats, by their precision class
-_FINEST = ("int8", "fp8", "keep")  # formats whose layers become float at once where they lose too much
+_OF_8_BITS = ("int8", "fp8", "keep")  # formats whose layers take 16 bits next where they lose too much
 
 
 def smallest_format(bits: float | None) -> str:
@@ -24,8 +33,10 @@ def smallest_format(bits: float | None) -> str:
 
 def larger_formats(plan: Plan) -> list[str]:
     """List `plan.quant` and the larger formats in order of bits; float, always last, is not included."""
-    if plan.quant_name in _FINEST:
-        return [plan.quant]
+    if plan.quant_name == HALF:
+        return [HALF]
+    if plan.quant_name in _OF_8_BITS:
+        return [plan.quant, HALF]
     known = precision_class(plan.quant, "float32")
     bits = FINE_BITS if (known, plan.quant_option) == ("4bit", "16") else CLASS_BITS.get(known, 4.3)
     bits = NOMINAL_BITS.get(plan.quant, bits)
@@ -34,4 +45,6 @@ def larger_formats(plan: Plan) -> list[str]:
 
 def fallback_formats(plan: Plan) -> list[str]:
     """List the formats before float for a layer that can't stay in `plan.quant`."""
-    return [] if plan.quant_name in _FINEST else ["int8"]
+    if plan.quant_name == HALF:
+        return []
+    return [HALF] if plan.quant_name in _OF_8_BITS else ["int8", HALF]

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ... import compress
 from ...errors import GateError
 from ...latency import WORKLOAD
+from ...plan import Plan
 from ...spec import Finding
 from .. import Weight, is_weight_only
 from ..layer_kinds import is_linear
@@ -56,8 +58,8 @@ class WeightTimings:
 
     def decoded_if_slower(self, weight: Weight, format: str) -> bool:
         """Return whether lowering measures which is faster, the format or decoded weights, for the weight's Linears."""
-        is_timed = any(is_linear(s.layer) and id(s.layer) in self.uses for s in weight.sites)
-        if self.assignment.calibration_set.steps or not is_timed:
+        has_times = any(is_linear(s.layer) and id(s.layer) in self.uses for s in weight.sites)
+        if self.assignment.calibration_set.steps or not has_times:
             return False
         form = self.clock.form(self.assignment.candidates, weight, format)
         return form is not None and form.decoded_if_slower
@@ -79,6 +81,27 @@ class WeightTimings:
             shape[0] for s in weight.sites for shape in self.uses.get(id(s.layer), [{}] * (index + 1))[index]
         }
         return f"at {', '.join(map(str, sorted(rows)))} rows"
+
+
+def is_timed(plan: Plan) -> bool:
+    """Return whether layers are timed: a layer alone has no codes of the source, so that its real form can't be."""
+    return bool(plan.batches) and not plan.allow_slower and not compress.carries_codes(plan)
+
+
+def note_slow(assignment: Assignment, weights: Sequence[Weight], format: str) -> None:
+    """Time a format that layers may take after all, and note in `assignment.slow` those that are slower in it."""
+    weights = [w for w in weights if format in assignment.candidates.accepted(w)]
+    if not is_timed(assignment.plan) or not any(is_linear(s.layer) for w in weights for s in w.sites):
+        return
+    clock = layer_timing.LayerTimer(assignment.plan, assignment.time, floats=assignment.float_layers)
+    timings = WeightTimings(assignment, clock, _layer_calls(assignment, weights))
+    try:
+        for weight in weights:
+            if reason := timings.slowness(weight, format):
+                assignment.slow.setdefault(weight.name, {})[format] = reason
+    finally:
+        clock.close()
+    clock.save()
 
 
 def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:

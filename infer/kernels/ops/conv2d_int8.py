@@ -101,6 +101,17 @@ def _weight_only(
     return F.conv2d(x.float(), weight, added, stride, padding, dilation, groups).to(x.dtype).contiguous()
 
 
+def output_size(
+    image: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Return height and width of a convolution's output; sizes may be symbolic."""
+    return [(image[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
+
+
 def _shape(
     x: Tensor,
     codes: Tensor,
@@ -116,10 +127,7 @@ def _shape(
         x.shape[1] == codes.shape[1] * groups,
         lambda: f"x has {x.shape[1]} channels, codes {codes.shape[1]} in {groups} groups",
     )
-    sizes = [
-        (x.shape[i + 2] + 2 * padding[i] - dilation[i] * (codes.shape[i + 2] - 1) - 1) // stride[i] + 1
-        for i in (0, 1)
-    ]
+    sizes = output_size(x.shape[2:], codes.shape[2:], stride, padding, dilation)
     return x.new_empty((x.shape[0], codes.shape[0], *sizes))
 
 

@@ -72,6 +72,8 @@ class LinearRewriter(Rewriter):
         names = self._names_of(node)
         if not names or "" in names.values():
             return None
+        if kind == WEIGHT and self._tensors[names["codes"]].dtype != torch.int8:  # the 16 bits of fp16
+            return None
         return packed_from(kind, names, self._tensors)
 
     def _step(self, layer: Layer) -> float | None:

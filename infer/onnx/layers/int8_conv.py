@@ -17,6 +17,7 @@ from .int8_operands import (
     Target,
     Weights,
     as_float,
+    bits_of_codes,
     flipped,
     float_type,
     floats,
@@ -62,7 +63,7 @@ def conv(emit: GraphBuilder, target: Target, weights: Weights = "blocks") -> tup
         return restore(y), "convolution in float, int8 weights packed"
     y = emit("Conv", x, _decoded(emit, target, codes, scale, dtype), bias_value, **options)
     return restore(y), "convolution in float, " + (
-        "decoded when built" if target == "trt" else "int8 weights"
+        "decoded when built" if target == "trt" else bits_of_codes(codes)
     )
 
 

@@ -84,6 +84,13 @@ def flipped(codes: np.ndarray) -> np.ndarray:
     return (codes.view(np.uint8) ^ np.uint8(128)).view(other)
 
 
+def bits_of_codes(codes: ir.Value) -> str:
+    """Name weights by what the file holds: `int8 weights`, `fp16 weights`."""
+    import onnx_ir as ir
+
+    return "fp16 weights" if codes.dtype == ir.DataType.FLOAT16 else "int8 weights"
+
+
 def dequantized(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
     """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as int8."""
     array = np.ascontiguousarray(data(codes, emit.node).T)
@@ -101,7 +108,7 @@ def decoded(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtyp
 def folded(
     emit: GraphBuilder, name: str, codes: np.ndarray, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:
-    """Return codes · scale as Cast, Mul: int8 in the file, folded to float once when the session is created.
+    """Return codes · scale as Cast, Mul: codes in the file, folded to float once when the session is created.
 
     A DequantizeLinear of constants is not folded by ONNX Runtime: it would run at every call.
     """

@@ -83,10 +83,12 @@ def quantize(
     form: Form = "token",
     weights: Weights = "blocks",
     ranges: Mapping[str, float] | None = None,
+    format: str = source_weights.INT8,
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
-    Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime.
+    Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime, and so they are
+    with `format` fp16, which has no operators.
 
     With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`); `weights`
     as in `quantized_layers.rewrite`.
@@ -96,10 +98,11 @@ def quantize(
     ranges = ranges or {}
     model = ir.load(str(source))
     graph = model.graph
-    stores_only = model.opset_imports.get("", 0) < OLDEST_OPSET
-    if stores_only and (target == "trt" or ranges):
+    is_old = model.opset_imports.get("", 0) < OLDEST_OPSET
+    if is_old and (target == "trt" or ranges):
         _refuse_opset(model, source)
-    stored = source_weights.find(model)
+    stores_only = is_old or format == source_weights.FP16
+    stored = source_weights.find(model, format)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph) if not stores_only else ():
@@ -119,13 +122,14 @@ def quantize(
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
     kept = {name: value for name, value in graph.initializers.items() if name not in written}
     if count := source_weights.store(graph, stored, kept, target):
-        done.forms[source_weights.FORM] += count
+        done.forms[f"{format} weights"] += count
     coverage = stored.count(graph, written)
     drop_unused(graph)
     if not coverage.quantized_values:
         reasons = "; ".join(f"{kind}: {left.reason}" for kind, left in list(coverage.left.items())[:3])
         raise NotUsableError(
-            f"no weight of this model can be int8 ({reasons or 'it stores none'})", hint="Use --quant none"
+            f"no weight of this model can be {format} ({reasons or 'it stores none'})",
+            hint="Use --quant none",
         )
     model.ir_version = min(model.ir_version, max(IR_VERSION_CAP, 3))
     save(model, path)

@@ -1,7 +1,7 @@
-"""Weights of an ONNX source: found behind constants and transpositions, stored as int8, and counted.
+"""Weights of an ONNX source: found behind constants and transpositions, stored as int8 or fp16, and counted.
 
 A weight that an operator reads only in float (convolutions, recurrent layers, products of two computed shapes) becomes
-codes that ONNX Runtime decodes when the session is created: a quarter on disk, the same speed.
+codes that ONNX Runtime decodes when the session is created: a quarter on disk, or half, at the same speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SMALLEST = 64 * 64  # values below which int8 gains nothing
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution
 AXIS_OPSET = 13  # the first whose DequantizeLinear, as TensorRT wants it, takes a scale per channel
-FORM = "int8 weights"
+INT8, FP16 = "int8", "fp16"
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
@@ -35,6 +35,7 @@ class SourceWeights:
     transposed: dict[str, str] = field(default_factory=dict)  # name of a copy → name of its origin
     reasons: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)  # vectors and biases, which may be written anew
+    format: str = INT8
 
     def count(self, graph: ir.Graph, written: set[str]) -> Coverage:
         """Count quantized and float weights: those without readers were quantized, `written` are new."""
@@ -47,17 +48,17 @@ class SourceWeights:
                     kind, values, size, self.reasons.get(name, f"{kind} reads it in float")
                 )
             else:
-                self.coverage.add_quantized("int8", values, size)
+                self.coverage.add_quantized(self.format, values, size)
         return self.coverage
 
 
-def find(model: ir.Model) -> SourceWeights:
+def find(model: ir.Model, format: str = INT8) -> SourceWeights:
     """Turn every stored float tensor into an initializer that its readers use directly, and list them."""
     from onnx_ir.passes import common
 
     common.LiftConstantsToInitializersPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    stored = SourceWeights()
+    stored = SourceWeights(format=format)
     for name, value in model.graph.initializers.items():
         if value.uses() and (tensor := value.const_value) is not None and tensor.dtype.is_floating_point():
             stored.found[name] = (next(iter(value.uses())).node.op_type, tensor.size, tensor.nbytes)
@@ -104,24 +105,24 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
 
 
 def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value], target: Target) -> int:
-    """Store the eligible `values` as int8 codes; return their number."""
+    """Store the eligible `values` as codes of `stored.format`; return their number."""
     made = 0
     for name, value in values.items():
         if not value.uses():
             continue
         array = weight_of(value)
         origin = stored.transposed.get(name, name)
-        axis, reason = _axis(value, array, graph, target)
+        axis, reason = _axis(value, array, graph, target, stored.format)
         if axis is None or array is None:
             stored.reasons[origin] = reason
         else:
-            _store(graph, value, array, axis, target)
+            _store(graph, value, array, axis, target, stored.format)
             made += 1
     return made
 
 
 def _axis(
-    value: ir.Value, array: np.ndarray | None, graph: ir.Graph, target: Target
+    value: ir.Value, array: np.ndarray | None, graph: ir.Graph, target: Target, format: str
 ) -> tuple[int | None, str]:
     """Return the axis with a scale per channel, or None and the reason why the weight stays float."""
     if value.is_graph_input():
@@ -137,19 +138,19 @@ def _axis(
         return None, f"int8 weights with a scale per channel need opset {AXIS_OPSET}"
     if any(value is output for output in graph.outputs):
         return None, "it is an output of the model"
-    axes = [_axis_of(use.node, use.idx, array) for use in value.uses()]
+    axes = [_axis_of(use.node, use.idx, array, format) for use in value.uses()]
     refused = next((axis for axis in axes if isinstance(axis, str)), None)
     return (None, refused) if refused is not None else (axes[0], "")  # type: ignore[return-value]
 
 
-def _axis_of(node: ir.Node, place: int, array: np.ndarray) -> int | str:
+def _axis_of(node: ir.Node, place: int, array: np.ndarray, format: str) -> int | str:
     """Return the weight axis of the reader's output channels, or the reason when there is none."""
     op, attributes = node.op_type, node.attributes
     if node.domain == "":
         if op == "Conv" and place == 1:
             grouped = attributes.get_int("group", 1) > 1 and array[0].size < FEWEST_PRODUCTS
             few = f"{array[0].size} products for each output; int8 gains from {FEWEST_PRODUCTS} on"
-            return few if grouped else 0
+            return few if grouped and format == INT8 else 0
         if op == "ConvTranspose" and place == 1:
             return 1
         if op in _RECURRENT and place in (1, 2):
@@ -158,16 +159,20 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray) -> int | str:
             return place if not attributes.get_int("transB" if place else "transA", 0) else 1 - place
         if op == "MatMul":
             return array.ndim - 1 if place else array.ndim - 2
-    return f"{op} has no int8 form here"
+        if op == "Gather" and place == 0 and format == FP16 and attributes.get_int("axis", 0) == 0:
+            return 0
+    return f"{op} has no {format} form here"
 
 
-def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, target: Target) -> None:
+def _store(
+    graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, target: Target, format: str
+) -> None:
     """Let the readers of a weight read its decoded codes: a DequantizeLinear for TensorRT, which keeps them packed, and
     operators that ONNX Runtime folds, which runs a DequantizeLinear of constants at every call.
     """
     import onnx_ir as ir
 
-    codes, scale = quantized(array, axis)
+    codes, scale = quantized(array, axis) if format == INT8 else halved(array, axis)
     first = graph[0]
     emit = GraphBuilder(graph, first)
     emit.prefix = str(value.name)
@@ -192,6 +197,14 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     largest = np.abs(array).max(axis=others, keepdims=True)
     scale = np.maximum(largest, 1e-30).astype(np.float32) / np.float32(127)
     return np.rint(array / scale).clip(-127, 127).astype(np.int8), scale
+
+
+def halved(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Quantize to codes float16 in ±1 and a power of two per channel along `axis`, its dimensions kept."""
+    others = tuple(i for i in range(array.ndim) if i != axis)
+    exponent = np.frexp(np.abs(array).max(axis=others, keepdims=True))[1].clip(-126, 127)
+    scale = np.ldexp(np.float32(1), exponent)
+    return (array / scale).astype(np.float16), scale
 
 
 def gather(emit: GraphBuilder, array: np.ndarray) -> ir.Value:
