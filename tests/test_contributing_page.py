@@ -101,7 +101,7 @@ def test_the_example_format_packs_weights_into_four_bits(install: Install, tmp_p
     assert tensors["codes"].shape == (16, 64)
     assert (pow2.dequantize(tensors) - weight).norm() < 0.2 * weight.norm()
     assert precision_class("pow2", "float32") == "4bit"
-    assert larger_formats(Plan(source="", quant="pow2:16")) == ["pow2:16", "cluster:6", "int8"]
+    assert larger_formats(Plan(source="", quant="pow2:16")) == ["pow2:16", "cluster:6", "int8", "fp16"]
     predictor, module, rows = published(tmp_path, backend="eager", quant="pow2", max_error=0.3)
     with predictor, torch.no_grad():
         output = next(iter(predictor.predict({"input": rows}).values()))

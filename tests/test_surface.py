@@ -119,4 +119,5 @@ def _subclasses(cls: type) -> list[type]:
 
 def test_backends_and_quantizers_are_stable() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "openvino", "ort", "trt"]
-    assert plugins.names("infer.compress.formats") == ["cluster", "fp4", "fp8", "int4", "int8", "keep", "nf4"]
+    formats = ["cluster", "fp16", "fp4", "fp8", "int4", "int8", "keep", "nf4"]
+    assert plugins.names("infer.compress.formats") == formats

@@ -15,6 +15,7 @@ from ..kernels.ops.groupwise_codes import SUPER
 from ..load.weights import StoredCodes, WeightReader
 
 _SCALES = ("weight_scale", "scale")
+_FLOATS = {torch.float8_e4m3fn: "float8", torch.float16: "float16"}
 _OTHERS = {
     "codes",
     "table",
@@ -88,8 +89,9 @@ class PackedTensors:
             return StoredCodes.without(
                 self.format, "its columns are scaled by the balance with the activations"
             )
-        if self.reader.dtype(self.names["codes"]) not in (torch.int8, torch.uint8):
-            return StoredCodes.without(self.format, "its codes are float8")
+        codes = self.reader.dtype(self.names["codes"])
+        if codes not in (torch.int8, torch.uint8):
+            return StoredCodes.without(self.format, f"its codes are {_FLOATS.get(codes, codes)}")
         if "row_scale" in self.names:
             if self.shape_of("table") != (1, 16):
                 return StoredCodes.without(self.format, "its tables are not one of 16 values")

@@ -200,7 +200,7 @@ def test_onnx_runtime_refusals_have_a_reason(changes: dict[str, Any], words: str
     assert (words in reason) if words and reason else reason is words
 
 
-def test_an_onnx_source_takes_int8_and_nothing_else(tmp_path: Path) -> None:
+def test_an_onnx_source_takes_int8_and_fp16_and_nothing_else(tmp_path: Path) -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     onnx = pytest.importorskip("onnx")
     empty = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], []))
@@ -208,7 +208,10 @@ def test_an_onnx_source_takes_int8_and_nothing_else(tmp_path: Path) -> None:
     foreign = type(made)(made.inputs, made.outputs, made.samples, made.sizes, onnx=tmp_path / "m.onnx")
     assert ort.refuses(foreign, plan(quant="int8")) is None
     assert ort.refuses(foreign, plan(quant="int8:static")) is None
-    assert "takes --quant int8, int8:static or none, not nf4" in str(ort.refuses(foreign, plan(quant="nf4")))
+    assert ort.refuses(foreign, plan(quant="fp16")) is None
+    assert "takes --quant int8, int8:static, fp16 or none, not nf4" in str(
+        ort.refuses(foreign, plan(quant="nf4"))
+    )
     assert "keeps its own dtype" in str(ort.refuses(foreign, plan(dtype="float16")))
 
 

@@ -14,11 +14,13 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from infer import device  # noqa: E402
+from infer.graph import capture  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx.layers.int8_linear import Form  # noqa: E402
 from infer.onnx.layers.int8_operands import Target  # noqa: E402
 from infer.onnx.layers.quantized_layers import RewriteResult  # noqa: E402
 from infer.onnx.ort import ort_session  # noqa: E402
+from infer.spec import TensorSpec  # noqa: E402
 from tests.support.onnx_models import ORT_TARGETS, Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
 
 
@@ -132,25 +134,34 @@ def test_unsupported_convolutions_stay_float_and_are_reported(tmp_path: Path, ki
     assert relative_error(got, want) < 0.03
 
 
-class Flattened(nn.Module):
-    """A convolution whose output's size is read."""
+class Pyramid(nn.Module):
+    """Convolutions of which a later node reads the size."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = Int8Conv(3, 8, "_weight")
+        self.first, self.second = Int8Conv(3, 8, "_weight", stride=2), Int8Conv(8, 8, "_weight", stride=2)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        y = self.conv(input)
-        return y.reshape(y.shape[0], 8, y.shape[2] * y.shape[3]).softmax(2)
+        large = self.first(input)
+        large = torch.minimum(large, torch.full(large.shape, 0.5))
+        return large + nn.functional.interpolate(self.second(large), size=large.shape[2:])
 
 
 def test_the_size_of_a_convolution_is_read_without_computing_it_again(tmp_path: Path) -> None:
-    made = graph(Flattened(), "input=float32[batch,3,time,16]", torch.randn(2, 3, 20, 16))
+    specs = (TensorSpec.parse("input=float32[batch,3,height,width]"),)
+    sizes = {"batch": (1, 64), "height": (16, 128), "width": (16, 128)}
+    made = capture.capture(
+        Pyramid().eval(),
+        specs,
+        {"input": torch.randn(2, 3, 32, 64)},
+        sizes=sizes,
+        multiples={"height": 16, "width": 16},
+    )
     exporter.export(made, "ort-u8u8", tmp_path / "model.onnx")
     written = onnx.load(str(tmp_path / "model.onnx"), load_external_data=False)
-    assert [node.op_type for node in written.graph.node].count("Conv") == 1
+    assert [node.op_type for node in written.graph.node].count("Conv") == 2
     opened = ort_session.open_session(tmp_path / "model.onnx", "cpu")
-    for shape in ((1, 3, 7, 16), (3, 3, 32, 16)):
+    for shape in ((1, 3, 16, 16), (3, 3, 32, 48)):
         x = torch.randn(shape)
         got = torch.from_numpy(opened.run(None, {"input": x.numpy()})[0])
         assert relative_error(got, made.callable()(input=x)[0]) < 1e-5
