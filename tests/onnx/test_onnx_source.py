@@ -141,24 +141,31 @@ FORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], float, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, name: str) -> None:
-    text, shapes, share, form = FORMS[name]
+def written_form(name: str, path: Path) -> tuple[float, np.ndarray]:
+    """Write a model of `FORMS` with random weights; return the percentage to quantize, and an input."""
+    text, shapes, share, _ = FORMS[name]
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(HEAD + text)
     del model.graph.initializer[:]
     for key, shape in shapes.items():
         values = rng.standard_normal(shape).astype(np.float32) / 8
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, key))
-    onnx.save(model, str(tmp_path / "model.onnx"))
+    onnx.save(model, str(path))
+    spec = model.graph.input[0].type.tensor_type
+    sizes = [d.dim_value or 3 for d in spec.shape.dim]
+    x = rng.integers(0, 100, sizes) if spec.elem_type == 7 else rng.standard_normal(sizes).astype(np.float32)
+    return share, x
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, name: str) -> None:
+    form = FORMS[name][3]
+    share, x = written_form(name, tmp_path / "model.onnx")
     done, coverage = onnx_source.quantize(
         tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8"
     )
     assert form in done.forms
     assert 100 * coverage.share == pytest.approx(share, abs=0.1)
-    spec = model.graph.input[0].type.tensor_type
-    sizes = [d.dim_value or 3 for d in spec.shape.dim]
-    x = rng.integers(0, 100, sizes) if spec.elem_type == 7 else rng.standard_normal(sizes).astype(np.float32)
     [got], [want] = run(tmp_path / "int8" / "model.onnx", x), run(tmp_path / "model.onnx", x)
     assert 0 < np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
     heavy = sum(file.stat().st_size for file in (tmp_path / "int8").iterdir())
@@ -167,23 +174,13 @@ def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, n
 
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_of_every_operator_become_fp16_and_are_counted(tmp_path: Path, name: str) -> None:
-    text, shapes, share, _ = FORMS[name]
-    rng = np.random.default_rng(0)
-    model = onnx.parser.parse_model(HEAD + text)
-    del model.graph.initializer[:]
-    for key, shape in shapes.items():
-        values = rng.standard_normal(shape).astype(np.float32) / 8
-        model.graph.initializer.append(onnx.numpy_helper.from_array(values, key))
-    onnx.save(model, str(tmp_path / "model.onnx"))
+    share, x = written_form(name, tmp_path / "model.onnx")
     path = tmp_path / "fp16" / "model.onnx"
     done, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, "ort-u8u8", format="fp16")
     assert set(done.forms) == {"fp16 weights"}
     assert set(coverage.formats) == {"fp16"}
     assert 100 * coverage.share == pytest.approx(share, abs=0.1)
     assert not {"DequantizeLinear", "Cast", "Mul"} & set(ort_session.count_executed_ops(path, "cpu"))
-    spec = model.graph.input[0].type.tensor_type
-    sizes = [d.dim_value or 3 for d in spec.shape.dim]
-    x = rng.integers(0, 100, sizes) if spec.elem_type == 7 else rng.standard_normal(sizes).astype(np.float32)
     [got], [want] = run(path, x), run(tmp_path / "model.onnx", x)
     assert 0 < np.linalg.norm(got - want) / np.linalg.norm(want) < 5e-4
 

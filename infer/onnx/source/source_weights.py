@@ -200,7 +200,7 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def halved(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize to codes float16 in ±1 and a power of two per channel along `axis`, its dimensions kept."""
+    """Quantize to codes float16 in ±2 and a power of two per channel along `axis`, its dimensions kept."""
     others = tuple(i for i in range(array.ndim) if i != axis)
     exponent = np.frexp(np.abs(array).max(axis=others, keepdims=True))[1].clip(-126, 127)
     scale = np.ldexp(np.float32(1), exponent)
