@@ -6,14 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+from backends import ort  # noqa: E402
 from infer.errors import NotUsableError, SourceError  # noqa: E402
+from infer.graph.program import Graph  # noqa: E402
 from infer.onnx.ort import ort_session  # noqa: E402
 from infer.onnx.source import onnx_source  # noqa: E402
+from infer.plan import Plan  # noqa: E402
+from infer.spec import TensorSpec  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 agraph (float[batch, 64] x) => (float[batch, 32] y, float[batch, 8] z)
@@ -223,3 +228,21 @@ def test_stored_weights_are_decoded_once_and_not_at_every_call(tmp_path: Path, o
     if opset == 9:
         with pytest.raises(NotUsableError, match="integer products need an ONNX source of opset 11 or above"):
             onnx_source.quantize(tmp_path / "model.onnx", path, "trt")
+
+
+def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Path) -> None:
+    _, x = written_form("conv", tmp_path / "model.onnx")
+    specs = TensorSpec("x", "float32", ("batch", 16, 9, 9)), TensorSpec("y", "float32", ("batch", 32, 9, 9))
+    source = Graph((specs[0],), (specs[1],), {"x": torch.from_numpy(x)}, onnx=tmp_path / "model.onnx")
+    plan = Plan(source="model.onnx", backend="ort", quant="int8", dtype="float32")
+    lossy = ort.lower(source, plan, tmp_path / "int8")
+    assert next(iter(lossy.more_exact.items())) == ("weights", "fp16")
+    finer = ort.lower(source, plan.with_(backend_options={"weights": "fp16"}), tmp_path / "fp16")
+    assert not finer.more_exact
+    assert "are fp16" in finer.quantized
+    [want] = run(tmp_path / "model.onnx", x)
+    errors = [
+        np.linalg.norm(run(tmp_path / name / "compiled" / "model.onnx", x)[0] - want)
+        for name in ("int8", "fp16")
+    ]
+    assert 0 < errors[1] < errors[0] / 10

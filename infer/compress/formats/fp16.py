@@ -51,7 +51,13 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
     """Quantize float [N, …] → codes float16 [N, …] in ±2, weight_scale float32 [N], powers of two."""
+    codes, scale = halved(weight)
+    return {"codes": codes, "weight_scale": scale}
+
+
+def halved(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes float16 [N, …] in ±2 and powers of two float32 [N] whose product is a weight [N, …], rounded."""
     rows = weight.float().reshape(weight.shape[0], -1)
     exponent = torch.frexp(rows.abs().amax(1)).exponent.clamp(*EXPONENTS)
     scale = torch.ldexp(torch.ones(len(rows)), exponent)
-    return {"codes": (rows / scale[:, None]).half().reshape(weight.shape), "weight_scale": scale}
+    return (rows / scale[:, None]).half().reshape(weight.shape), scale

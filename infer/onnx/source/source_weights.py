@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ...compress import Coverage
+from ...compress.formats import fp16
 from ..graph_builder import GraphBuilder
 from ..layers.int8_operands import Target, folded
 
@@ -201,10 +203,9 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 def halved(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Quantize to codes float16 in ±2 and a power of two per channel along `axis`, its dimensions kept."""
-    others = tuple(i for i in range(array.ndim) if i != axis)
-    exponent = np.frexp(np.abs(array).max(axis=others, keepdims=True))[1].clip(-126, 127)
-    scale = np.ldexp(np.float32(1), exponent)
-    return (array / scale).astype(np.float16), scale
+    codes, scale = fp16.halved(torch.from_numpy(np.moveaxis(array, axis, 0).copy()))
+    shape = [-1 if i == axis else 1 for i in range(array.ndim)]
+    return np.ascontiguousarray(np.moveaxis(codes.numpy(), 0, axis)), scale.numpy().reshape(shape)
 
 
 def gather(emit: GraphBuilder, array: np.ndarray) -> ir.Value:
