@@ -169,9 +169,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     settings = _settings(plan)
     if settings != ort_session.USUAL:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
-    is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
-    nodes = ort_session.count_executed_ops(path, plan.device, is_dynamic=is_dynamic, settings=settings)
+    nodes = ort_session.count_executed_ops(path, plan.device, settings=settings)
     seconds = time.perf_counter() - start
     findings = [
         _finding("opset", onnx_source.opset(path)),

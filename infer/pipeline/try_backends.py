@@ -210,8 +210,9 @@ class Trials:
                 f"{named} can't run this model{quantized}: {reason}",
                 hint="" if "use --backend" in reason else f"Use --backend {able[0]}",
             )
+        failed = [one for one in self.refused if self._refusal(one.name, self.plan.quant) is None]
         for name in sorted(plugins.names("backends"), key=lambda one: one != "ort"):
-            if why := self._format_refused(name):
+            if not failed and (why := self._format_refused(name)):
                 another = f" with --backend {name}" if named not in ("auto", name) else ""
                 return UsageError(
                     f"no backend has a form of {self.plan.quant} for this model; {name}: {why}",
@@ -220,8 +221,8 @@ class Trials:
                     if "--quant none" in why
                     else f"--quant none{another} keeps the weights as they are",
                 )
-        here = [one for one in self.refused if plugins.why_not("backends", one.name) is None]
-        nearest = (here or self.refused)[-1]
+        here = [one for one in self.refused if plugins.why_not("backends", one.name.split()[0]) is None]
+        nearest = (failed or here or self.refused)[-1]
         others = ", ".join(one.name for one in self.refused if one is not nearest)
         said = "'infer doctor' says what is here"
         hint = f"{others} can't either: {said}" if others else said
@@ -231,10 +232,15 @@ class Trials:
         """Return why a backend refuses the format, where it takes the model unquantized."""
         if self.plan.quant == "none" or plugins.why_not("backends", name) is not None:
             return None
-        backend, plan = plugins.get("backends", name), self.plan.with_(backend=name)
-        refused = encoder_decoder_graphs.refusal(backend, self.original, plan)
-        plain = encoder_decoder_graphs.refusal(backend, self.original, plan.with_(quant="none"))
-        return refused if plain is None else None
+        return self._refusal(name, self.plan.quant) if self._refusal(name, "none") is None else None
+
+    def _refusal(self, label: str, quant: str) -> str | None:
+        """Return why a backend, which `label` begins with, does not try the model at all."""
+        name = label.split()[0]
+        plan = self.plan.with_(backend=name, quant=quant)
+        return plugins.why_not("backends", name) or encoder_decoder_graphs.refusal(
+            plugins.get("backends", name), self.original, plan
+        )
 
     def names(self) -> set[str]:
         """Return the backends that were tried or refused."""

@@ -12,7 +12,7 @@ from ..errors import InputError
 def is_raw(inputs: Any) -> bool:
     """Return true for a text, pair, file or Pillow image, or a list of these; arrays and their mappings are not."""
     if isinstance(inputs, dict):
-        of_image = set(inputs) == {"image", "text"} and isinstance(inputs["text"], str)
+        of_image = isinstance(inputs.get("text"), str) and set(inputs) == {"image", "text"}
         return isinstance(inputs.get("question"), str) or "candidate_labels" in inputs or of_image
     if isinstance(inputs, list):
         return bool(inputs) and is_raw(inputs[0])

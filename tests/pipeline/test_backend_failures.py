@@ -54,6 +54,22 @@ def test_auto_goes_on_to_the_next_backend_after_any_exception(
     assert made.report.plan.backend == "eager"
 
 
+def test_a_failure_is_not_hidden_behind_a_backend_without_the_format(
+    linear: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "eager", "ort")
+    eager = plugins.get("backends", "eager")
+    monkeypatch.setattr(
+        eager, "refuses", lambda graph, plan: None if plan.quant == "none" else "none here", raising=False
+    )
+    failing(monkeypatch, "ort", "lower", ValueError("Cannot view a tensor"))
+    torch.save(nn.Sequential(nn.Linear(128, 128)), linear.source)
+    torch.save({"input": torch.randn(8, 128)}, str(linear.data))
+    plan = linear.with_(quant="int8", inputs=("input=float32[batch,128]",))
+    with pytest.raises(NotUsableError, match="ort could not lower this model: ValueError: Cannot view"):
+        stages.optimize(plan, tmp_path / "out")
+
+
 def test_a_failing_requested_backend_exits_with_5_and_a_hint(
     linear: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,14 +65,10 @@ def open_session(
     device: str,
     *,
     threads: int | None = None,
-    is_dynamic: bool = True,
     optimized: Path | None = None,
     settings: SessionSettings = USUAL,
 ) -> onnxruntime.InferenceSession:
-    """Open a session; `optimized` receives the graph that runs.
-
-    Memory plans are kept for each input shape, so with symbolic sizes they are switched off.
-    """
+    """Open a session; `optimized` receives the graph that runs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -82,7 +78,6 @@ def open_session(
     options.graph_optimization_level = dict(zip(LEVELS, levels, strict=True))[settings.optimization]
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = not is_dynamic
     if settings.spinning:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     else:
@@ -180,15 +175,13 @@ def is_damaged(error: NotUsableError) -> bool:
     return cause is not None and type(cause).__name__ not in ("NotImplemented", "EPFail")
 
 
-def count_executed_ops(
-    path: Path, device: str, *, is_dynamic: bool = True, settings: SessionSettings = USUAL
-) -> Counter[str]:
+def count_executed_ops(path: Path, device: str, *, settings: SessionSettings = USUAL) -> Counter[str]:
     """Count the operators of the graph that ONNX Runtime runs after its fusions."""
     import onnx
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         optimized = Path(folder) / "model.onnx"
-        open_session(path, device, is_dynamic=is_dynamic, optimized=optimized, settings=settings)
+        open_session(path, device, optimized=optimized, settings=settings)
         model = onnx.load(str(optimized), load_external_data=False)
     return Counter(node.op_type for node in model.graph.node)
 
@@ -206,8 +199,7 @@ class OrtRunner:
         settings: SessionSettings = USUAL,
     ) -> None:
         self.inputs, self.outputs, self.device = inputs, outputs, device
-        is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-        self._session: Any = open_session(path, device, is_dynamic=is_dynamic, settings=settings)
+        self._session: Any = open_session(path, device, settings=settings)
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in self._session.get_outputs()]

@@ -47,7 +47,7 @@ def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]], copy: An
         for name in sorted(wanted - given):
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
         onnx.save(model, str(path))
-        opened: Any = ort_session.open_session(path, "cpu", is_dynamic=True)
+        opened: Any = ort_session.open_session(path, "cpu")
         try:
             return _largest(opened, batches, wanted)
         except ort_session.runtime_errors() as error:
