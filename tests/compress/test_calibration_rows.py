@@ -13,6 +13,7 @@ from infer.compress.assign.calibration_rows import (
     more_batches,
     real_lengths,
 )
+from infer.compress.calibration.input_statistics import calibrate
 
 WIDTH, TOKENS = 64, 16
 
@@ -30,6 +31,10 @@ def texts(count: int) -> dict[str, Tensor]:
     lengths = torch.arange(count) % TOKENS + 1
     mask = (torch.arange(TOKENS) < lengths[:, None]).long()
     return {"input_ids": torch.arange(count)[:, None].expand(-1, TOKENS) % 96 * mask, "attention_mask": mask}
+
+
+def test_a_model_that_is_one_layer_runs_and_has_no_layers_to_calibrate() -> None:
+    assert calibrate(nn.Linear(4, 4), [{"input": torch.ones(2, 4)}]) == {}
 
 
 def test_lengths_count_up_to_the_last_real_token() -> None:

@@ -34,7 +34,7 @@ def calibrate(
     outputs: Sequence[str] | None = None,
     task: str = "",
 ) -> dict[str, LayerStats]:
-    """Run `model` on each batch (by keyword) and return the statistics of every layer with a product, by name.
+    """Run `model` on each batch (by keyword) and return the statistics of every layer in it with a product, by name.
 
     `hessian` adds what error feedback needs; with the names of the model's `outputs`, weighed by the gradients of what
     they mean in `task`, of embeddings too (`output_gradients`). Tokens that an input `attention_mask` hides don't
@@ -43,7 +43,7 @@ def calibrate(
     """
     batches = list(batches)
     stats: dict[str, LayerStats] = {}
-    layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)]
+    layers = [(n, m) for n, m in model.named_modules() if n and is_layer(m) and not is_looked_up(m)]
     widest = hessian_width([m for _, m in layers]) if hessian else 0
     width = widest if outputs is None else 0
     mask: list[Tensor | None] = [None]
