@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from infer import device as hardware
+from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph
@@ -22,6 +23,7 @@ from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.layers import table_layers
 from infer.onnx.source import onnx_source
+from infer.onnx.source.source_weights import OPTION, WEIGHTS
 from infer.openvino import library
 from infer.openvino.openvino_layers import LayerConverter
 from infer.openvino.openvino_model import (
@@ -41,6 +43,7 @@ PORTABLE = True
 STEPS = False
 MODEL = Path("compiled") / "model.xml"
 SETTINGS = Path("compiled") / "openvino.json"
+OPTIONS = {OPTION: WEIGHTS}
 _NEEDS = {"openvino": "openvino", "onnx": "onnx", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 
 
@@ -53,7 +56,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    """Refuse GPUs, steps of language models, bfloat16 without units for it, and quantization of an ONNX source."""
+    """Refuse GPUs, steps of language models, bfloat16 without units for it, and formats that no ONNX source takes."""
     if not plan.device.startswith("cpu"):
         return f"OpenVINO runs on CPUs only here, not on {plan.device}"
     if any(spec.name in ("state_cache", "kv_cache") for spec in graph.inputs):
@@ -64,14 +67,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"
     if plan.quant == "int8:static" and not hardware.has_vnni():
         return "int8 products saturate on a CPU without VNNI and give wrong sums; use --quant int8"
-    if graph.onnx is None:
-        return None
-    if plan.quant != "none":
-        has_form = "; use --backend ort" if plan.quant in ("int8", "int8:static") else ""
-        return f"an ONNX source takes --quant none here, not {plan.quant}{has_form}"
-    if plan.dtype not in ("float32", "auto"):
-        return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
-    return None
+    return None if graph.onnx is None else onnx_source.refusal(graph, plan)
 
 
 def searched_dtypes() -> tuple[str, ...]:
@@ -92,19 +88,23 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.xml, its weights and its settings; the findings list the layers that OpenVINO runs."""
-    path, layers = folder / MODEL, LayerConverter()
+    path, layers, coverage = folder / MODEL, LayerConverter(), None
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         source = Path(work) / "model.onnx"
         if graph.onnx is None:
             exporter.save(exporter.to_ir(graph, "ort-u8s8"), source)
-        else:
+        elif plan.quant == "none":
             onnx_source.copy(graph.onnx, source)
+        else:  # activations stay float: what an artifact multiplies is the same with and without VNNI
+            format = onnx_source.weight_format(plan)
+            _, coverage = onnx_source.quantize(graph.onnx, source, "ort-u8s8", weights="float", format=format)
+            enforce(coverage, plan)
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
-    settings = NumericSettings(precision, layers.group, layers.num_static > 0)
+    settings = NumericSettings(precision, layers.group, layers.num_static > 0, coverage is not None)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
     if graph.onnx is not None:  # a stranger's graph, which no exporter of torch has seen
         require_compilable(path, settings)
@@ -124,7 +124,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     ]
     if layers.columns or layers.groups:
         findings.append(_group_finding(layers))
-    return Lowered(findings)
+    if coverage is None:
+        return Lowered(findings)
+    return Lowered([*findings, *coverage.findings()], coverage.verdict(), onnx_source.more_exact(plan))
 
 
 def open(folder: Path, device: str) -> OpenvinoRunner:

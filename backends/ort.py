@@ -29,7 +29,7 @@ from infer.onnx.layers.quantized_layers import RewriteResult
 from infer.onnx.ort import int8_signedness, integer_or_float, ort_session, ort_step_runner
 from infer.onnx.ort.integer_or_float import FLOAT, PRODUCTS
 from infer.onnx.source import onnx_source
-from infer.onnx.source.source_weights import FP16, INT8
+from infer.onnx.source.source_weights import FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
 from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
@@ -41,7 +41,6 @@ STEPS = True
 MODEL = Path("compiled") / "model.onnx"
 ROWS = 8  # of a call that calibrates
 SETTINGS = Path("compiled") / "session.json"
-WEIGHTS = "weights"
 OPTIONS = {
     "spinning": BackendOption(
         "threads wait for work in a loop: off spares CPU time, and latency where other work has the cores",
@@ -56,9 +55,8 @@ OPTIONS = {
         "int8 and table layers compute with integers or with weights decoded once, as is faster; float always decodes",
         ("faster", FLOAT),
     ),
-    WEIGHTS: BackendOption("format that --quant int8 gives the weights of an ONNX file", (INT8, FP16)),
+    OPTION: WEIGHTS,
 }
-FORMATS = (INT8, "int8:static", FP16)  # of an ONNX source
 CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
@@ -93,15 +91,11 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "ONNX Runtime has no bfloat16 kernels for CPU; use --dtype fp32"
     elif not plan.device.startswith("cpu"):
         return f"ONNX Runtime does not run on {plan.device} here"
-    if graph.onnx is None:
-        return None
-    if plan.quant not in ("none", *FORMATS):
-        return f"an ONNX source takes --quant {', '.join(FORMATS)} or none, not {plan.quant}: its layers are lowered"
-    if plan.quant != "none" and (nodes := onnx_source.already_quantized(graph.onnx)):
-        return f"the model is quantized already ({nodes}): --quant none keeps it as it is"
-    if plan.dtype not in ("float32", "auto"):
-        return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
-    return None
+    return (
+        None
+        if graph.onnx is None
+        else onnx_source.refusal(graph, plan, (*onnx_source.FORMATS, "int8:static"))
+    )
 
 
 def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
@@ -152,7 +146,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         )
     elif plan.quant != "none":
         source, is_static = graph.onnx, plan.quant_option == "static"
-        format = plan.backend_options.get(WEIGHTS, plan.quant_name)
+        format = onnx_source.weight_format(plan)
         ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
         (done, coverage), chosen = integer_or_float.choose(
             graph,
@@ -181,9 +175,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, target),
         *chosen,
     ]
-    more_exact = {WEIGHTS: FP16} if graph.onnx is not None and plan.quant == INT8 else {}
-    more_exact |= {PRODUCTS: FLOAT} if done.integers else {}
-    more_exact = {option: value for option, value in more_exact.items() if option not in plan.backend_options}
+    more_exact = () if graph.onnx is None else onnx_source.more_exact(plan)
+    if done.integers and PRODUCTS not in plan.backend_options:
+        more_exact += ((PRODUCTS, FLOAT),)
     return Lowered(findings, "" if coverage is None else coverage.verdict(), more_exact)
 
 

@@ -94,12 +94,13 @@ class Lowered(msgspec.Struct, frozen=True):
     """Result of lowering a graph.
 
     `quantized` is for backends that quantize an ONNX source themselves: the share of its weights, as the verdict says
-    it. `more_exact`: options of the backend with which the quantized layers of this graph would lose less.
+    it. `more_exact`: options of the backend, with their values, with which the quantized layers of this graph would
+    lose less, the most exact first.
     """
 
     findings: list[Finding]
     quantized: str = ""
-    more_exact: dict[str, str] = {}
+    more_exact: tuple[tuple[str, str], ...] = ()
 
 
 class LayerForm(msgspec.Struct, frozen=True):

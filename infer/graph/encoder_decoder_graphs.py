@@ -27,7 +27,9 @@ def lower(backend: Any, graph: Graph, plan: Plan, folder: Path) -> Lowered:
         return done
     encoder: Lowered = backend.lower(graph.encoder, plan, folder / ENCODER)
     named = [msgspec.structs.replace(found, what=f"encoder {found.what}") for found in encoder.findings]
-    return Lowered([*done.findings, *named], done.quantized, done.more_exact | encoder.more_exact)
+    return Lowered(
+        [*done.findings, *named], done.quantized, tuple(dict.fromkeys(done.more_exact + encoder.more_exact))
+    )
 
 
 def refusal(backend: Any, graph: Graph, plan: Plan) -> str | None:

@@ -43,6 +43,9 @@ class LoadedModel:
     )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     onnx: Path | None = None
+    operator_seconds: Mapping[str, float] | None = (
+        None  # of a call of an ONNX file, by type; None: not measured yet
+    )
     weight_bytes: int | None = None  # as the source stores them, where it has them on disk
     stored_as: str = (
         ""  # "gptq", "Q4_K 80 %, Q6_K 20 %": what the source is quantized to; empty for a float one

@@ -44,6 +44,7 @@ class NumericSettings(msgspec.Struct, frozen=True):
     )
     group: int = 0  # columns of an activation that share an int8 scale; 0: activations stay float
     vnni: bool = False  # the model multiplies int8 by int8, which saturates without VNNI
+    decoded: bool = False  # weights become float when the model is opened, not at each call
 
     def properties(self) -> dict[str, Any]:
         """Return the properties for `compile_model`, with as many threads as torch has now."""
@@ -86,8 +87,16 @@ def _core_of_process(pid: int) -> Any:
 
 def compiled(model: Any, settings: NumericSettings) -> Any:
     """Compile a model, or the file of one; raise `NotUsableError` when the CPU plugin refuses it."""
+    core = _core_of_process(os.getpid())
     try:
-        return _core_of_process(os.getpid()).compile_model(model, "CPU", settings.properties())
+        if settings.decoded:
+            from openvino import passes
+
+            model = core.read_model(model)
+            folding = passes.Manager()
+            folding.register_pass(passes.ConstantFolding())
+            folding.run_passes(model)
+        return core.compile_model(model, "CPU", settings.properties())
     except RuntimeError as error:
         raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
 

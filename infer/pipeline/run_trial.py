@@ -40,9 +40,8 @@ from .trial import Trial
 CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 TOGETHER = 8  # rows in one call of a comparison, which is made once at least
-INVENTED_SECONDS = (
-    4.0  # of the original on rows of ours, where nothing is rounded: more of them say nothing new
-)
+# Of the original on rows of ours: more of them say nothing new where nothing is rounded, and little where formats are.
+INVENTED_SECONDS, INVENTED_FORMAT_SECONDS = 4.0, 12.0
 INVENTED_TOKENS = 4096  # of texts of ours: a change of perplexity by one percent is five standard errors
 
 
@@ -194,7 +193,7 @@ def _compare(
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
-    sizes = _at_sizes(reference, runner, graph, usual, comparison, most)
+    sizes = _at_sizes(plan, reference, runner, graph, usual, comparison, most)
     carried = _carried(reference, runner, graph, usual, comparison)
     values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
     metrics = [*wrong, *comparison.metrics(), *sizes, *carried, *values]
@@ -203,17 +202,16 @@ def _compare(
 
 def _most_rows(plan: Plan, floats: FloatReferences, original: Graph) -> int:
     """Return how many rows are compared: `MAX_ROWS`; of rows of ours fewer where more say nothing new: as many as hold
-    `INVENTED_TOKENS`, and of a slow model on which no format is to be judged those that fit `INVENTED_SECONDS`.
+    `INVENTED_TOKENS`, and of a slow model those that fit `INVENTED_SECONDS`, or those of formats.
     """
     if plan.data not in INVENTED:
         return MAX_ROWS
     if original.task == "text-generation":
         tokens = max(int(original.samples[s.name].shape[-1]) for s in original.inputs if s.shape)
         fitting = max(INVENTED_TOKENS // max(tokens, 1), 1)
-    elif plan.changes_numbers:
-        return MAX_ROWS
     else:
-        fitting = int(INVENTED_SECONDS / max(floats.row_seconds, 1e-9))
+        seconds = INVENTED_FORMAT_SECONDS if plan.changes_numbers else INVENTED_SECONDS
+        fitting = int(seconds / max(floats.row_seconds, 1e-9))
     return max(min(fitting, MAX_ROWS) // TOGETHER, 1) * TOGETHER
 
 
@@ -253,6 +251,7 @@ def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> l
 
 
 def _at_sizes(
+    plan: Plan,
     reference: RememberedOutputs,
     runner: Any,
     graph: Graph,
@@ -268,7 +267,10 @@ def _at_sizes(
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     one_size = graph.module is not None or graph.task == "text-generation"
-    least = 1 if one_size or most < MAX_ROWS else batch_sizes.ROWS
+    few = one_size or (
+        most < MAX_ROWS and not plan.changes_numbers
+    )  # a format's error on one row says little
+    least = 1 if few else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)
 

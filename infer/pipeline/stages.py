@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from .. import carried_state, paths, rows
 from .. import load as sources
 from ..artifact import store
 from ..compress import assign
+from ..errors import NotUsableError
 from ..graph import storage
 from ..graph.agreement import require_comparable
 from ..graph.program import Graph
@@ -82,21 +83,64 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     refuse_backend(run.plan)
     prepare_kernels(run.plan, reporter)
     with store.stage(output, replace=replace) as folder, limited_calls():
-        loaded, run = load(run, reporter)
-        original = capture_original(run.plan, loaded, reporter)
-        run = within_sizes(run, original.graph)
-        assignment = make_assignment(run.plan, original, reporter)
-        assign.decide(assignment)
-        floats = float_forms(original, folder / "trials" / "float")
-        run = within_seconds(run, floats, reporter)
-        float32_only = half_precision.why_not(run, original)
-        half = float32_only is None
-        small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
-        run, best = half_precision.chosen_dtype(run, selected, float32_only), selected.trial
-        enforce(run.plan, selected, original, small, stuck, floats)
-        ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
+        made = in_best_form(run, folder, reporter)
+        best = made.selected.trial
+        enforce(made.run.plan, made.selected, made.original, made.small, made.stuck, made.floats)
+        ceiling = roofline.probe(made.original.graph, best.reads, made.run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
-        return publish(run, original, small, selected, ceiling, folder, output, reporter)
+        return publish(made.run, made.original, made.small, made.selected, ceiling, folder, output, reporter)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Result of a run on one form of its source, before the gates; `stuck`: see `search`."""
+
+    run: Resolved
+    original: Original
+    small: Compressed
+    selected: Selected
+    stuck: str
+    floats: FloatReferences
+
+
+def in_best_form(run: Resolved, folder: Path, reporter: Reporter) -> Made:
+    """Make the form of the source that is tried first; where a gate will refuse it, an ONNX file's other one."""
+    form: onnx_form.Form | None = None
+    while True:
+        attempt = reporter.attempt()
+        loaded, resolved = load(run, attempt, form=form)
+        try:
+            made = make(resolved, loaded, folder, attempt)
+        except NotUsableError:
+            form = onnx_form.other(resolved.plan, loaded, unfaithful=True)
+            if form is None:
+                raise
+        else:
+            best, plan = made.selected.trial, made.run.plan
+            unfaithful = best.unfaithful(plan) is not None
+            refused = unfaithful or best.failure(plan) is not None
+            form = onnx_form.other(plan, loaded, unfaithful=unfaithful) if refused else None
+            if form is None:
+                reporter.keep(attempt)
+                return made
+            best.close()
+        for place in folder.iterdir():
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def make(run: Resolved, loaded: sources.LoadedModel, folder: Path, reporter: Reporter) -> Made:
+    """Capture the original, compress it, and lower, compare, time and choose its trials."""
+    original = capture_original(run.plan, loaded, reporter)
+    run = within_sizes(run, original.graph)
+    assignment = make_assignment(run.plan, original, reporter)
+    assign.decide(assignment)
+    floats = float_forms(original, folder / "trials" / "float")
+    run = within_seconds(run, floats, reporter)
+    float32_only = half_precision.why_not(run, original)
+    half = float32_only is None
+    small, selected, stuck = search(run.plan, original, assignment, folder, reporter, floats, half=half)
+    run = half_precision.chosen_dtype(run, selected, float32_only)
+    return Made(run, original, small, selected, stuck, floats)
 
 
 def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
@@ -107,11 +151,16 @@ def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
 
 
 def load(
-    run: Resolved, reporter: Reporter | None = None, *, calibrates: bool | None = None
+    run: Resolved,
+    reporter: Reporter | None = None,
+    *,
+    calibrates: bool | None = None,
+    form: onnx_form.Form | None = None,
 ) -> tuple[sources.LoadedModel, Resolved]:
     """Open the source, load its weights, and resolve the options that depend on the task.
 
-    `calibrates`: whether rows of the samples are split off for calibration; None: where the plan quantizes.
+    `calibrates`: whether rows of the samples are split off for calibration; None: where the plan quantizes. `form`: of
+    an ONNX file, the first of `onnx_form.forms` by default.
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
@@ -125,7 +174,7 @@ def load(
         reporter.found(found)
     origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
     reporter.found([*loaded.findings, *origin])
-    onnx_form.choose(run.plan, loaded, reporter)
+    onnx_form.choose(run.plan, loaded, reporter, form)
     if loaded.module is not None:
         reporter.found(sources.fill(loaded))
     return loaded, run

@@ -71,7 +71,7 @@ class Trial:
     findings: list[Finding] = field(default_factory=list)
     steps: list[StepBreakdown] = field(default_factory=list)  # of a language model, by batch size
     quantized: str = ""  # see `Lowered`
-    more_exact: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # see `Lowered`
+    more_exact: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)  # see `Lowered`
     runner: Any = None
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate

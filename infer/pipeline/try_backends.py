@@ -179,7 +179,7 @@ class Trials:
         quantized layers, else its optimizations, except of quantized torch models, whose formats change answers too.
         """
         if not isinstance(outcome, Exception) and outcome.more_exact:
-            yield from outcome.more_exact.items()
+            yield from outcome.more_exact
             return
         option, values = getattr(plugins.get("backends", plan.backend), "CAUTIOUS", ("", ()))
         if values and (plan.quant == "none" or self.original.onnx is not None):

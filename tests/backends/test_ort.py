@@ -209,7 +209,7 @@ def test_an_onnx_source_takes_int8_and_fp16_and_nothing_else(tmp_path: Path) -> 
     assert ort.refuses(foreign, plan(quant="int8")) is None
     assert ort.refuses(foreign, plan(quant="int8:static")) is None
     assert ort.refuses(foreign, plan(quant="fp16")) is None
-    assert "takes --quant int8, int8:static, fp16 or none, not nf4" in str(
+    assert "takes --quant int8, int8:weight, fp16, int8:static or none, not nf4" in str(
         ort.refuses(foreign, plan(quant="nf4"))
     )
     assert "keeps its own dtype" in str(ort.refuses(foreign, plan(dtype="float16")))

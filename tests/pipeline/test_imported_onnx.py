@@ -11,9 +11,11 @@ import pytest
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from infer import Plan, Predictor, optimize  # noqa: E402
+from infer import Plan, Predictor, device, optimize  # noqa: E402
 from infer.errors import GateError, NotUsableError  # noqa: E402
 from infer.load import onnx_program  # noqa: E402
+from infer.onnx.source import source_weights  # noqa: E402
+from infer.pipeline import onnx_form, resolve_plan, stages  # noqa: E402
 from infer.pipeline.publish import Outcome  # noqa: E402
 
 BODY = """
@@ -73,7 +75,6 @@ def said(made: Outcome, name: str) -> list[Any]:
         ("eager", "none", 0, 1e-5),
         ("eager", "nf4", 1e-3, 0.2),
         ("eager", "int8", 1e-5, 0.05),
-        ("ort", "int8", 1e-5, 0.05),
         ("ort", "nf4", 1e-3, 0.2),
     ],
 )
@@ -125,6 +126,7 @@ def test_int8_stays_with_the_file_where_it_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(onnx_program.operators.OPERATORS, ("", "Tanh"))
+    monkeypatch.setattr(onnx_form, "ENOUGH", 0.0)
     made = optimized(write(tmp_path), backend="ort", quant="int8")
     (found,) = said(made, "form")
     assert found.value == "ONNX"
@@ -139,6 +141,7 @@ def test_int8_stays_with_the_file_where_the_program_fails(
 
     broken = [onnx_program.operators.Operator(fail, 1)]
     monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), broken)
+    monkeypatch.setattr(onnx_form, "ENOUGH", 0.0)
     (found,) = [
         f for f in said(optimized(write(tmp_path), backend="ort", quant="int8"), "form") if f.value == "ONNX"
     ]
@@ -150,3 +153,64 @@ def test_a_wrong_import_is_refused_by_the_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), [wrong])
     with pytest.raises(GateError):
         optimized(write(tmp_path), backend="eager", quant="none")
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("backend", ["ort", "openvino"])
+@pytest.mark.parametrize(
+    ("quant", "least", "most", "share"),
+    [("int8", 1e-4, 0.05, 0.35), ("int8:weight", 1e-4, 0.05, 0.35), ("fp16", 1e-6, 1e-3, 0.6)],
+)
+def test_int8_and_fp16_keep_the_graph_of_the_file(
+    tmp_path: Path, backend: str, quant: str, least: float, most: float, share: float
+) -> None:
+    source = write(tmp_path)
+    made = optimized(source, backend=backend, quant=quant)
+    assert least <= error(source, made) <= most
+    (found,) = said(made, "form")
+    assert (found.value, "decoded when it is opened" in found.why) == ("ONNX", True)
+    held = sum(path.stat().st_size for path in (made.path / "compiled").iterdir())
+    assert held < share * source.stat().st_size + 30_000  # what OpenVINO writes of a graph
+
+
+@pytest.mark.parametrize("vnni", [False, True])
+def test_the_program_comes_first_where_integers_can_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vnni: bool
+) -> None:
+    monkeypatch.setattr(device, "has_vnni", lambda: vnni)
+    source = write(tmp_path)
+    run = resolve_plan.resolve(Plan(source=str(source), data=str(tmp_path / "data.npz"), quant="int8"))
+    loaded, run = stages.load(run, form="file")
+    loaded.operator_seconds = {"Conv": 8.0, "Gemm": 1.0, "Tanh": 1.0}
+    first = "program" if vnni else "file"
+    assert next(iter(onnx_form.forms(run.plan, loaded))) == first
+    loaded.operator_seconds = {"Conv": 1.0, "Gemm": 8.0, "Tanh": 1.0}
+    assert next(iter(onnx_form.forms(run.plan, loaded))) == "program"
+    assert next(iter(onnx_form.forms(run.plan.with_(backend="ort"), loaded))) == "file"
+    assert next(iter(onnx_form.forms(run.plan.with_(quant="fp16"), loaded))) == "file"
+    assert list(onnx_form.forms(run.plan.with_(bits=6.0), loaded)) == ["program"]
+
+
+def test_a_program_that_is_refused_is_followed_by_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = onnx_program.operators.Operator(lambda node, x: x.tanh() * 1.5, 1)
+    monkeypatch.setitem(onnx_program.operators.OPERATORS, ("", "Tanh"), [wrong])
+    monkeypatch.setattr(onnx_form, "ENOUGH", 0.0)
+    source = write(tmp_path)
+    made = optimized(source, backend="ort", quant="int8")
+    assert error(source, made) < 0.05
+    assert [found.value for found in said(made, "form")] == ["ONNX"]
+
+
+def test_a_file_whose_weights_lose_too_much_is_followed_by_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def coarse(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.rint(array / 0.1).astype(np.int8), np.full([1] * array.ndim, 0.1, np.float32)
+
+    monkeypatch.setattr(source_weights, "quantized", coarse)
+    source = write(tmp_path)
+    made = optimized(source, backend="ort", quant="int8", backend_options={"weights": "int8"})
+    assert error(source, made) < 0.05
+    assert [found.value for found in said(made, "form")] == ["torch program"]

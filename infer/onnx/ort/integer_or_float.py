@@ -46,7 +46,10 @@ def choose(
     are not measured. The option `products` asks for decoded ones.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if plan.device != "cpu" or plan.backend_options.get(PRODUCTS) == FLOAT:
+    weights_only = (
+        plan.quant == "int8:weight" and graph.onnx is not None
+    )  # of programs: the layers themselves
+    if plan.device != "cpu" or weights_only or plan.backend_options.get(PRODUCTS) == FLOAT:
         return write(path, "float"), []
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         integers, floats = (Path(work) / name / path.name for name in ("integers", "floats"))

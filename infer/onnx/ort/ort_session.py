@@ -29,6 +29,7 @@ LOOK = 0.1  # seconds between two looks at the call that runs
 # Microseconds that a thread waits in a loop for more work, where ONNX Runtime's own are some 50,000: a call of another
 # session, or of torch, that begins meanwhile took 2 to 3 times as long. Calls in a row are as fast (.99 to 1.01).
 SPIN_MICROSECONDS = 1000
+PROFILED_CALLS = 3
 LEVELS = ("all", "extended", "basic", "off")  # graph optimizations, each level with those after it
 
 
@@ -184,6 +185,30 @@ def count_executed_ops(path: Path, device: str, *, settings: SessionSettings = U
         open_session(path, device, optimized=optimized, settings=settings)
         model = onnx.load(str(optimized), load_external_data=False)
     return Counter(node.op_type for node in model.graph.node)
+
+
+def operator_seconds(path: Path, inputs: Mapping[str, np.ndarray]) -> Counter[str]:
+    """Return the seconds that the operators of the graph that runs take in one call on the CPU, by type."""
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "calls")
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=providers("cpu"))
+            for _ in range(PROFILED_CALLS):
+                session.run(None, dict(inputs))
+            events = msgspec.json.decode(Path(session.end_profiling()).read_bytes())
+        except runtime_errors() as error:
+            raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(error)}") from error
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            found[event["args"]["op_name"]] += event["dur"] / 1e6 / PROFILED_CALLS
+    return found
 
 
 class OrtRunner:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ...compress import Coverage
 from ...errors import NotUsableError, SourceError
+from ...graph.program import Graph
 from ...load.sources.onnx_outputs import quantized_nodes
+from ...plan import Plan
 from ..decompositions import DOMAIN
 from ..export import IR_VERSION_CAP, save
 from ..graph_builder import GraphBuilder, drop_unused
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+FORMATS = ("int8", "int8:weight", "fp16")  # that the weights of a file get where its graph stays
 OLDEST_OPSET = 11  # of the operators that int8 layers are written with
 SMALLEST_WEIGHT = 16  # rows and columns below which int8 gains nothing
 
 
 def copy(source: Path, path: Path) -> None:
-    """Copy a model byte by byte, its external data files beside it under the names it uses.
+    """Copy a model, its external data files beside it under the names it uses.
 
+    Files of old exporters list their weights as inputs too, so that a caller may replace them, and ONNX Runtime leaves
+    out the optimizations that depend on them; an artifact does not take them as inputs. Other files stay byte by byte.
     Raises `SourceError` when a name points outside the model's folder or the file is absent.
     """
     import onnx
@@ -52,7 +57,15 @@ def copy(source: Path, path: Path) -> None:
         place = path.parent / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, place)
-    shutil.copyfile(source, path)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    if len(inputs) == len(model.graph.input):
+        shutil.copyfile(source, path)
+        return
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, source_weights.SEPARATE_IR_VERSION)
+    onnx.save(model, str(path))
 
 
 def opset(source: Path) -> int:
@@ -69,6 +82,29 @@ def already_quantized(source: Path) -> str:
 
     nodes = quantized_nodes(onnx.load(str(source), load_external_data=False))
     return ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
+
+
+def refusal(graph: Graph, plan: Plan, formats: Sequence[str] = FORMATS) -> str | None:
+    """Return why the plan's format or dtype can't be given to a file whose graph stays, or None."""
+    if plan.quant not in ("none", *formats):
+        return f"an ONNX source takes --quant {', '.join(formats)} or none, not {plan.quant}: its layers are lowered"
+    if plan.quant != "none" and graph.onnx is not None and (nodes := already_quantized(graph.onnx)):
+        return f"the model is quantized already ({nodes}): --quant none keeps it as it is"
+    if plan.dtype not in ("float32", "auto"):
+        return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
+    return None
+
+
+def weight_format(plan: Plan) -> str:
+    """Return the format of a file's weights: the backend option `weights`, else the plan's format."""
+    return plan.backend_options.get(source_weights.OPTION, plan.quant_name)
+
+
+def more_exact(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the options with which the weights of a file would lose less, the most exact first; see `Lowered`."""
+    if plan.quant_name != source_weights.INT8 or source_weights.OPTION in plan.backend_options:
+        return ()
+    return tuple((source_weights.OPTION, value) for value in source_weights.WEIGHTS.values[:0:-1])
 
 
 def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -88,7 +124,7 @@ def quantize(
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
     Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime, and so they are
-    with `format` fp16, which has no operators.
+    with `format` fp16, which has no operators; mixed stores those that int8 rounds worst as fp16.
 
     With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`); `weights`
     as in `quantized_layers.rewrite`.
@@ -103,10 +139,14 @@ def quantize(
         _refuse_opset(model, source)
     stores_only = is_old or format == source_weights.FP16
     stored = source_weights.find(model, format)
+    if format == source_weights.MIXED:
+        source_weights.halve_worst(graph, stored, target)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph) if not stores_only else ():
         if ranges and static_int8.mark_conv(graph, node, ranges):
+            continue
+        if any(value is not None and value.name in stored.halved for value in node.inputs):
             continue
         if (weight := _weight(node)) is not None:
             name = "" if node.inputs[0] is None else str(node.inputs[0].name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...backend_options import BackendOption
 from ...compress import Coverage
 from ...compress.formats import fp16
 from ..graph_builder import GraphBuilder
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 SMALLEST = 64 * 64  # values below which int8 gains nothing
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution
 AXIS_OPSET = 13  # the first whose DequantizeLinear, as TensorRT wants it, takes a scale per channel
-INT8, FP16 = "int8", "fp16"
+INT8, MIXED, FP16 = "int8", "mixed", "fp16"
+OPTION = "weights"  # of the backends that store the weights of a file, and its values
+WEIGHTS = BackendOption(
+    "format that --quant int8 gives the weights of an ONNX file; mixed: fp16 for the half that int8 rounds worst",
+    (INT8, MIXED, FP16),
+)
+SEPARATE_IR_VERSION = 4  # the first of files whose weights need not be inputs
+# Exporters reorder the gates of a recurrent layer with these; what is made of constants is computed once.
+_MOVES = ("Slice", "Split", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Identity")
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
@@ -38,6 +47,11 @@ class SourceWeights:
     reasons: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)  # vectors and biases, which may be written anew
     format: str = INT8
+    halved: set[str] = field(default_factory=set)  # weights that get fp16 where the format is mixed
+
+    def format_of(self, name: str) -> str:
+        """Return the format of a weight."""
+        return self.format if self.format != MIXED else FP16 if name in self.halved else INT8
 
     def count(self, graph: ir.Graph, written: set[str]) -> Coverage:
         """Count quantized and float weights: those without readers were quantized, `written` are new."""
@@ -50,14 +64,20 @@ class SourceWeights:
                     kind, values, size, self.reasons.get(name, f"{kind} reads it in float")
                 )
             else:
-                self.coverage.add_quantized(self.format, values, size)
+                self.coverage.add_quantized(self.format_of(name), values, size)
         return self.coverage
 
 
 def find(model: ir.Model, format: str = INT8) -> SourceWeights:
-    """Turn every stored float tensor into an initializer that its readers use directly, and list them."""
+    """Turn every stored float tensor into an initializer that its readers use directly, and list them.
+
+    Files of old exporters list their weights as inputs too, which an artifact does not take.
+    """
     from onnx_ir.passes import common
 
+    for value in [value for value in model.graph.inputs if value.is_initializer()]:
+        model.graph.inputs.remove(value)
+        model.ir_version = max(model.ir_version, SEPARATE_IR_VERSION)
     common.LiftConstantsToInitializersPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     stored = SourceWeights(format=format)
@@ -97,11 +117,11 @@ def _see_through(graph: ir.Graph, node: ir.Node, stored: SourceWeights) -> None:
 
 
 def weight_of(value: ir.Value) -> np.ndarray | None:
-    """Return the float32 values of an initializer of at least two dimensions that callers can't replace."""
+    """Return the float32 values of an initializer of at least two dimensions."""
     import onnx_ir as ir
 
     tensor = value.const_value
-    if tensor is None or value.is_graph_input() or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) < 2:
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) < 2:
         return None
     return np.asarray(tensor.numpy())
 
@@ -114,21 +134,37 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
             continue
         array = weight_of(value)
         origin = stored.transposed.get(name, name)
-        axis, reason = _axis(value, array, graph, target, stored.format)
+        axis, reason = _axis(value, array, graph, target, stored.format_of(name))
         if axis is None or array is None:
             stored.reasons[origin] = reason
         else:
-            _store(graph, value, array, axis, target, stored.format)
+            _store(graph, value, array, axis, target, stored.format_of(name))
             made += 1
     return made
+
+
+def halve_worst(graph: ir.Graph, stored: SourceWeights, target: Target) -> None:
+    """Choose the weights that get fp16: half of the values, those whose rounding to int8 loses most of their norm."""
+    found = []
+    for name, value in graph.initializers.items():
+        array = weight_of(value)
+        axis, _ = _axis(value, array, graph, target, FP16)
+        if axis is not None and array is not None:
+            codes, scale = quantized(array, axis)
+            error = np.linalg.norm(codes * scale - array) / max(float(np.linalg.norm(array)), 1e-30)
+            found.append((float(error), array.size, name))
+    left = sum(size for _, size, _ in found) / 2
+    for _, size, name in sorted(found, reverse=True):
+        if left <= 0:
+            break
+        stored.halved.add(name)
+        left -= size
 
 
 def _axis(
     value: ir.Value, array: np.ndarray | None, graph: ir.Graph, target: Target, format: str
 ) -> tuple[int | None, str]:
     """Return the axis with a scale per channel, or None and the reason why the weight stays float."""
-    if value.is_graph_input():
-        return None, "a caller may replace it: it is an input too"
     if array is None:
         vector = value.const_value is not None and len(value.const_value.shape) < 2
         return None, "vectors are applied in float" if vector else "it is not float32"
@@ -140,6 +176,10 @@ def _axis(
         return None, f"int8 weights with a scale per channel need opset {AXIS_OPSET}"
     if any(value is output for output in graph.outputs):
         return None, "it is an output of the model"
+    if target == "trt" and (
+        moved := next((u.node.op_type for u in value.uses() if u.node.op_type in _MOVES), "")
+    ):
+        return None, f"{moved} has no {format} form here"
     axes = [_axis_of(use.node, use.idx, array, format) for use in value.uses()]
     refused = next((axis for axis in axes if isinstance(axis, str)), None)
     return (None, refused) if refused is not None else (axes[0], "")  # type: ignore[return-value]
@@ -161,6 +201,8 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray, format: str) -> int |
             return place if not attributes.get_int("transB" if place else "transA", 0) else 1 - place
         if op == "MatMul":
             return array.ndim - 1 if place else array.ndim - 2
+        if op in _MOVES and place == 0:
+            return 0
         if op == "Gather" and place == 0 and format == FP16 and attributes.get_int("axis", 0) == 0:
             return 0
     return f"{op} has no {format} form here"
