@@ -23,6 +23,7 @@ from ..spec import Finding
 
 BUSY = "timed on a busy machine"
 CHECKS = 5e-5  # seconds that the checks of a request take, which a call of a bare session lacks
+BY_FAR = 0.9  # times a float form, in brief timings, below which a trial is faster beyond their noise
 UNNOTICED = 2e-4  # seconds of a call that nobody notices
 
 
@@ -134,10 +135,24 @@ class Trial:
     @property
     def slower(self) -> bool:
         """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
-        or the prompts and answers of the declared workload together. Of a smaller model the checks do not count.
+        or the prompts and answers of the declared workload together. Of a smaller model the checks do not count, and
+        one float form has to beat it: one that loses at another batch size is no better choice.
         """
-        return self.changed and any(
-            self._is_slower(t) and not (self.smaller and self._slower_by_checks(t)) for t in self.latency
+        lost = [
+            t for t in self.latency if self._is_slower(t) and not (self.smaller and self._slower_by_checks(t))
+        ]
+        if self.smaller and self.shape is None:
+            return self.changed and any(not self._beats(t.rival) for t in lost)
+        return self.changed and bool(lost)
+
+    def _beats(self, form: str) -> bool:
+        """Return whether this is faster than a float form at any batch size, by pairs where they were made with it."""
+        ours = self.typical
+        return any(
+            t.pair.verdict == "faster"
+            if t.rival == form
+            else form in self.forms and ours[t.batch] < BY_FAR * self.forms[form][t.batch]
+            for t in self.latency
         )
 
     @property
