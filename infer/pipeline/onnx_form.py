@@ -23,6 +23,8 @@ from ..graph.program import Graph
 from ..graph.typical_inputs import typical_inputs
 from ..load import module_copies, onnx_program
 from ..onnx.ort import ort_session
+from ..onnx.source.onnx_source import FORMATS
+from ..onnx.source.source_weights import AXIS_OPSET
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
@@ -30,7 +32,6 @@ from .float_graph import keep_file
 from .try_backends import candidates
 
 Form = Literal["file", "program"]
-STORED = ("int8", "int8:weight", "fp16")  # formats that the weights of a file get where its graph stays
 # Of a call's time, from which on integer products are tried first: twice as fast there, the model gains a fifth.
 ENOUGH = 1 / 3
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention", "MultiHeadAttention")
@@ -76,17 +77,19 @@ def forms(plan: Plan, loaded: load.LoadedModel) -> Mapping[Form, str]:
     if len(refusals) == len(here) or (plan.quant != "none" and refusals and not _is_stored(plan)):
         return {"program": refusals[0]} if refusals else {"file": ""}
     if not _is_stored(plan):
-        return {"file": ""}
-    why, gains = ("", False)
+        opset = int(loaded.meta.get("opset", AXIS_OPSET))
+        old = plan.quant_name == "int8" and opset < AXIS_OPSET
+        return (
+            {"program": f"opset {opset} has no int8 weights with a scale per channel"}
+            if old
+            else {"file": ""}
+        )
+    why, gains = "", False
     if plan.quant == "int8":
         why, gains = _integer_gain(plan, loaded, torch_too=bool(refusals))
-    stays = (
-        f"{why}; its weights are decoded when it is opened"
-        if why
-        else "its weights are decoded when it is opened"
-    )
+    stays = "its weights are decoded when it is opened"
     both: list[tuple[Form, str]] = [
-        ("file", stays),
+        ("file", f"{why}; {stays}" if why else stays),
         ("program", why or "its layers are quantized one by one"),
     ]
     return dict(reversed(both) if gains else both)
@@ -107,7 +110,7 @@ def other(plan: Plan, loaded: load.LoadedModel, *, unfaithful: bool) -> Form | N
 def _is_stored(plan: Plan) -> bool:
     """Return whether the plan's format can be given to the weights of a file, whose layers are all treated alike."""
     alike = not (plan.layers or plan.bits is not None or plan.max_drop is not None or plan.recover)
-    return plan.quant in STORED and plan.device == "cpu" and alike
+    return plan.quant in FORMATS and plan.device == "cpu" and alike
 
 
 def _integer_gain(plan: Plan, loaded: load.LoadedModel, *, torch_too: bool) -> tuple[str, bool]:

@@ -189,6 +189,7 @@ def test_the_program_comes_first_where_integers_can_gain(
     assert next(iter(onnx_form.forms(run.plan.with_(backend="ort"), loaded))) == "file"
     assert next(iter(onnx_form.forms(run.plan.with_(quant="fp16"), loaded))) == "file"
     assert list(onnx_form.forms(run.plan.with_(bits=6.0), loaded)) == ["program"]
+    assert list(onnx_form.forms(run.plan.with_(quant="int8:static", backend="ort"), loaded)) == ["program"]
 
 
 def test_a_program_that_is_refused_is_followed_by_the_file(
