@@ -193,7 +193,7 @@ def _compare(
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
-    sizes = _at_sizes(plan, reference, runner, graph, usual, comparison, most)
+    sizes = _at_sizes(reference, runner, graph, usual, comparison, most, rounded=plan.changes_numbers)
     carried = _carried(reference, runner, graph, usual, comparison)
     values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
     metrics = [*wrong, *comparison.metrics(), *sizes, *carried, *values]
@@ -251,26 +251,25 @@ def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> l
 
 
 def _at_sizes(
-    plan: Plan,
     reference: RememberedOutputs,
     runner: Any,
     graph: Graph,
     usual: Mapping[str, float],
     whole: fidelity.Comparison,
     most: int = MAX_ROWS,
+    *,
+    rounded: bool = False,
 ) -> list[Metric]:
     """Compare at small batches and the largest, without common padding, and at both ends of every length.
 
+    Fewer rows where `most` allows no more, but not of what a format has `rounded`: its error on one row says little.
     Steps of a language model have schedules instead.
     """
     if isinstance(runner, FullSequenceRunner) or not rows.have_rows(graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     one_size = graph.module is not None or graph.task == "text-generation"
-    few = one_size or (
-        most < MAX_ROWS and not plan.changes_numbers
-    )  # a format's error on one row says little
-    least = 1 if few else batch_sizes.ROWS
+    least = 1 if one_size or (most < MAX_ROWS and not rounded) else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)
 
