@@ -62,7 +62,8 @@ def choose(plan: Plan, loaded: load.LoadedModel, reporter: Reporter, form: Form 
 def forms(plan: Plan, loaded: load.LoadedModel) -> Mapping[Form, str]:
     """Return the forms that an ONNX source may take for this plan, the first to try first, each with the reason.
 
-    Unquantized it stays a file where any backend takes it, quantized where each does. Codes that a file holds are kept.
+    Unquantized it stays a file where any backend takes it, quantized where each does; formats that its weights can be
+    stored in have both forms. Codes that a file holds are kept.
     """
     if loaded.onnx is None or (plan.quant_name == "int8" and loaded.meta.get("quantized")):
         return {"file": ""}

@@ -117,13 +117,14 @@ def in_best_form(run: Resolved, folder: Path, reporter: Reporter) -> Made:
                 raise
         else:
             best, plan = made.selected.trial, made.run.plan
-            unfaithful = best.unfaithful(plan) is not None
-            refused = unfaithful or best.failure(plan) is not None
-            form = onnx_form.other(plan, loaded, unfaithful=unfaithful) if refused else None
+            form = None
+            if best.failure(plan) is not None:
+                form = onnx_form.other(plan, loaded, unfaithful=best.unfaithful(plan) is not None)
             if form is None:
                 reporter.keep(attempt)
                 return made
-            best.close()
+            for trial in (best, *made.selected.others):
+                trial.close()
         for place in folder.iterdir():
             shutil.rmtree(place) if place.is_dir() else place.unlink()
 

@@ -67,9 +67,10 @@ def open_session(
     *,
     threads: int | None = None,
     optimized: Path | None = None,
+    profile: Path | None = None,
     settings: SessionSettings = USUAL,
 ) -> onnxruntime.InferenceSession:
-    """Open a session; `optimized` receives the graph that runs."""
+    """Open a session; `optimized` receives the graph that runs, a file whose name begins with `profile` its times."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -88,6 +89,9 @@ def open_session(
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "weights.bin"
         )
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     try:
         return onnxruntime.InferenceSession(
             str(path),
@@ -108,7 +112,9 @@ class _Clock:
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="infer-call-limit").start()
 
-    def run(self, session: Any, names: Sequence[str], arrays: Mapping[str, np.ndarray], options: Any) -> Any:
+    def run(
+        self, session: Any, names: Sequence[str] | None, arrays: Mapping[str, np.ndarray], options: Any
+    ) -> Any:
         """Run a session; raise `SourceError` for a call that was ended."""
         import onnxruntime
 
@@ -153,9 +159,9 @@ def limited_calls() -> Iterator[None]:
 
 
 def run_session(
-    session: Any, names: Sequence[str], arrays: Mapping[str, np.ndarray], options: Any = None
+    session: Any, names: Sequence[str] | None, arrays: Mapping[str, np.ndarray], options: Any = None
 ) -> Any:
-    """Run a session on arrays, within the limit of `limited_calls`."""
+    """Run a session on arrays, within the limit of `limited_calls`; `names` of outputs, None: all of them."""
     clock = _CLOCK.get()
     if clock is None:
         return session.run(names, arrays, options)
@@ -189,18 +195,11 @@ def count_executed_ops(path: Path, device: str, *, settings: SessionSettings = U
 
 def operator_seconds(path: Path, inputs: Mapping[str, np.ndarray]) -> Counter[str]:
     """Return the seconds that the operators of the graph that runs take in one call on the CPU, by type."""
-    import onnxruntime
-
     with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder) / "calls")
+        session = open_session(path, "cpu", profile=Path(folder) / "calls")
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=providers("cpu"))
             for _ in range(PROFILED_CALLS):
-                session.run(None, dict(inputs))
+                run_session(session, None, inputs)
             events = msgspec.json.decode(Path(session.end_profiling()).read_bytes())
         except runtime_errors() as error:
             raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(error)}") from error

@@ -102,7 +102,7 @@ def weight_format(plan: Plan) -> str:
 
 def more_exact(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return the options with which the weights of a file would lose less, the most exact first; see `Lowered`."""
-    if plan.quant_name != source_weights.INT8 or source_weights.OPTION in plan.backend_options:
+    if plan.quant not in ("int8", "int8:weight") or source_weights.OPTION in plan.backend_options:
         return ()
     return tuple((source_weights.OPTION, value) for value in source_weights.WEIGHTS.values[:0:-1])
 
