@@ -270,6 +270,25 @@ def test_an_onnx_source_is_taken_unquantized(tmp_path: Path) -> None:
 
 
 @needs_openvino
+@pytest.mark.parametrize("quant", ["int8", "fp16"])
+def test_stored_weights_of_an_onnx_source_are_decoded_once(tmp_path: Path, quant: str) -> None:
+    from infer.onnx import export as exporter
+
+    layer, x = nn.Conv2d(64, 128, 1), torch.randn(2, 64, 9, 9)
+    made = graph(layer, "input=float32[batch,64,9,9]", x)
+    exporter.export(made, "ort-u8s8", tmp_path / "source.onnx")
+    source = Graph(made.inputs, made.outputs, made.samples, made.sizes, onnx=tmp_path / "source.onnx")
+    lowered(layer, "input=float32[batch,64,9,9]", x, tmp_path)  # the signature
+    done = openvino.lower(source, plan(quant=quant), tmp_path)
+    assert f"are {quant}" in done.quantized
+    ran = next(one for one in done.findings if one.what == "openvino layers").why
+    assert "Convolution" in ran
+    assert "Convert" not in ran
+    got = openvino.open(tmp_path, "cpu").run({"input": x})["output"]
+    assert 0 < relative_error(got, layer(x).detach()) < (INT8_STEP if quant == "int8" else 1e-3)
+
+
+@needs_openvino
 def test_a_damaged_model_is_an_artifact_error(tmp_path: Path) -> None:
     made = lowered(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4), tmp_path)
     openvino.lower(made, plan(), tmp_path)
