@@ -43,7 +43,7 @@ class Backend(Protocol):
     `unopenable()`, the reason why an artifact of it can't be opened here; for any other that is `missing()`.
 
     A backend whose lowering takes most of a run declares `COMPILES = True`: "auto" tries it after the others, and only
-    where its kernels, timed in plain torch, leave it a chance (`infer/pipeline/compilation_bounds.py`).
+    where its kernels, timed in plain torch, leave it a chance (`infer/run/compilation_bounds.py`).
 
     Layers are timed alone before they are quantized. A backend whose quantized layers call the operators of another,
     so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in

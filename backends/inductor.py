@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-import torch._inductor
 from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
@@ -25,11 +24,7 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.graph import devices, storage
 from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
-from infer.kernels.cpu import weight_layout
-from infer.kernels.gpu import fragment_packing
-from infer.kernels.passes import fragment_fusion, prepack
-from infer.kernels.passes.fused_program.padding import attention_length
-from infer.kernels.passes.rotary.fusion import fuse_rotary
+from infer.kernels.cpu import compile_library
 from infer.library_errors import first_sentence
 from infer.plan import Plan
 from infer.results import Lowered
@@ -39,7 +34,7 @@ from infer.spec import Finding
 EXECUTES_CODE = True
 PORTABLE = False
 STEPS = True
-COMPILES = True  # lowering takes half a minute: `infer/pipeline/compilation_bounds.py`
+COMPILES = True  # lowering takes half a minute: `infer/run/compilation_bounds.py`
 LAYERS_AS = "eager"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "compiled/model.pt2"
@@ -49,12 +44,7 @@ ATTENTION_LENGTH = "compiled/attention_length.json"
 
 
 def missing() -> str | None:
-    from torch._inductor import cpp_builder
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except (InvalidCxxCompiler, FileNotFoundError):
+    if compile_library.compiler() is None:
         return "no C++ compiler, which AOTInductor needs to lower (install g++, or set CXX)"
     return None
 
@@ -80,6 +70,12 @@ def target(device: str) -> dict[str, str]:
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
+    import torch._inductor  # takes 2 s: only where something is compiled
+
+    from infer.kernels.passes import fragment_fusion, prepack
+    from infer.kernels.passes.fused_program.padding import attention_length
+    from infer.kernels.passes.rotary.fusion import fuse_rotary
+
     package = folder / PACKAGE
     package.parent.mkdir(exist_ok=True)
     settings = {
@@ -153,6 +149,11 @@ def _device_index(device: str) -> int:
 
 class Runner:
     def __init__(self, folder: Path, device: str) -> None:
+        import torch._inductor
+
+        from infer.kernels.cpu import weight_layout
+        from infer.kernels.gpu import fragment_packing
+
         signature = storage.load_signature(folder)
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
         self._weights = storage.load_weights(folder, device)

@@ -37,7 +37,7 @@ _MODULE_OF = {
     "TensorSpec": "spec",
     "TrainSettings": "tune.settings",
     "distil": "tune.distillation.distil_model",
-    "optimize": "pipeline.stages",
+    "optimize": "run.stages",
     "search": "budget_search.run_search",
     "train_adapter": "tune.adapters.train_adapter",
 }

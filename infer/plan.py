@@ -213,7 +213,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     load: Annotated[
         str,
-        Option("weight loading: auto (by memory), meta, sequential, per-tensor, torch, offload", group=MODEL),
+        Option(
+            "weight loading: auto (by memory), meta (mapped from the file), offload (read at each call)",
+            group=MODEL,
+        ),
     ] = "auto"
     trust_code: Annotated[
         bool, Option("open files that hold code, which then runs here", group=MODEL, one_way=True)

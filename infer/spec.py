@@ -30,6 +30,7 @@ BATCH = "batch"  # symbolic size of the rows
 # Requests that may share a batch: all, padded to one length; those of equal lengths; none.
 Joins = Literal["padded", "equal", "none"]
 DECODER_IDS = "decoder_input_ids"  # tokens of the decoder of an encoder-decoder
+ZERO_SHOT_IMAGES = "zero-shot-image-classification"  # task of CLIP and its kin: each image with each text
 CHOICES = 4  # of a question, in the samples of a multiple choice model: so many rows one after another
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
 ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32", "u8": "uint8", "i8": "int8"}

@@ -137,8 +137,8 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
     """
     from infer import bench
     from infer.bench import llm
-    from infer.pipeline import publish
     from infer.report.measurements import memory
+    from infer.run import publish
 
     def probe(*_: object, **__: object) -> memory.Memory:
         return memory.Memory(failure="not measured in this test")
@@ -153,7 +153,7 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
 @pytest.fixture
 def noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse the unchanged model where a planted time is longer by what a user notices."""
-    from infer.pipeline import trial
+    from infer.run import trial
 
     monkeypatch.setattr(trial, "UNNOTICED", NOTICED)
 
@@ -164,7 +164,7 @@ def brief_timings() -> Iterator[None]:
     is tested with a clock of its own, waiting for other processes with processors of its own, and what an unchanged
     model may lose with times of its own.
     """
-    from infer.pipeline import trial, trial_timing
+    from infer.run import trial, trial_timing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_timing, "PAIR_SECONDS", 0.02)
@@ -195,8 +195,8 @@ def hidden_openvino() -> Iterator[None]:
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer import bench
     from infer.bench import llm
-    from infer.pipeline import publish
     from infer.report.measurements import memory
+    from infer.run import publish
 
     for module in (publish, bench, llm):
         monkeypatch.setattr(module, "memory", memory)

@@ -18,7 +18,7 @@ def test_generated_pages_match_the_code(name: str) -> None:
 
 def test_each_row_of_a_table_is_one_line_with_the_cells_of_its_head() -> None:
     found = []
-    for page in [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").glob("*.md"))]:
+    for page in [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").rglob("*.md"))]:
         cells, fenced = 0, False
         for number, line in enumerate(page.read_text().splitlines(), 1):
             fenced ^= line.startswith("```")
@@ -32,8 +32,18 @@ def test_each_row_of_a_table_is_one_line_with_the_cells_of_its_head() -> None:
     assert not found
 
 
+def test_a_decision_is_a_record_of_at_most_40_lines() -> None:
+    records = sorted((docs_pages.ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert records
+    for record in records:
+        lines = record.read_text().splitlines()
+        assert lines[0].startswith("# "), record.name
+        assert len(lines) <= 40, record.name
+        assert max(map(len, lines)) <= 120, record.name
+
+
 def test_code_in_a_table_shows_no_backslash_before_a_pipe() -> None:
-    pages = [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").glob("*.md"))]
+    pages = [docs_pages.ROOT / "README.md", *sorted((docs_pages.ROOT / "docs").rglob("*.md"))]
     rows = [line for page in pages for line in page.read_text().splitlines() if line.startswith("|")]
     assert not [row for row in rows if re.search(r"`[^`|]*\\\|[^`]*`", row)]
 

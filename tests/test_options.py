@@ -48,7 +48,7 @@ OTHER: dict[str, Any] = {
     "data": "rows.npz",
     "golden": False,
     "task": "score",
-    "load": "per-tensor",
+    "load": "offload",
     "trust_code": True,
     "allow_slower": True,
     "strict_timing": True,
@@ -75,7 +75,7 @@ def parsed_plan(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
         seen.append(plan)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("infer.pipeline.stages.optimize", stop)
+    monkeypatch.setattr("infer.run.stages.optimize", stop)
     assert main(words) == 2
     return seen[0]
 

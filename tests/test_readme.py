@@ -11,7 +11,7 @@ import typer
 
 from bench.shared import results_page
 from infer import Plan, optimize
-from infer.cli import app, main
+from infer.cli import application, main
 from tests.support.page_blocks import ROOT, blocks
 
 README = (ROOT / "README.md").read_text()
@@ -73,7 +73,7 @@ def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_readme_command_parses() -> None:
-    known = typer.main.get_command(app)
+    known = typer.main.get_command(application())
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     console = [block for page in pages for block in blocks(page) if block.language == "console"]
     shown = [command.words for block in console for command in block.commands()]
@@ -85,7 +85,7 @@ def test_every_readme_command_parses() -> None:
 
 def test_the_readme_lists_every_command() -> None:
     shown = re.findall(r"^\| `infer (\w+)", README, re.MULTILINE)
-    assert shown == list(typer.main.get_command(app).commands)
+    assert shown == list(typer.main.get_command(application()).commands)
 
 
 def test_the_error_shown_in_the_readme_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import typer
 
-from infer.cli import app, main
+from infer.cli import application, main
 from infer.errors import InputError, UsageError
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import OPTIONS, SERVED_MAXIMUM, Sampling, bounds
@@ -219,7 +219,7 @@ def test_absent_sampling_flags_keep_the_models_defaults(typed: Any) -> None:
 
 
 def flags(command: str) -> list[str]:
-    return [flag for p in typer.main.get_command(app).commands[command].params for flag in p.opts]  # type: ignore[attr-defined]
+    return [flag for p in typer.main.get_command(application()).commands[command].params for flag in p.opts]  # type: ignore[attr-defined]
 
 
 def test_generate_and_chat_have_every_sampling_flag() -> None:

@@ -8,7 +8,7 @@ import typer
 import infer
 from infer import errors, plugins
 from infer.artifact import store
-from infer.cli import app
+from infer.cli import application
 from infer.plan import Plan
 
 COMMANDS = [
@@ -25,16 +25,36 @@ def test_public_names_are_stable() -> None:
     assert all(getattr(infer, name) is not None for name in infer.__all__)
 
 
+OPTIMIZE_ONNX = """
+import sys
+import onnx
+from onnx import TensorProto, helper
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+from infer.cli import main
+code = main(["optimize", "m.onnx", "--batch", "1", "--allow-slower"])
+later = ("torch._inductor", "torch._dynamo", "infer.llm.engine", "infer.tune", "infer.serve", "infer.budget_search",
+         "infer.load.gguf", "infer.load.heads", "infer.load.onnx_program")
+print(code, [name for name in later if name in sys.modules])
+"""
+
+
+def test_a_run_of_an_onnx_file_imports_no_compiler_nor_other_openers(run_python, tmp_path) -> None:
+    here = f"import os; os.chdir({str(tmp_path)!r})"
+    assert run_python(here + OPTIMIZE_ONNX).splitlines()[-1] == "0 []"
+
+
 def test_importing_infer_imports_no_torch(run_python) -> None:
     assert run_python("import infer, sys; print('torch' in sys.modules)").strip() == "False"
 
 
 def test_commands_are_stable() -> None:
-    assert list(typer.main.get_command(app).commands) == COMMANDS
+    assert list(typer.main.get_command(application()).commands) == COMMANDS
 
 
 def test_flags_of_optimize_are_stable() -> None:
-    command = typer.main.get_command(app).commands["optimize"]
+    command = typer.main.get_command(application()).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--adapters", "--allow-partial", "--allow-slower", "--backend", "--backend-option", "--batch", "--bits",
@@ -50,7 +70,7 @@ def test_flags_of_optimize_are_stable() -> None:
 
 
 def test_flags_of_tune_are_stable() -> None:
-    command = typer.main.get_command(app).commands["tune"]
+    command = typer.main.get_command(application()).commands["tune"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--activation-checkpointing", "--base", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs",
@@ -62,7 +82,7 @@ def test_flags_of_tune_are_stable() -> None:
 
 
 def test_flags_of_distil_are_stable() -> None:
-    command = typer.main.get_command(app).commands["distil"]
+    command = typer.main.get_command(application()).commands["distil"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--activation-checkpointing", "--batch", "--checkpoint-every", "--clip", "--data", "--epochs", "--force",
@@ -74,7 +94,7 @@ def test_flags_of_distil_are_stable() -> None:
 
 
 def test_flags_of_serve_are_stable() -> None:
-    command = typer.main.get_command(app).commands["serve"]
+    command = typer.main.get_command(application()).commands["serve"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--allow-host", "--allow-reload", "--anonymous", "--api-key", "--api-key-file", "--batch-invariant", "--device",

@@ -30,9 +30,9 @@ from bench.gpu import described_device, tensorrt_models
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
 from infer.graph.program import Graph
-from infer.pipeline import stages
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.run import stages
 
 MODELS = {name: tensorrt_models.MODELS[name] for name in ("digits", "minilm")}
 MODELS["step"] = tensorrt_models.language_window  # whose step is what inductor runs

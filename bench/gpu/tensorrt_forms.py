@@ -32,9 +32,9 @@ from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
 from infer.errors import InferError, NotUsableError
 from infer.graph.program import Graph
-from infer.pipeline import stages
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.run import stages
 from infer.tensorrt import trt_builder, trt_library, trt_lowering
 
 QUANTS = ("none", "int8", "int8:static", "int8:weight", "int4", "nf4", "fp8")

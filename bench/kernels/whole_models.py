@@ -29,7 +29,7 @@ from bench.shared.rivals import Rivals
 from bench.shared.timing import Side
 from infer import Predictor
 from infer import device as hardware
-from infer.pipeline import stages
+from infer.run import stages
 
 WORK = ROOT / ".work" / "kernels"
 ORT, OPENVINO, FLOAT = "ORT int8", "OpenVINO int8", "torch float32"

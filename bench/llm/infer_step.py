@@ -33,10 +33,10 @@ from infer.llm import StepShape
 from infer.llm.engine.cache.block_manager import new_cache
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence_runner import attention_inputs
-from infer.pipeline import stages
-from infer.pipeline.llm_mode import find_mode
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.run import stages
+from infer.run.find_llm_mode import find_mode
 
 PACKINGS = "compiled/packed.json"  # of the inductor backend
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares

@@ -27,8 +27,8 @@ from infer.llm import StepShape
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
-from infer.pipeline import stages
 from infer.plan import Plan
+from infer.run import stages
 
 MODEL = "pydoc_lm"
 NAME = f"4 bit file of {MODEL}"

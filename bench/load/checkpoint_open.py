@@ -32,12 +32,10 @@ from bench.shared.results import result_path
 
 BAR_GB, BAR_S = 1.5, 600
 QUANTS = ("nf4", "cluster:4")
-ROWS = ("imports", "torch", "sequential", "per-tensor", "meta", "offload", *QUANTS)
+ROWS = ("imports", "torch", "meta", "offload", *QUANTS)
 LABELS = {
     "imports": "imports only",
     "torch": "torch.load + load_state_dict",
-    "sequential": "sequential copy",
-    "per-tensor": "one file per tensor, mapped",
     "meta": "meta + mapped file",
     "offload": "offload (rows on demand)",
     "nf4": "quantize to nf4, streaming, write",

@@ -189,7 +189,7 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
 CHILDREN: dict[str, Callable[[Path], dict[str, Any]]] = {
     "imports": child_imports,
     "torch": child_torch,
-    **{name: child_strategy(name) for name in ("sequential", "per-tensor", "meta", "offload")},
+    **{name: child_strategy(name) for name in ("meta", "offload")},
     **{quant: partial(child_quantize, quant=quant) for quant in ("nf4", "cluster:4")},
     "write-pt": lambda folder: {"path": str(write_pt(folder))},
 }

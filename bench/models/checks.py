@@ -123,8 +123,8 @@ def without_memory_probe() -> None:
     """Skip the process that measures memory at publishing, which takes longer than all else for a tiny model."""
     from types import SimpleNamespace
 
-    from infer.pipeline import publish
     from infer.report.measurements.memory import Memory
+    from infer.run import publish
 
     setattr(publish, "memory", SimpleNamespace(probe=lambda *_, **__: Memory(failure="not measured")))  # noqa: B010
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from infer.load import fill, load
-from infer.pipeline.float_graph import float_graph
 from infer.plan import Plan
+from infer.run.float_graph import float_graph
 
 CLOSE = 1e-4  # relative, of a captured model against diffusers' own forward
 BLOCKS: dict[str, Any] = {

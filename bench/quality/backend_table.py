@@ -34,13 +34,13 @@ from infer.errors import InferError
 from infer.graph import storage
 from infer.graph.program import Graph
 from infer.load.samples import sample_split
-from infer.pipeline import stages
-from infer.pipeline.float_reference import FloatReferences
-from infer.pipeline.trial import Trial
-from infer.pipeline.try_backends import Compressed, try_backends
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
+from infer.run import stages
+from infer.run.float_reference import FloatReferences
+from infer.run.trial import Trial
+from infer.run.try_backends import Compressed, try_backends
 
 QUANTS = (
     "none",

@@ -29,9 +29,9 @@ from infer import compress, fidelity, plugins
 from infer import device as hardware
 from infer.compress.assign import budget, format_order, sensitivity
 from infer.graph.program import flatten
-from infer.pipeline import stages
 from infer.plan import Plan
 from infer.reporter import Reporter
+from infer.run import stages
 
 KL = ("logits.kl", "KL, nats")
 SHOWN = {

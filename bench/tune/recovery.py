@@ -31,11 +31,11 @@ from infer import compress, fidelity
 from infer.compress import assign
 from infer.fidelity.thresholds import LIMITS
 from infer.graph.program import flatten
-from infer.pipeline import stages
-from infer.pipeline.recover_quality import recover_quality
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
+from infer.run import stages
+from infer.run.recover_quality import recover_quality
 from infer.spec import Finding
 
 NAME = "recovery"

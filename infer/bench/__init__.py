@@ -18,11 +18,11 @@ from ..errors import GateError, UsageError
 from ..fidelity.thresholds import LIMITS, precision_class
 from ..graph.typical_inputs import typical_inputs
 from ..latency import Latency, Paired, measure, paired
-from ..pipeline import float_graph
 from ..plan import Plan
 from ..predict.predictor import Predictor
 from ..report.measurements import memory
 from ..report.measurements import profile as profiler
+from ..run import float_graph
 from ..spec import Finding
 
 Call = Callable[[], object]

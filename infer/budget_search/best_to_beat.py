@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from .. import plugins
 from ..latency import FASTER
-from ..pipeline.trial_timing import FAR, LOST
 from ..report.search_record import Candidate, Measured, TrialRecord
+from ..run.trial_timing import FAR, LOST
 from . import space
 from .known_trials import CLEARLY, TIMED, KnownTrials
 from .space import BACKENDS

@@ -13,12 +13,12 @@ from ..artifact import store
 from ..artifact.manifest import read_manifest
 from ..budgets import Budgets
 from ..options import command_line
-from ..pipeline.publish import Outcome
 from ..plan import Plan
 from ..report import document
 from ..report.pareto_front import Costs, front
 from ..report.rendering import html
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
+from ..run.publish import Outcome
 from . import finalists
 from .feasibility import Limit, misses, objective_text
 from .known_trials import KnownTrials

@@ -18,13 +18,13 @@ from ..artifact import store
 from ..budgets import Budgets
 from ..errors import UsageError
 from ..options import checked
-from ..pipeline import stages
-from ..pipeline.publish import Outcome
-from ..pipeline.resolve_plan import check_plan
 from ..plan import Plan
 from ..report import document
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
 from ..reporter import Reporter
+from ..run import stages
+from ..run.publish import Outcome
+from ..run.resolve_plan import check_plan
 from . import space
 from .final_artifact import publish_best
 from .progress import StateFile

@@ -8,6 +8,7 @@ Exit codes: 0 done · 1 internal · 2 usage · 3 bad file or artifact · 4 a gat
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import json
 import shutil
@@ -15,6 +16,7 @@ import signal
 import sys
 import textwrap
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -22,39 +24,48 @@ import typer
 from ..errors import InferError
 from ..paths import remove_unfinished
 from ..sanitize import sanitize_text
-from . import bench, distil, export, generate, inspection, optimize, predict, serve, top, trials, tune
 
 INTERRUPTED = 130
 MAX_MESSAGE = 4096  # characters
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Optimize a trained model, check it against the original, and serve it.",
-)
+COMMANDS = {  # command → the module of its function, in the order of `infer --help`
+    "optimize": "optimize",
+    "predict": "predict",
+    "generate": "generate",
+    "chat": "generate",
+    "bench": "bench",
+    "serve": "serve",
+    "top": "top",
+    "inspect": "inspection",
+    "verify": "inspection",
+    "doctor": "inspection",
+    "report": "inspection",
+    "trials": "trials",
+    "export": "export",
+    "tune": "tune",
+    "distil": "distil",
+}
 
-COMMANDS = (  # in the order of `infer --help`
-    optimize.optimize,
-    predict.predict,
-    generate.generate,
-    generate.chat,
-    bench.bench,
-    serve.serve,
-    top.top,
-    inspection.inspect,
-    inspection.verify,
-    inspection.doctor,
-    inspection.report,
-    trials.trials,
-    export.export,
-    tune.tune,
-    distil.distil,
-)
-for command in COMMANDS:
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+
+def application(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
+    """Make the command line of these commands, of which only the modules are imported."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="Optimize a trained model, check it against the original, and serve it.",
+    )
+    app.callback()(_nothing)  # a command that is alone keeps its name
+    for name in names:
+        command = getattr(importlib.import_module(f".{COMMANDS[name]}", __package__), name)
+        paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+        app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+    return app
+
+
+def _nothing() -> None:
+    return
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
     try:
+        app = application(given[:1] if COMMANDS.keys() & given[:1] else COMMANDS)
         result: Any = app(given, standalone_mode=False)
         if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
             raise KeyboardInterrupt

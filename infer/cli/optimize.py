@@ -100,7 +100,7 @@ def _run(
 
         result = search(plan, budgets, target, reporter=reporter, replace=replace)
         return result.path, result.report
-    from ..pipeline import stages
+    from ..run import stages
 
     outcome = stages.optimize(plan, target, reporter=reporter, replace=replace)
     return outcome.path, outcome.report

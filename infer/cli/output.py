@@ -27,7 +27,6 @@ from ..report.rendering.text_layout import Column, Table, show
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
-from .search_display import search_reporter
 
 if TYPE_CHECKING:
     from ..tune.memory.technique_table import TechniqueRow
@@ -115,6 +114,8 @@ def progress_reporter(*, quiet: bool, verbose: bool = False, search: bool = Fals
     if quiet:
         yield Reporter()
     elif search and console.is_terminal:
+        from .search_display import search_reporter
+
         with search_reporter(console, verbose=verbose) as live:
             yield live
     elif not console.is_terminal:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from ..spec import ZERO_SHOT_IMAGES
 from ..tasks import answers, transcription
 from ..tasks.answers import Answer
 from ..tasks.image_text import ImageSource
-from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, ZERO_SHOT
+from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS
 from . import raw_inputs
 from .image_texts import image_and_text
 from .text_tasks import TEXT_TASKS, TextTasks
@@ -76,7 +77,7 @@ class TaskInputs(TextTasks):
             return found if isinstance(inputs, list) else found[0]
         kinds = {
             **dict.fromkeys(IMAGE_TASKS, self._of_images),
-            ZERO_SHOT: self._of_candidates,
+            ZERO_SHOT_IMAGES: self._of_candidates,
             **dict.fromkeys(SOUND_TASKS, self._of_sounds),
         }
         found = kinds.get(self.task, self._of_texts)(rows)
@@ -90,7 +91,7 @@ class TaskInputs(TextTasks):
         if self.task == "multiple-choice":
             asked = [raw_inputs.question_and_choices(row, i) for i, row in enumerate(rows)]
             return self.tokenize([(question, one) for question, choices in asked for one in choices])
-        if self.task == ZERO_SHOT:
+        if self.task == ZERO_SHOT_IMAGES:
             return self._candidate_inputs(rows[0], 0)[0]
         if self.preprocessor is None:
             return self.tokenize(rows)
@@ -98,11 +99,11 @@ class TaskInputs(TextTasks):
 
     def _why_no_answer(self) -> str | None:
         media = self.task in IMAGE_TASKS + SOUND_TASKS
-        if (media and (self.task != ZERO_SHOT or self.preprocessor is None)) or (
+        if (media and (self.task != ZERO_SHOT_IMAGES or self.preprocessor is None)) or (
             self.task == GENERATION and (self.media.reads_sound or self._reads_images)
         ):
             return None if self.preprocessor is not None else "its folder had no preprocessing that infer has"
-        if self.task not in (*TEXT_TASKS, ZERO_SHOT):
+        if self.task not in (*TEXT_TASKS, ZERO_SHOT_IMAGES):
             return f"its task is {self.task}"
         if any(spec.name == "bbox" for spec in self.inputs):
             return "each token needs its box on the page (bbox), which a text does not have"

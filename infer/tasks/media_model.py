@@ -14,13 +14,13 @@ from ..errors import ArtifactError, InputError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import MAX_PIXELS, ImagePreprocessor, open_image
 from ..preprocess.transformers_processor import TransformersProcessor
+from ..spec import ZERO_SHOT_IMAGES
 from . import answers
 from .answers import Answer
 from .ctc import CTCDecoder
 from .score_activation import activation_of
 from .whisper import WhisperTokens
 
-ZERO_SHOT = "zero-shot-image-classification"  # of texts that come with the image
 IMAGE_TASKS = (
     *(
         "image-classification",
@@ -29,7 +29,7 @@ IMAGE_TASKS = (
         "depth-estimation",
         "image-embedding",
     ),
-    ZERO_SHOT,
+    ZERO_SHOT_IMAGES,
 )
 SOUND_TASKS = ("audio-classification", "automatic-speech-recognition", "audio-embedding")
 Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor

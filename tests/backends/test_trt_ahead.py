@@ -16,8 +16,8 @@ from infer import Plan, plugins
 from infer import device as hardware
 from infer.cli import main
 from infer.errors import NotUsableError, UsageError
-from infer.pipeline import stages
 from infer.reporter import Reporter
+from infer.run import stages
 from infer.tensorrt import trt_builder, trt_library, trt_lowering, trt_stand_in
 from tests.support.onnx_models import Lut, graph, relative_error
 

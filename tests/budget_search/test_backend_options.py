@@ -13,9 +13,9 @@ from infer.backend_options import BackendOption
 from infer.budget_search import space
 from infer.errors import UsageError
 from infer.onnx.ort import ort_session
-from infer.pipeline.resolve_plan import check_plan
 from infer.report import inspection
 from infer.report.search_record import Candidate
+from infer.run.resolve_plan import check_plan
 
 OPTIONS = {
     "streams": BackendOption("parts of a batch side by side", ("1", "2", "4"), ("throughput",)),

@@ -33,10 +33,10 @@ from infer.budget_search.trial_process.messages import (
 )
 from infer.budget_search.trial_process.session import Session
 from infer.budget_search.trial_process.worker_process import TrialLimits
-from infer.pipeline.trial_timing import LOST
 from infer.report.measurements import roofline
 from infer.report.search_record import Candidate, Measured, TrialRecord
 from infer.reporter import Reporter
+from infer.run.trial_timing import LOST
 
 BACKENDS, FORMATS = ("eager", "ort", "inductor"), ("none", "int8", "nf4", "cluster:2")
 BITS = {"none": 32.0, "int8": 8.0, "nf4": 4.0, "cluster:2": 2.0}

@@ -33,11 +33,11 @@ from infer.budget_search.trial_process.messages import (
 from infer.budget_search.trial_process.timing_lock import TimingLock
 from infer.budget_search.trial_process.worker_process import StopWatch, TrialLimits
 from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
-from infer.pipeline.trial import Trial
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
 from infer.report.search_record import Candidate, Measured
 from infer.reporter import Reporter
+from infer.run.trial import Trial
 from tests.budget_search.conftest import InProcess
 
 SPACE = {"backend": ("eager",), "quant": ("none", "int8")}

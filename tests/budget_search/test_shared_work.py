@@ -19,9 +19,9 @@ from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
 from infer.onnx.ort import integer_or_float
-from infer.pipeline import compressed_graph, float_reference, stages, trial_timing
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
+from infer.run import compressed_graph, float_reference, stages, trial_timing
 from infer.spec import Finding
 
 

@@ -120,8 +120,8 @@ def test_an_advised_backend_takes_the_model(
 def test_a_larger_error_is_advised_only_where_it_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infer.pipeline import run_trial
     from infer.results import Metric
+    from infer.run import run_trial
 
     given = net(tmp_path, LINEAR, "x", "self.layer(x)", 'INPUTS = {"x": "float32[batch,8]"}')
     for metric, helps in (Metric("y", "relative_error", 0.5), True), (Metric("y", "non_finite", 3), False):

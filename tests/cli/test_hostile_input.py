@@ -261,11 +261,10 @@ def test_what_an_interrupted_block_left_is_removed_at_the_end(tmp_path: Path) ->
 
 
 SLOW = """
-import sys, time
+import sys, time, types
 from pathlib import Path
 from infer.artifact import store
-from infer.cli import app, main
-@app.command()
+from infer.cli import COMMANDS, main
 def staged(output: Path) -> None:
     from infer.paths import temporary_files
     import tempfile
@@ -274,6 +273,8 @@ def staged(output: Path) -> None:
         (folder / "x").touch()
         print("ready", flush=True)
         time.sleep(60)
+COMMANDS["staged"] = "staged"
+sys.modules["infer.cli.staged"] = types.SimpleNamespace(staged=staged)
 sys.exit(main(["staged", sys.argv[1]]))
 """
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import compress, plugins
-from infer.compress.assign import Assignment, CalibrationSet
+from infer.compress import assign
+from infer.compress.assign import CalibrationSet
 from infer.compress.calibration import group_scales, input_rows, input_statistics
 from infer.compress.calibration.gptq import factor, fit_with_feedback
 from infer.compress.calibration.input_statistics import calibrate, hessian_width
@@ -208,7 +209,7 @@ def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | Non
     model = asked.pop("model", nn.Sequential(nn.Linear(64, 64)))
     plan = Plan(source="m.pt", calibrate=calibrate, **{"quant": "nf4", **asked})
     said = Reporter()
-    stats = Assignment(plan, CalibrationSet(model, spec, ("y",), "tensors", held, kept), said).stats
+    stats = assign.collect_statistics(plan, CalibrationSet(model, spec, ("y",), "tensors", held, kept), said)
     return dict(stats or {}), next((f for f in said.findings if f.what == "method"), None)
 
 

@@ -91,7 +91,8 @@ def assignment(
         ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
         return layer_timing.LayerTime(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Assignment(plan, real, FindingsReporter(), time=time)
+    reporter = FindingsReporter()
+    return assign.Assignment(plan, real, reporter, assign.collect_statistics(plan, real, reporter), time=time)
 
 
 def decided(made: assign.Assignment) -> dict[str, str]:
@@ -305,7 +306,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     decided(made)
     rounds = 0
     while excess(compared(made), LIMITS["3bit"], made.plan.max_error) > 1:
-        assert assign.raise_formats(made, compared(made)) is None
+        assert assign.raise_formats(made, compared(made)) == ""
         rounds += 1
     assert 1 <= rounds <= 4
     rose = [f for f in made.reporter.findings if f.what.startswith("rises ")]
@@ -317,14 +318,14 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
 def test_layers_are_not_raised_when_little_of_the_format_would_stay() -> None:
     made = assignment(quant="cluster:2", max_error=1e-4)
     decided(made)
-    assert "times the bytes of cluster:2" in str(assign.raise_formats(made, compared(made)))
+    assert "times the bytes of cluster:2" in assign.raise_formats(made, compared(made))
     assert set(made.now().values()) == {"cluster:2"}
 
 
 def test_int8_layers_take_16_bits_where_the_bytes_of_float_are_too_many() -> None:
     made = assignment(quant="int8", max_error=1e-4)
     decided(made)
-    assert assign.raise_formats(made, compared(made)) is None
+    assert assign.raise_formats(made, compared(made)) == ""
     assert set(made.now().values()) == {"fp16"}
 
 
@@ -332,7 +333,7 @@ def test_layers_that_are_slow_in_16_bits_become_float_instead() -> None:
     slow = {("fp16", name): 2.0 for name in ("first", "second", "third")}
     made = assignment(slow, quant="int8", max_error=6e-3)
     decided(made)
-    assert assign.raise_formats(made, compared(made)) is None
+    assert assign.raise_formats(made, compared(made)) == ""
     assert set(made.now().values()) == {"int8", "float"}
 
 
@@ -578,7 +579,8 @@ def decoder(
         ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
         return layer_timing.LayerTime(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Assignment(plan, real, FindingsReporter(), time=time)
+    reporter = FindingsReporter()
+    return assign.Assignment(plan, real, reporter, assign.collect_statistics(plan, real, reporter), time=time)
 
 
 def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:

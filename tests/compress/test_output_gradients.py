@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import compress
-from infer.compress.assign.assignment import Assignment, CalibrationSet
+from infer.compress import assign
+from infer.compress.assign.assignment import CalibrationSet
 from infer.compress.calibration import output_gradients
 from infer.errors import NotUsableError
 from infer.plan import Plan
@@ -180,7 +181,7 @@ def test_auto_calibrates_a_model_without_finite_gradients_by_gptq() -> None:
     def stats(calibrate: str) -> tuple[object, Reporter]:
         said, plan = Reporter(), Plan(source="m.pt", quant="nf4", calibrate=calibrate)
         known = CalibrationSet(Rounded(True), spec, ("y",), "tensors", {"input": x[:4]}, {"input": x[4:]})
-        return Assignment(plan, known, said).stats, said
+        return assign.collect_statistics(plan, known, said), said
 
     found, said = stats("auto")
     assert found

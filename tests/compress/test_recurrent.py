@@ -17,7 +17,7 @@ from infer.compress.layer_kinds import Matrix
 from infer.errors import NotUsableError
 from infer.graph.capture import capture
 from infer.load.weights import DictReader
-from infer.pipeline import stages
+from infer.run import stages
 from infer.spec import TensorSpec
 
 WIDTH = 64

@@ -14,8 +14,8 @@ from infer import Plan, Predictor, fidelity, optimize
 from infer.errors import GateError
 from infer.fidelity.batch_sizes import compare_size
 from infer.fidelity.thresholds import LIMITS
-from infer.pipeline.stages import Outcome
 from infer.results import Metric
+from infer.run.stages import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:(var|std)")
 RECIPE = """

@@ -13,7 +13,7 @@ from backends import eager
 from infer import Plan, optimize
 from infer.errors import GateError
 from infer.fidelity.extreme_values import places
-from infer.pipeline.stages import Outcome
+from infer.run.stages import Outcome
 from infer.spec import TensorSpec
 
 Outputs = dict[str, Tensor]

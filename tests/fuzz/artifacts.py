@@ -150,8 +150,8 @@ def bases(folder: Path, *, fake_llm: bool = True) -> None:
     import numpy as np
 
     from infer import Plan, optimize
-    from infer.pipeline import publish
     from infer.report.measurements.memory import Memory
+    from infer.run import publish
     from tests.support.llm_artifacts import tiny
 
     publish.memory.probe = lambda *_, **__: Memory()  # type: ignore[assignment]

@@ -28,7 +28,7 @@ from infer import Plan, Predictor, library_errors
 from infer.errors import InferError
 from infer.fidelity.thresholds import limits
 from infer.graph.program import flatten
-from infer.pipeline import stages
+from infer.run import stages
 from infer.silence_logs import quiet
 from tests.support import generated_modules as generated
 

@@ -316,8 +316,8 @@ def spare_time() -> None:
     """Skip what takes longer than the rest and judges nothing: the process that measures memory, threads that wait for
     each other, and the garbage collector's way through all that was imported.
     """
-    from infer.pipeline import publish
     from infer.report.measurements import memory
+    from infer.run import publish
 
     def probe(*_: object, **__: object) -> memory.Memory:
         return memory.Memory(failure="not measured here")

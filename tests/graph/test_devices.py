@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor
 from torch import Tensor, nn
-from torch._inductor import cpp_builder
-from torch._inductor.exc import InvalidCxxCompiler
 
 from backends import eager, inductor
 from infer import llm
@@ -140,10 +139,7 @@ def test_an_artifact_opened_elsewhere_is_lowered_for_that_device(
 
 
 def test_a_compiled_package_opens_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> str:
-        raise InvalidCxxCompiler
-
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", absent)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     (tmp_path / storage.PROGRAM).write_bytes(b"")
     manifest: Any = SimpleNamespace(files={}, backend="inductor", plan=Plan(source="x", device="cpu"))
     assert open_artifact.backend_of(manifest, tmp_path) is inductor

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from infer import fidelity
 from infer.graph.program import Graph
 from infer.graph.typical_inputs import cut, row_lengths, timed_lengths, typical_inputs
-from infer.pipeline import run_trial
-from infer.pipeline.float_reference import RememberedOutputs
 from infer.report.measurements import roofline
+from infer.run import run_trial
+from infer.run.float_reference import RememberedOutputs
 from infer.spec import TensorSpec
 
 WIDTH = 8

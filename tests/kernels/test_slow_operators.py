@@ -178,7 +178,7 @@ def test_no_source_file_uses_a_slow_operator(path: Path) -> None:
 
 def test_attention_of_a_language_model_has_no_grouped_heads_flag() -> None:
     pytest.importorskip("transformers")
-    from infer.pipeline import stages
+    from infer.run import stages
 
     run = stages.resolve(Plan(source=str(ROOT / "models/pydoc_lm"), backend="eager"))
     program = stages.float_graph(stages.load(run)[0]).exported

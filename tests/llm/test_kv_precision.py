@@ -10,12 +10,12 @@ import pytest
 from infer.errors import GateError
 from infer.fidelity.thresholds import coarser_cache, precision
 from infer.llm.step.step_shape import StepShape
-from infer.pipeline.resolve_plan import Resolved, resolve, resolve_cache
-from infer.pipeline.select import enforce
-from infer.pipeline.trial import Trial
-from infer.pipeline.try_backends import Compressed
 from infer.plan import Plan
 from infer.results import Metric
+from infer.run.resolve_plan import Resolved, resolve, resolve_cache
+from infer.run.select import enforce
+from infer.run.trial import Trial
+from infer.run.try_backends import Compressed
 
 SHAPE = StepShape(layers=1, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64)
 

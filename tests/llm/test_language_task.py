@@ -8,8 +8,8 @@ import pytest
 
 from infer import Plan, Predictor, optimize
 from infer.errors import NotUsableError, UsageError
-from infer.pipeline.stages import optimize as run
 from infer.reporter import Reporter
+from infer.run.stages import optimize as run
 from tests.support.tiny_decoders import build
 from tests.support.tiny_hybrids import HYBRIDS
 
@@ -67,7 +67,7 @@ def test_a_refusal_of_a_scoring_artifact_says_how_to_enable_generation(tmp_path:
 
 
 def test_a_backend_without_steps_is_refused_before_loading(tmp_path: Path) -> None:
-    from infer.pipeline.llm_mode import refuse_backend
+    from infer.run.resolve_plan import refuse_backend
 
     with pytest.raises(NotUsableError, match="backend trt has no attention over a paged KV cache"):
         refuse_backend(plan("absent", backend="trt", task="generate"))

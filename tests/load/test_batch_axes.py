@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from infer import Plan, Predictor, load, optimize
 from infer.errors import InputError
 from infer.load.loaded_model import LoadedModel
-from infer.pipeline.float_reference import takes
+from infer.run.float_reference import takes
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer.errors import SourceError, UnsafeSourceError, UsageError
-from infer.load import LoadedModel, fill, identify, load
+from infer.load import STRATEGIES, LoadedModel, fill, identify, load
 from infer.load.weights.pickle_stand_ins import INERT_TYPES, InertObject, inert_types_allowed
 from infer.load.weights.torch_reader import TorchReader, load_safely
 from infer.plan import Plan
@@ -170,7 +170,7 @@ def test_wrapped_checkpoints_load_and_report_the_key_used(
     assert said in notes(loaded).replace("the format of torch before 1.6: read whole into memory; ", "")
 
 
-@pytest.mark.parametrize("strategy", ["meta", "sequential", "per-tensor", "torch", "offload"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_loading_strategy_maps_checkpoint_names(
     tmp_path: Path, net: Path, original: nn.Module, strategy: str
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from infer import Plan, load
 from infer.errors import SourceError, UsageError
 from infer.load.identification.identify import identify
-from infer.pipeline.float_graph import float_graph
+from infer.run.float_graph import float_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # diffusers and transformers have many to give
 BLOCKS: dict[str, Any] = {

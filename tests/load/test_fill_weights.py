@@ -111,30 +111,6 @@ def test_filling_weights_twice_is_idempotent(tmp_path: Path, original: nn.Module
     assert loaded.module.conv.weight is weight
 
 
-def test_a_split_checkpoint_is_used_again_until_the_file_changes(tmp_path: Path, original: nn.Module) -> None:
-    from infer.load.weight_loading.per_tensor_cache import SplitReader
-
-    reader = as_safetensors(original.state_dict(), tmp_path)
-    dtypes = dict.fromkeys(reader.names(), torch.float32)
-    first = SplitReader(reader, dtypes, tmp_path / "cache")
-    assert SplitReader(reader, dtypes, tmp_path / "cache").folder == first.folder
-    assert SplitReader(reader, {"scale": torch.float16}, tmp_path / "cache").folder != first.folder
-    state = original.state_dict() | {"scale": torch.tensor(0.25)}
-    changed = SplitReader(as_safetensors(state, tmp_path), dtypes, tmp_path / "cache")
-    assert changed.folder != first.folder
-    assert [p.name for p in (tmp_path / "cache").iterdir() if p.name.startswith(".")] == []
-
-
-def test_a_tensor_in_memory_can_be_split_by_its_values(tmp_path: Path) -> None:
-    from infer.load.weight_loading.per_tensor_cache import SplitReader
-
-    folders = {
-        SplitReader(DictReader({"a": torch.full((3,), value)}), {"a": torch.float32}, tmp_path).folder
-        for value in (1.0, 2.0, 1.0)
-    }
-    assert len(folders) == 2
-
-
 def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None:
     module, _ = build_on_meta(Many, "Many")
     state = dict(original.state_dict())
@@ -149,8 +125,8 @@ def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None
 
 def test_an_unknown_loading_strategy_suggests_the_known_ones(original: nn.Module) -> None:
     loaded = loaded_from(DictReader(original.state_dict()))
-    with pytest.raises(UsageError, match="no way to load named 'sequental'.*Did you mean sequential"):
-        fill(loaded, strategy="sequental")
+    with pytest.raises(UsageError, match="no way to load named 'ofload'.*Did you mean offload"):
+        fill(loaded, strategy="ofload")
     with pytest.raises(UsageError, match="no way to load named 'x'"):
         resolve_strategy(Plan(source="a", load="x"), loaded)
 
@@ -162,7 +138,7 @@ def test_auto_streams_only_what_does_not_fit(original: nn.Module, monkeypatch: p
 
     loaded = loaded_from(DictReader(original.state_dict()))
     assert resolve_strategy(Plan(source="a"), loaded).value == "meta"
-    assert resolve_strategy(Plan(source="a", load="torch"), loaded).reason == "asked for"
+    assert resolve_strategy(Plan(source="a", load="offload"), loaded).reason == "asked for"
     little = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(available=1000))
     monkeypatch.setattr(filling, "psutil", little)
     choice = resolve_strategy(Plan(source="a"), loaded)

@@ -16,8 +16,8 @@ from infer.load import fill, load
 from infer.load.heads.sound_wrappers import MaskedAudioEncoder
 from infer.load.heads.wrappers import MaskSegmenter
 from infer.load.samples.read_samples import random_inputs
-from infer.pipeline.float_graph import float_graph
 from infer.plan import Plan
+from infer.run.float_graph import float_graph
 from infer.spec import TensorSpec
 from infer.tasks import answers
 from tests.support.random_heads import save_head

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from infer.errors import SourceError, UsageError
 from infer.load import fill, load
-from infer.pipeline.float_graph import float_graph
 from infer.plan import Plan
+from infer.run.float_graph import float_graph
 from tests.support.random_heads import save_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give

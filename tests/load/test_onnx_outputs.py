@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from infer import Predictor  # noqa: E402
 from infer.errors import NotUsableError, SourceError, UsageError  # noqa: E402
 from infer.load import LoadedModel, load  # noqa: E402
-from infer.pipeline import stages  # noqa: E402
 from infer.plan import Plan  # noqa: E402
+from infer.run import stages  # noqa: E402
 
 LABELS = ("no", "perhaps", "yes")
 

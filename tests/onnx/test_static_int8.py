@@ -16,7 +16,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from infer import Plan, Predictor  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.onnx.source import onnx_source, static_int8  # noqa: E402
-from infer.pipeline import stages  # noqa: E402
+from infer.run import stages  # noqa: E402
 from tests.support.onnx_models import ORT_TARGETS  # noqa: E402
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>

@@ -151,11 +151,41 @@ def _what(kind: type[InferError]) -> str:
     )
 
 
+DECISIONS = {
+    "01": "Loading and compression",
+    "02": "Kernels and attention",
+    "03": "Graphs, ONNX, backends, artifacts",
+    "04": "Language models and training",
+    "05": "Runs, fidelity, timing, searches",
+    "06": "Serving",
+    "07": "Benchmarks, project, tests",
+}
+
+
+def decisions_page() -> str:
+    """Every decision in force by the first line of its record."""
+    lines = [
+        "# Decisions",
+        "",
+        "Decisions in force, a record each: why it had to be decided, what holds, what was rejected, and the",
+        "figures. A record is changed or deleted with the code that it is about; git keeps the old ones. What was",
+        "tried and lost is in [failed experiments](failed-experiments.md). Written by `make docs-reference`; a test",
+        "compares.",
+    ]
+    for start, section in DECISIONS.items():
+        lines += ["", f"## {section}", ""]
+        for path in sorted((ROOT / "docs" / "decisions").glob(f"{start}*.md")):
+            title = path.read_text().partition("\n")[0].removeprefix("# ")
+            lines.append(f"- [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
     "docs/limits.md": limits_page,
     "docs/errors.md": errors_page,
     "docs/cli.md": reference_pages.cli_page,
     "docs/api.md": reference_pages.api_page,
+    "docs/decisions/index.md": decisions_page,
 }
 
 if __name__ == "__main__":

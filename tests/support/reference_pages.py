@@ -17,13 +17,13 @@ import infer
 import infer.serve
 from infer.budget_search.run_search import SearchResult, SearchTrial
 from infer.budgets import Budgets
-from infer.cli import app
+from infer.cli import application
 from infer.llm.completion import Completion, CompletionChunk, Score
 from infer.llm.engine.sampling.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
-from infer.pipeline.publish import Outcome
 from infer.plan import Plan
 from infer.predict.generation_options import Options
+from infer.run.publish import Outcome
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
 from infer.tune.adapters.settings import AdapterSettings
@@ -49,7 +49,7 @@ WIDTH = 100
 # --- docs/cli.md
 def cli_page() -> str:
     """Every command with its arguments and options, the plan file, and exit codes."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     lines = [
         "# Command line",
         "",

@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 from ... import device as hardware
 from ... import plugins
 from ...errors import InferError
-from ...pipeline.float_graph import Original
 from ...plan import Plan
 from ...report.measurements import roofline
+from ...run.float_graph import Original
 from .messages import LowerBounds
 
 FORMATS = "infer.compress.formats"

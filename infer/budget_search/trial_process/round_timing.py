@@ -12,9 +12,9 @@ from typing import Any
 from ... import latency
 from ...artifact import store
 from ...graph.program import Graph
-from ...pipeline.trial_timing import call_of
 from ...predict.open_artifact import backend_of
 from ...predict.predictor import open_runner
+from ...run.trial_timing import call_of
 from .messages import RoundTimes
 
 LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS = 21, 200, 3.0  # seconds for each artifact

@@ -15,17 +15,15 @@ from ...compress import assign
 from ...errors import InferError, SourceError, UsageError
 from ...library_errors import as_resource_error
 from ...onnx.ort.ort_session import limited_calls
-from ...pipeline import stages
-from ...pipeline.llm_mode import refuse_backend
-from ...pipeline.publish import publish
-from ...pipeline.resolve_plan import Resolved, resolve
-from ...pipeline.trial import Trial
 from ...plan import Plan
-from ...report.measurements import roofline
 from ...report.measurements.forked_memory import ForkingProbe
 from ...report.rendering import formatting
 from ...report.search_record import Candidate, Measured
 from ...reporter import Reporter
+from ...run import stages
+from ...run.resolve_plan import Resolved
+from ...run.stages import Made, Opened, Run
+from ...run.trial_timing import TimingRules
 from . import trial_result
 from .lower_bounds import lower_bounds
 from .messages import Done, LowerBounds, Rounds, RoundTimes, Setup, Survey, ToBeat, TrialRequest
@@ -75,86 +73,63 @@ class Session:
     def _run(self, plan: Plan, request: TrialRequest, output: Path) -> Done:
         """Quantize, lower, judge and time a candidate, and publish it unless it is refused or known to lose."""
         reporter = TrialReporter(self._reporter)
-        prepared, run = self._opened(plan, reporter)
-        prepared.floats.rivals = None if request.rivals is None else frozenset(request.rivals)
-        to_beat = request.to_beat
-        prepared.floats.to_beat = None if to_beat is None else trial_result.times_to_beat(to_beat)
-        self._sources.open_float_forms(prepared, run.plan)
+        prepared, resolved = self._opened(plan, reporter)
+        to_beat, rivals = request.to_beat, request.rivals
+        self._sources.open_float_forms(prepared, resolved.plan, rivals or ())
         reporter.findings[:0] = prepared.findings
-        run = stages.within_sizes(run, prepared.original.graph)
+        resolved = stages.within_sizes(resolved, prepared.original.graph)
         with store.stage(output, replace=False) as folder:
-            assignment = prepared.assignment(run.plan, reporter)
+            assignment = prepared.assignment(resolved.plan, reporter)
             lost = _lost_by_layers(assignment, to_beat, reporter)
             if lost is not None and not lost.judged:
                 return Done(
                     outcome="skipped",
                     reason=lost.reason,
                     measured=lost.alone,
-                    command=_command(run.plan, request.candidate, self._setup.name),
+                    command=_command(resolved.plan, request.candidate, self._setup.name),
                 )
-            prepared.floats.untimed = lost is not None
-            assign.decide(assignment)
-            small, selected, stuck = stages.search(
-                run.plan,
-                prepared.original,
-                assignment,
-                folder,
-                reporter,
-                prepared.floats,
-                last=prepared.last_model,
-                timing=self._lock.timing,
+            rules = TimingRules(
+                rivals=None if rivals is None else frozenset(rivals),
+                to_beat=None if to_beat is None else trial_result.times_to_beat(to_beat),
+                is_timed=lost is None,
+                uses_bounds=False,
+                alone=self._lock.timing,
+                patience=prepared.patience,
             )
-            trial = selected.trial
+            run = Run(folder, reporter, rules)
+            opened = Opened(resolved, prepared.original, prepared.floats)
+            made = run.make(opened, assignment, prepared.last_model)
+            trial = made.best
             measured = trial_result.measured(trial, assignment.layer_seconds, assignment.layer_gain)
-            if (
-                done := self._unpublished(trial, measured, request, run.plan, prepared, stuck, lost)
-            ) is not None:
+            if (done := self._unpublished(made, measured, request, lost)) is not None:
                 trial.close()
                 return done
             if trial.slower:
                 trial.kept_by = self._setup.keeps_slower
-                run = replace(run, plan=run.plan.with_(allow_slower=True))
+                made = _allowing_slower(made)
             if trial_result.is_far(trial, to_beat):
                 trial.close()
-                command = _command(run.plan, request.candidate, self._setup.name)
+                command = _command(made.plan, request.candidate, self._setup.name)
                 measured = structs.replace(measured, complete=False)
                 return Done(outcome="published", reason=trial.verdict, measured=measured, command=command)
-            ceiling = roofline.probe(prepared.original.graph, trial.reads, run.plan, shape=trial.shape)
-            reporter.found([*ceiling.findings(), *(step.finding() for step in trial.steps)])
-            made = publish(
-                run,
-                prepared.original,
-                small,
-                selected,
-                ceiling,
-                folder,
-                output,
-                reporter,
-                measure_memory=self._memory.probe,
-            )
+            published = run.publish(made, output, measure_memory=self._memory.probe)
         done = Done(
             outcome="published",
             reason=trial.verdict,
-            measured=trial_result.published(measured, made.report),
+            measured=trial_result.published(measured, published.report),
             artifact=str(output),
-            command=_command(run.plan, request.candidate, output.name),
+            command=_command(made.plan, request.candidate, output.name),
         )
-        return done if self._metric is None else self._scored(done, self._metric, run.plan, reporter)
+        return done if self._metric is None else self._scored(done, self._metric, made.plan, reporter)
 
     def _unpublished(
-        self,
-        trial: Trial,
-        measured: Measured,
-        request: TrialRequest,
-        plan: Plan,
-        prepared: PreparedSource,
-        stuck: str,
-        by_layers: LostByLayers | None,
+        self, made: Made, measured: Measured, request: TrialRequest, by_layers: LostByLayers | None
     ) -> Done | None:
         """Return the result of a trial that is unfaithful, is not to be timed here or lost; None for one to publish."""
+        trial, plan = made.best, made.plan
         command = _command(plan, request.candidate, self._setup.name)
         if (reason := trial.unfaithful(plan)) is not None:
-            reason = f"not faithful enough: {reason}" + (f"; {stuck}" if stuck else "")
+            reason = f"not faithful enough: {reason}" + (f"; {made.stuck}" if made.stuck else "")
             measured = structs.replace(measured, faithful=False)
             return Done(outcome="refused", reason=reason, measured=measured, command=command)
         if request.judge_only:
@@ -166,9 +141,9 @@ class Session:
             )
             return Done(outcome="skipped", reason=by_layers.reason, measured=measured, command=command)
         is_original = not trial.changed and not plan.backend_options
-        if is_original and prepared.original.graph.program is not None:
+        if is_original and made.opened.original.graph.program is not None:
             self._sources.keep_float_form(trial, plan)
-            prepared.floats.keep_seconds(trial)
+            made.opened.floats.keep_seconds(trial)
         if request.to_beat is None or not (reason := trial_result.lost(trial, measured, request.to_beat)):
             return None
         return Done(outcome="skipped", reason=reason, measured=measured, command=command)
@@ -211,10 +186,14 @@ class Session:
 
     def _opened(self, plan: Plan, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
         """Resolve the plan, and load and capture the source unless an earlier trial did."""
-        run = resolve(plan, reporter)
-        refuse_backend(run.plan)
-        stages.prepare_kernels(run.plan, reporter)
-        return self._sources.prepare(run, reporter)
+        return self._sources.prepare(stages.resolve_here(plan, reporter), reporter)
+
+
+def _allowing_slower(made: Made) -> Made:
+    """Return what was made with a plan that keeps a slower artifact, as its command has to."""
+    resolved = made.opened.resolved
+    resolved = replace(resolved, plan=resolved.plan.with_(allow_slower=True))
+    return replace(made, opened=replace(made.opened, resolved=resolved))
 
 
 @dataclass(frozen=True)

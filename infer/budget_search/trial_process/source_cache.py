@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from ... import device as hardware
 from ...compress import assign
 from ...errors import InferError, NotUsableError, UsageError
 from ...load import LoadedModel
-from ...pipeline import onnx_form, stages
-from ...pipeline.float_graph import Original
-from ...pipeline.float_reference import FloatReferences
-from ...pipeline.resolve_plan import Resolved, resolve_cache
-from ...pipeline.trial import Trial
 from ...plan import Plan
 from ...reporter import Reporter
+from ...run import onnx_form, stages
+from ...run.float_graph import Original
+from ...run.float_reference import FloatReferences
+from ...run.resolve_plan import Resolved, resolve_cache
+from ...run.trial import Trial
+from ...run.trial_timing import Patience
 from ...spec import Finding
 
 PACKED_SHARE = 0.1  # of the free memory, that packed weights may hold for trials to come
@@ -53,10 +54,11 @@ class PreparedSource:
     floats: FloatReferences
     float_layers: assign.SharedFloatLayers
     findings: list[Finding]
-    stats: dict[tuple[str, str], Mapping[str, compress.Stats] | None] = field(default_factory=dict)
-    packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # by way of calibration
+    stats: dict[str, Mapping[str, compress.Stats]] = field(default_factory=dict)  # by way of calibration
+    packings: dict[str, compress.PackingCache] = field(default_factory=dict)  # the same
     calls: assign.CallCounter = field(default_factory=assign.CallCounter)
     last_model: stages.LastModel = field(default_factory=stages.LastModel)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def weight_bytes(self) -> float:
@@ -71,12 +73,10 @@ class PreparedSource:
 
         Recovery trains packed weights in place, so a trial with `--recover` packs its own.
         """
-        made = stages.make_assignment(plan, self.original, reporter)
-        kind = (plan.calibrate, "none" if plan.quant == "none" else "any")
-        if kind in self.stats:
-            made.__dict__["stats"] = self.stats[kind]
-        elif plan.quant != "none" and made.stats is not None:
-            self.stats[kind] = made.stats
+        known = self.stats.get(plan.calibrate) if plan.quant != "none" else None
+        made = stages.make_assignment(plan, self.original, reporter, known)
+        if made.stats is not None:
+            self.stats[plan.calibrate] = made.stats
         made.float_layers, made.calls = self.float_layers, self.calls
         if not plan.recover:
             room = int(PACKED_SHARE * hardware.memory_available())
@@ -119,7 +119,6 @@ class SourceCache:
         name = "-".join(map(str, key))
         shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
         floats = stages.float_forms(original, self._work / f"float-{name}")
-        floats.searches = True
         for other in self._prepared:
             floats.share_outputs(other.floats)
             if original.folded == other.original.folded:
@@ -143,12 +142,12 @@ class SourceCache:
                 trial.folder, place, copy_function=lambda old, new: os.link(os.path.realpath(old), new)
             )
 
-    def open_float_forms(self, prepared: PreparedSource, plan: Plan) -> None:
-        """Open the float forms worth timing against that earlier trials lowered, in this process or one that died."""
+    def open_float_forms(self, prepared: PreparedSource, plan: Plan, rivals: Collection[str]) -> None:
+        """Open the float forms of `rivals` that earlier trials lowered, in this process or one that died."""
         shape, program = prepared.original.mode.shape, prepared.original.graph.program
         if plan.quant == "none" and plan.dtype == "float32":
             return
-        for backend in prepared.floats.rivals or ():
+        for backend in rivals:
             place = self._float_form(backend, plan)
             own = shape if plugins.get("backends", backend).STEPS else None
             if program is not None and place.exists():

@@ -10,11 +10,11 @@ import msgspec
 from ... import fidelity
 from ...errors import InferError, ResourceError
 from ...latency import WORKLOAD, Paired
-from ...pipeline.trial import TimesToBeat, Trial
-from ...pipeline.trial_timing import LOST
 from ...report import document
 from ...report.rendering import formatting
 from ...report.search_record import Measured, Outcome
+from ...run.trial import TimesToBeat, Trial
+from ...run.trial_timing import LOST
 from .messages import ToBeat
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .assignment import Assignment, CalibrationSet
+from .assignment import Assignment, CalibrationSet, collect_statistics
 from .choose_formats import decide
 from .fallback import raise_formats
 from .format_order import smallest_format
@@ -16,6 +16,7 @@ __all__ = [
     "CallCounter",
     "LayerSums",
     "SharedFloatLayers",
+    "collect_statistics",
     "decide",
     "layers_alone",
     "raise_formats",

@@ -79,6 +79,26 @@ class Decision:
     why: str = ""
 
 
+def collect_statistics(plan: Plan, known: CalibrationSet, reporter: Reporter) -> Mapping[str, Stats] | None:
+    """Collect the calibration statistics of every layer; None when no format needs them and no rows are available."""
+    used = {plan.quant, *plan.layers.values()} - {FLOAT, "none"}
+    needed = any(compress.needs_stats(plan.with_(quant=format)) for format in used)
+    way, why = calibration_method.choose(plan, known.model is not None, bool(known.calibration))
+    if not used or known.model is None or (way == "none" and not needed):
+        reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
+        return None
+    batches = known.statistics_batches(plan.recover)
+    begin = time.perf_counter()
+    seen, way, why = calibration_method.collect(
+        plan, known.model, batches, known.outputs, known.task, way, why
+    )
+    count = sum(rows.count(known.inputs, batch) for batch in batches)
+    why = f"{why}; {count} rows, {time.perf_counter() - begin:.1f} s"
+    reporter.found([Finding("calibrate", "method", way, why=why)])
+    reporter.found(compress.coverage(known.model, seen, batches))
+    return seen
+
+
 @dataclass
 class Assignment:
     """State of the assignment: `decisions` by layer name; undecided layers get `plan.quant`."""
@@ -86,6 +106,7 @@ class Assignment:
     plan: Plan
     calibration_set: CalibrationSet
     reporter: Reporter
+    stats: Mapping[str, Stats] | None = None  # of `collect_statistics`
     decisions: dict[str, Decision] = field(default_factory=dict)
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     packing_cache: PackingCache = field(default_factory=PackingCache)
@@ -121,27 +142,6 @@ class Assignment:
     def candidates(self) -> Candidates:
         formats = dict.fromkeys([*larger_formats(self.plan), *fallback_formats(self.plan)])
         return Candidates(self.model, self.plan, list(formats), self.stats or {}, self.packing_cache)
-
-    @cached_property
-    def stats(self) -> Mapping[str, Stats] | None:
-        """Calibration statistics of every layer; None when no format needs them and no rows are available."""
-        used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
-        needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
-        known = self.calibration_set
-        way, why = calibration_method.choose(self.plan, known.model is not None, bool(known.calibration))
-        if not used or known.model is None or (way == "none" and not needed):
-            self.reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
-            return None
-        batches = known.statistics_batches(self.plan.recover)
-        begin = time.perf_counter()
-        seen, way, why = calibration_method.collect(
-            self.plan, known.model, batches, known.outputs, known.task, way, why
-        )
-        count = sum(rows.count(known.inputs, batch) for batch in batches)
-        why = f"{why}; {count} rows, {time.perf_counter() - begin:.1f} s"
-        self.reporter.found([Finding("calibrate", "method", way, why=why)])
-        self.reporter.found(compress.coverage(known.model, seen, batches))
-        return seen
 
     def free(self) -> list[Weight]:
         """List the undecided weights."""

@@ -27,8 +27,8 @@ MOST_BYTES = 2.5  # times those of the format asked for: int8 may take 16 bits, 
 MARGIN = 0.8  # of the effect that would just do
 
 
-def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | None:
-    """Change `assignment.decisions` so that the gate may pass; return the reason when no layer can move.
+def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str:
+    """Change `assignment.decisions` so that the gate may pass and return ""; or the reason why no layer can move.
 
     `metrics` are those of the comparison that failed. Pinned layers stay as they are.
     """
@@ -74,7 +74,7 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
         why = f"{old} → {new}: alone it costs {effect[old]:.3g} → {effect[new]:.3g} {unit}"
         assignment.set(weight, new, "sensitivity", f"rose {why}")
         assignment.reporter.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
-    return None
+    return ""
 
 
 def _growth(assignment: Assignment, names: Collection[str], formats: Mapping[str, str]) -> float:
@@ -102,7 +102,7 @@ def _measured_effects(
     return {layer.name: layer for layer in assignment.measure(wanted).layers}
 
 
-def _reason_to_stop(assignment: Assignment) -> str | None:
+def _reason_to_stop(assignment: Assignment) -> str:
     if assignment.plan.quant == "none":
         return "nothing is quantized"
     if assignment.calibration_set.model is None:
@@ -111,4 +111,4 @@ def _reason_to_stop(assignment: Assignment) -> str | None:
         return f"--bits {assignment.plan.bits:g} leaves no room for layers to rise"
     if not assignment.calibration_set.calibration:
         return "there are no rows beside those that judge"
-    return f"layers rose {MAX_ROUNDS} times" if assignment.num_rounds >= MAX_ROUNDS else None
+    return f"layers rose {MAX_ROUNDS} times" if assignment.num_rounds >= MAX_ROUNDS else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NotUsableError, SourceError
+from ...spec import ZERO_SHOT_IMAGES
 from ..model_patches.image_decoders import CAPTIONER, VISION_ENCODER_DECODER
 from ..model_patches.image_text_encoders import FLORENCE, QUESTIONS
 from ..model_patches.vlm_language_model import has_tower
@@ -136,9 +137,7 @@ EMBEDDINGS = (
 # Late interaction: a vector for each token.
 MULTI_VECTOR = Head("Model", MULTI_VECTOR_TASK, "AutoModel", ("token_embeddings",))
 # CLIP and its kin as a whole: every image is compared with every text.
-DUAL_TOWERS = Head(
-    "Model", "zero-shot-image-classification", "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS
-)
+DUAL_TOWERS = Head("Model", ZERO_SHOT_IMAGES, "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS)
 # SigLIP's text tower: its pooled output is what images are compared with.
 PADDED_TEXT = Head("SiglipTextModel", "embedding", "AutoModel", ("embedding",))
 # Text towers trained beside images or sound; pooled by their own last or first token, never by a mean.

@@ -16,8 +16,7 @@ from ...preprocess.audio import SUFFIXES as SOUNDS
 from ...preprocess.audio import AudioPreprocessor
 from ...preprocess.image import SUFFIXES as IMAGES
 from ...regular_files import require_regular
-from ...spec import DECODER_IDS, DTYPE_NAMES, TensorSpec
-from ..heads import DUAL_TOWERS
+from ...spec import DECODER_IDS, DTYPE_NAMES, ZERO_SHOT_IMAGES, TensorSpec
 from ..loaded_model import LoadedModel
 from ..weights.nested_state_dict import refuse_expanded
 from ..weights.torch_reader import load_safely
@@ -51,7 +50,7 @@ def read_files(
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
     if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
-        if loaded.task == DUAL_TOWERS.task:
+        if loaded.task == ZERO_SHOT_IMAGES:
             return _from_images_and_texts(pictures, texts, loaded, where)
         if loaded.decode_greedily is not None:
             return _from_described_images(pictures, texts, loaded, where)
@@ -234,7 +233,7 @@ def example_option(loaded: LoadedModel) -> str:
         return "--data texts.txt"
     if loaded.preprocessor is not None:
         kind = "sounds" if getattr(loaded.preprocessor, "sampling_rate", 0) else "images"
-        if loaded.task == DUAL_TOWERS.task:
+        if loaded.task == ZERO_SHOT_IMAGES:
             kind = "images and a .txt, one text a line"
         return f"--data FOLDER of {kind}"
     names = ", ".join(spec.name for spec in loaded.inputs)

@@ -1,9 +1,6 @@
-"""Weight loading strategies: five ways to fill a model on the meta device, with measured time and memory.
+"""Weight loading strategies: two ways to fill a model on the meta device, with measured time.
 
-meta        map the file and assign each tensor: the page cache holds the weights, nothing is copied
-sequential  allocate a tensor, read it in blocks, go on: one block above the model itself
-per-tensor  split the checkpoint once into one file per tensor, in the model's dtype, then map those
-torch       plain torch.load and load_state_dict, for comparison: the checkpoint and the model at once
+meta        map the file and assign each tensor: the page cache holds the weights, nothing is copied but what is cast
 offload     large layers keep their weights on disk and read rows at each forward: one block at a time
 """
 
@@ -20,17 +17,13 @@ from ...errors import SourceError, unknown
 from ...plan import Plan
 from ...spec import Choice, Finding
 from ..loaded_model import LoadedModel
-from ..weights import WeightReader, num_bytes, read_as
+from ..weights import WeightReader, num_bytes
 from .mapped_weights import MappedLoader
 from .meta_model import assign
-from .offload import stream_layers
-from .per_tensor_cache import SplitReader
-from .torch_load_baseline import FullReadLoader
 
-STRATEGIES = ("meta", "sequential", "per-tensor", "torch", "offload")
+STRATEGIES = ("meta", "offload")
 # Above this share of the available memory, float weights are streamed.
 OFFLOAD_SHARE = 0.6
-Give = Callable[[str, torch.dtype], Tensor]
 
 
 def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
@@ -63,15 +56,19 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
         return []
     begin = time.perf_counter()
     source = _source_name(loaded)
-    said = stream_layers(target, loaded.reader, source) if chosen == "offload" else ""
-    how = _loader_for(chosen, loaded.reader, target, source)
+    said = ""
+    if chosen == "offload":
+        from .offload import stream_layers
+
+        said = stream_layers(target, loaded.reader, source)
+    values = MappedLoader(loaded.reader)
     slots = _slots(target)
     held = set(loaded.reader.names())
     for group in slots.values():
-        _fill_one(group, source, loaded.reader, held, how)
+        _fill_one(group, source, held, values)
     _refuse_meta_buffers(target)
     seconds = time.perf_counter() - begin
-    why = "; ".join(text for text in (f"{len(slots)} tensors", _summary_of(how), said) if text)
+    why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), said) if text)
     return [Finding("load", f"fill {chosen}", seconds, "s", why)]
 
 
@@ -95,9 +92,7 @@ def _slots(module: nn.Module) -> dict[int, list[Slot]]:
     return found
 
 
-def _fill_one(
-    group: list[Slot], source: Callable[[str], str], reader: WeightReader, held: set[str], give: Give
-) -> None:
+def _fill_one(group: list[Slot], source: Callable[[str], str], held: set[str], values: MappedLoader) -> None:
     name = next((source(slot.name) for slot in group if source(slot.name) in held), None)
     first = group[0]
     if name is None:
@@ -106,42 +101,18 @@ def _fill_one(
             where=first.name,
             hint="It belongs to another model",
         )
+    reader: WeightReader = values.reader
     if reader.shape(name) != tuple(first.tensor.shape):
         raise SourceError(
             f"expected {name!r} of shape {list(first.tensor.shape)}, got {list(reader.shape(name))}",
             where=first.name,
             hint="The checkpoint belongs to a model of other sizes",
         )
-    value = give(name, first.tensor.dtype)
+    value = values(name, first.tensor.dtype)
     if isinstance(first.tensor, nn.Parameter):
         value = nn.Parameter(value, requires_grad=first.tensor.requires_grad and value.is_floating_point())
     for slot in group:
         assign(slot.owner, slot.attribute, value)
-
-
-def _loader_for(strategy: str, reader: WeightReader, target: nn.Module, source: Callable[[str], str]) -> Give:
-    if strategy == "meta":
-        return MappedLoader(reader)
-    if strategy == "per-tensor":
-        dtypes = {source(s.name): s.tensor.dtype for group in _slots(target).values() for s in group}
-        return MappedLoader(SplitReader(reader, dtypes))
-    if strategy == "torch":
-        return FullReadLoader(reader)
-    return SequentialLoader(reader)
-
-
-class SequentialLoader:
-    """Weight source that allocates each tensor and reads it block by block, cast on the way."""
-
-    def __init__(self, reader: WeightReader) -> None:
-        self.reader = reader
-
-    def __call__(self, name: str, dtype: torch.dtype) -> Tensor:
-        return read_as(self.reader, name, dtype)
-
-
-def _summary_of(give: Give) -> str:
-    return give.summary() if isinstance(give, MappedLoader) else ""
 
 
 def _source_name(loaded: LoadedModel) -> Callable[[str], str]:

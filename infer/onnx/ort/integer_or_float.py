@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from ..layers.quantized_layers import RewriteResult
 from . import ort_session
 
 PAIRS = 100  # of turns, of short calls
+UNDECIDED = 0.7  # seconds of pairs, after which either form will do
 MAX_DIFFERENCE = 0.03  # relative difference of the outputs of 8-bit blocks from those of decoded weights
 INTEGER = "integer products"
 PRODUCTS, FLOAT = "products", "float"  # option of the backend, and its value that never takes integers
@@ -83,7 +85,8 @@ def _compare(graph: Graph, plan: Plan, integers: Path, floats: Path, most: float
     for batch in plan.batches:
         inputs = typical_inputs(graph.inputs, graph.samples, graph.sizes, batch)
         loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
-        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0, max_pairs=PAIRS)  # noqa: B023
+        ours, theirs = (partial(runner.run, inputs) for runner in (a, b))
+        pair = latency.paired(ours, theirs, max_seconds=UNDECIDED, max_pairs=PAIRS)
         seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]
         words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
     a.close()

@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 import torch
 from torch.export import ExportedProgram
-from torch.utils.flop_counter import FlopCounterMode
 
 from ... import device as hardware
 from ... import rows
@@ -97,6 +96,8 @@ def bytes_read(program: ExportedProgram) -> int:
 
 def count_flops(call: Callable[[], object]) -> int | None:
     """Operations of one call of plain torch code, 2 per multiply-add; None when nothing in it counts."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call()
     return int(counter.get_total_flops()) or None

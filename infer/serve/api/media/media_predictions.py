@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from ....errors import InputError
+from ....spec import ZERO_SHOT_IMAGES
 from ....tasks import answers
-from ....tasks.media_model import ZERO_SHOT, MediaModel
+from ....tasks.media_model import MediaModel
 from ....tasks.score_activation import activation_of, scores_of
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
@@ -31,7 +32,7 @@ TASKS = (
     "depth-estimation",
     "image-embedding",
     "audio-embedding",
-    ZERO_SHOT,
+    ZERO_SHOT_IMAGES,
 )
 Prediction = list[LabelScore] | list[float]
 
@@ -57,7 +58,7 @@ async def predict_files(
     parameters: PredictParameters,
 ) -> list[Prediction]:
     """Return the prediction of each file, labels best first."""
-    if engine.predictor.task == ZERO_SHOT:
+    if engine.predictor.task == ZERO_SHOT_IMAGES:
         return await _candidates(context, engine, files, where, parameters)
     model, outputs, sizes = await run_files(context, engine, files, where)
     for place, size in zip(where, sizes, strict=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ....errors import InputError, NotFoundError
 from ....llm.text.tokenizer import TextOrPair
-from ....tasks.media_model import ZERO_SHOT
+from ....spec import ZERO_SHOT_IMAGES
 from ...batching import text_inputs
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
@@ -25,7 +25,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "classification": (*_LABELS, "candidate_labels", "hypothesis_template", "multi_label"),
     "image-classification": _LABELS,
     "audio-classification": _LABELS,
-    ZERO_SHOT: ("top_k", "candidate_labels", "hypothesis_template"),
+    ZERO_SHOT_IMAGES: ("top_k", "candidate_labels", "hypothesis_template"),
     "object-detection": ("top_k", "threshold"),
     "token-classification": ("aggregation_strategy", "ignore_labels"),
     "question-answering": ("top_k", "max_answer_len"),

@@ -1,0 +1,176 @@
+"""The float original: the model as its source gave it, captured as a graph; everything is compared with it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+
+from .. import carried_state, compress, load
+from ..errors import NotUsableError, SourceError, UsageError
+from ..graph import capture, fixed_sizes
+from ..graph.program import Graph
+from ..load import module_copies
+from ..plan import Plan
+from ..reporter import Reporter
+from ..spec import Finding
+from .llm_mode import LlmMode
+
+
+@dataclass
+class Original:
+    """The float model, its graph, and how it runs. `graph.outputs` of streamed weights are named later."""
+
+    loaded: load.LoadedModel
+    graph: Graph
+    mode: LlmMode
+    limitations: tuple[str, ...] = ()  # sentences on what its graph can't do
+    folded: bool = False  # layers of the module are changed for formats: norms folded, recurrent layers split
+    users_module: nn.Module | None = (
+        None  # as the user calls it, no layer changed; None where there is none in memory
+    )
+
+    @property
+    def module(self) -> nn.Module:
+        """The float module; raises `NotUsableError` for an ONNX source."""
+        return module_of(self.loaded)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True for a torch model whose weights are not streamed from disk."""
+        return self.loaded.module is not None and self.loaded.load != "offload"
+
+    @cached_property
+    def step(self) -> Graph:
+        """The float model as a step over a paged KV cache; `NotUsableError` when it can't be captured as one."""
+        if self.mode.shape is None:
+            raise NotUsableError("the model does not run as a step")
+        from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+
+        return capture_language_model(self.module.model, self.mode.shape)  # type: ignore[arg-type]
+
+
+def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> Original:
+    """Decide how the model runs and capture it. None of its numbers changes: batch norms that a format is to see folded
+    are folded after the capture.
+    """
+    mode = _mode(plan, loaded, reporter)
+    reporter.step("capture", "the float original")
+    try:
+        graph = float_graph(loaded, reporter)
+    except (NotUsableError, SourceError) as error:
+        if loaded.onnx is None or loaded.module is None:
+            raise
+        keep_file(loaded, str(error), reporter)
+        graph = float_graph(loaded, reporter)
+    pairs = carried_state.states(graph.inputs, graph.outputs)
+    original = Original(loaded, graph, mode, (*loaded.limitations, *carried_state.sentence(pairs)))
+    if graph.program is None:
+        return original
+    original.users_module = loaded.called or original.module
+    if plan.quant != "none":
+        if loaded.called is None:
+            original.users_module = module_copies.copy_structure(original.module)
+        found = compress.fold_batch_norms(original.module, graph.program)
+        found += compress.fold_weight_norms(original.module)
+        original.folded = bool(found) | bool(compress.split_recurrent(original.module))
+    return original
+
+
+def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
+    if loaded.task == "text-generation":
+        from .find_llm_mode import find_mode
+
+        return find_mode(plan, loaded, reporter)
+    if plan.task != "auto":
+        raise UsageError(f"--task {plan.task} is for language models, the task of this one is {loaded.task}")
+    return LlmMode()
+
+
+def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> Graph:
+    """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
+    if loaded.onnx is not None and loaded.module is None:
+        outputs = tuple(loaded.meta.get("outputs", ()))
+        return Graph(
+            loaded.inputs,
+            outputs,
+            loaded.samples,
+            loaded.sizes,
+            onnx=loaded.onnx,
+            multiples=loaded.multiples,
+            unimported=loaded.meta.get("unimported", ""),
+            task=loaded.task,
+            calibration=loaded.calibration,
+        )
+    if loaded.load == "offload":
+        module = module_of(loaded).eval()
+        return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
+    with _at_any_length(loaded):
+        found = fixed_sizes.capture_at_any_sizes(
+            module_of(loaded).eval(),
+            loaded.inputs,
+            loaded.samples,
+            sizes=loaded.sizes,
+            outputs=loaded.outputs,
+            task=loaded.task,
+            called=loaded.called,
+            multiples=loaded.multiples,
+        )
+    if found.fixed:
+        loaded.limitations.append(found.fixed)
+        stepped = found.graph.multiples != loaded.multiples
+        how = "narrower" if found.asserts else "multiples" if stepped else "fixed"
+        (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
+    loaded.inputs, loaded.samples = found.graph.inputs, found.graph.samples
+    loaded.sizes, loaded.multiples, loaded.asserts = found.graph.sizes, found.graph.multiples, found.asserts
+    return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
+
+
+def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
+    """Run the source as ONNX, for which a finding gives the reason."""
+    loaded.module = loaded.rebuild = None
+    loaded.meta = {**loaded.meta, "unimported": why}
+    reporter.found([Finding("load", "form", "ONNX", why=why)])
+
+
+def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
+    """Capture a language model, replacing layers whose own code would fix the length at capture."""
+    decoder = decoder_of(loaded)
+    if decoder is None:
+        return nullcontext()
+    from ..llm.step.length_free_layers import use_whole_sequences
+
+    return use_whole_sequences(decoder)
+
+
+def module_of(loaded: load.LoadedModel) -> nn.Module:
+    if loaded.module is None:
+        raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
+    return loaded.module
+
+
+def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
+    """Capture a copy of the float model with the inputs, samples and sizes of the source."""
+    with _at_any_length(loaded):
+        graph = capture.capture(
+            module.eval(),
+            loaded.inputs,
+            loaded.samples,
+            sizes=loaded.sizes,
+            outputs=loaded.outputs,
+            task=loaded.task,
+            multiples=loaded.multiples,
+            asserts=loaded.asserts,
+        )
+    return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
+
+
+def decoder_of(loaded: load.LoadedModel) -> nn.Module | None:
+    """Return the language model of transformers, or None."""
+    if loaded.task != "text-generation":
+        return None
+    from ..load.heads.text import Decoder, EncoderDecoder
+
+    return loaded.module.model if isinstance(loaded.module, Decoder | EncoderDecoder) else None

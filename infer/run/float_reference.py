@@ -1,0 +1,363 @@
+"""The float original in the forms that trials are compared with and timed against.
+
+What outputs are compared with shares no graph, optimizer or engine with what is judged: it is the user's own module,
+called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. What
+times are compared with is what the user has today, and the float graph on the backends tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import latency, library_errors, plugins, rows
+from ..errors import InferError, NotUsableError, ResourceError
+from ..graph import encoder_decoder_graphs, row_independence, storage
+from ..graph.program import Graph, flatten, plain_call
+from ..graph.row_independence import Joining
+from ..llm.step import cuda_graphs
+from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+from ..llm.step.step_shape import StepShape
+from ..load.loaded_model import LoadedModel
+from ..plan import Plan
+from ..spec import BATCH, Finding, TensorSpec
+from .trial import Trial
+
+EAGER = "torch eager"
+FLOAT_FORM = " float32"  # behind the name of a backend
+ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
+
+
+class FloatReferences:
+    """Float original in each form that trials are compared with or timed against, lowered once.
+
+    `step` captures the original as a step, for a language model; `module` is the user's own module, of which no layer
+    was changed.
+    """
+
+    def __init__(
+        self,
+        original: Graph,
+        work: Path,
+        step: Callable[[], Graph] | None = None,
+        module: nn.Module | None = None,
+        source_size: int | None = None,
+    ) -> None:
+        self.source_size = source_size  # bytes on disk
+        self._original, self._work, self._step, self._module = original, work, step, module
+        self._runners: dict[str, Any] = {}
+        self._onnx_runtime: tuple[str, Any] | None = (
+            None  # the user's file as the user runs it, with its name
+        )
+        self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
+        self._steps: Graph | None = None
+        self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
+        self._known: RememberedOutputs | None = None
+        self._joining: Joining | None = None
+
+    def reference(self) -> RememberedOutputs:
+        """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
+        self._known = self._known or RememberedOutputs(self._called())
+        return self._known
+
+    def window_logits(
+        self, ids: Tensor, source: Mapping[str, Tensor] | None = None, rows: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the reference's logits [tokens, vocab] of one window of a language model, of `rows` where given."""
+        inputs = {self._original.inputs[-1].name: ids[None]}
+        inputs |= {key: value[None] for key, value in (source or {}).items()}
+        return self.reference().run(inputs, rows)["logits"][0]
+
+    @cached_property
+    def row_seconds(self) -> float:
+        """Seconds that one row of the samples takes in the reference, or the fewest rows that it takes together; 0 of
+        language models, streamed weights, inputs without rows and models that fail on so few.
+        """
+        graph = self._original
+        if graph.module is not None or graph.task == "text-generation" or not rows.have_rows(graph.inputs):
+            return 0.0
+        run, few = self.reference().form.run, graph.sizes.get(BATCH, (1, 1))[0]
+        row = rows.cut(graph.inputs, graph.samples, 0, few)
+        try:
+            return latency.measure(lambda: run(row), min_seconds=0.0, min_runs=1).min / few
+        except (InferError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - where this size is compared or timed, its failure is told
+            return 0.0
+
+    def joining(self, run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Joining:
+        """Return which requests of the original may share a batch, as tried once on its `run`."""
+        if self._joining is None:
+            graph = self._original
+            self._joining = row_independence.joining(
+                run,
+                graph.inputs,
+                graph.outputs,
+                graph.samples,
+                graph.sizes,
+                row_seconds=self.row_seconds,
+            )
+        return self._joining
+
+    def share_outputs(self, other: FloatReferences) -> None:
+        """Take the cached outputs of the same original, prepared in another way."""
+        self._known = other._known
+
+    def share_seconds(self, other: FloatReferences) -> None:
+        """Use and add to the seconds of the float forms of the same original, none of whose layers is changed."""
+        self.seconds = other.seconds
+
+    def keep_seconds(self, trial: Trial) -> None:
+        """Keep the seconds of a timed trial of the unchanged model, as the form that others are timed against: its
+        ratio to a form that is known.
+        """
+        if trial.latency and all(timing.rival in trial.forms for timing in trial.latency):
+            known = self.seconds.setdefault(trial.shape, {})
+            known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
+
+    def _called(self) -> Any:
+        """Open the original as its user calls it."""
+        if self._original.file is not None:
+            runner = _onnx_runtime(self._original, "cpu", as_written=True)
+            return UserFileRunner(runner, self._original) if self._original.imported else runner
+        if self._module is not None:
+            return UserModuleRunner(self._module, self._original)
+        return Eager(self._original)
+
+    def forms(
+        self,
+        plan: Plan,
+        backends: Sequence[str],
+        shape: StepShape | None,
+        step: Callable[[str, str], None],
+        rivals: Collection[str] | None = None,
+    ) -> tuple[dict[str, Any], list[Finding]]:
+        """Return the runners of all float forms by name, and the reasons for those that failed.
+
+        The original as the user runs it today, always; for a plan that changes numbers also lowered by each of
+        `backends`, of `rivals` only where those are given, and those that were made for earlier trials.
+        """
+        if self._original.module is not None:
+            return {f"{EAGER}, weights streamed": self._called()}, []
+        forms, findings = dict([self._today(plan, shape)]), []
+        made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
+        wanted = [name for name in backends if rivals is None or name in rivals]
+        for name in dict.fromkeys([*made, *wanted]) if plan.changes_numbers else ():
+            form = f"{name}{FLOAT_FORM}"
+            if name == "ort" and self._onnx_runtime is not None:
+                continue
+            if self._key(name, shape) not in self._runners:
+                step("lower", f"{name}, a float form to time against")
+            try:
+                forms[form] = self.runner(plan.with_(backend=name), shape)
+            except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
+                refusal = library_errors.as_backend_error(name, "lower", error, [])
+                if not isinstance(refusal, NotUsableError | ResourceError):
+                    raise
+                findings.append(Finding("time", f"no {form}", None, why=str(refusal)))
+        return forms, findings
+
+    def runner(self, plan: Plan, shape: StepShape | None = None) -> Any:
+        """Lower the unquantized graph on the plan's backend, once."""
+        key = self._key(plan.backend, shape)
+        if key not in self._runners:
+            backend = plugins.get("backends", plan.backend)
+            place = self._work / key
+            place.mkdir(parents=True)
+            graph = self._graph(shape)
+            storage.save(graph, place)
+            own = plan.with_(quant="none", dtype="float32", backend_options={})
+            encoder_decoder_graphs.lower(backend, graph, own, place)
+            runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
+            self._runners[key] = opened(runner, shape, plan.device)
+        return self._runners[key]
+
+    def adopt(self, backend: str, lowered: Path, shape: StepShape | None, device: str) -> None:
+        """Open a folder that a trial of the unchanged model lowered, as that backend's float form."""
+        key = self._key(backend, shape)
+        if key not in self._runners:
+            runner = encoder_decoder_graphs.open_runner(plugins.get("backends", backend), lowered, device)
+            self._runners[key] = opened(runner, shape, device)
+
+    def share(self, backend: str, runner: Any, shape: StepShape | None = None) -> None:
+        """Use the open runner of a trial of the unchanged model as that backend's float form."""
+        self._runners.setdefault(self._key(backend, shape), runner)
+
+    def _today(self, plan: Plan, shape: StepShape | None) -> tuple[str, Any]:
+        """Open the original as the user runs it today, with the name of that form."""
+        if self._original.file is None:
+            return EAGER, self._plain(plan, shape)
+        if self._onnx_runtime is None:
+            try:
+                self._onnx_runtime = ONNX_RUNTIME, _onnx_runtime(self._original, plan.device)
+            except NotUsableError:  # its optimizations refuse the graph
+                as_written = _onnx_runtime(self._original, plan.device, as_written=True)
+                self._onnx_runtime = f"{ONNX_RUNTIME} without optimizations", as_written
+        return self._onnx_runtime
+
+    def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
+        """Open the original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
+        if plan.device != "cpu":
+            return self.runner(plan.with_(backend="eager"), shape)
+        if shape is not None:
+            step = self._graph(shape)
+            runner: Any = Eager(step)
+            if step.encoder is not None:
+                runner = encoder_decoder_graphs.TwoGraphs(runner, Eager(step.encoder))
+            return opened(runner, shape, plan.device)
+        return (
+            Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)
+        )
+
+    def _graph(self, shape: StepShape | None) -> Graph:
+        if shape is None or self._step is None:
+            return self._original
+        self._steps = self._steps or self._step()
+        return self._steps
+
+    def _key(self, backend: str, shape: StepShape | None) -> str:
+        return f"float-{backend}" if shape is None else f"float-{backend}-step"
+
+
+def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None:
+    """Return what runs an ONNX file without optimizations, or gives None for inputs that it does not take."""
+    if loaded.onnx is None or plugins.why_not("backends", "ort"):
+        return None
+    outputs = tuple(loaded.meta["outputs"])
+    runner = _onnx_runtime(Graph(loaded.inputs, outputs, {}, onnx=loaded.onnx), "cpu", as_written=True)
+
+    def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        try:
+            return runner.run(inputs)
+        except (ResourceError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
+            return None
+
+    return runs
+
+
+def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:
+    """Open the user's ONNX file in ONNX Runtime as users do, or `as_written`: without graph optimizations."""
+    if original.file is None:
+        raise ValueError("expected the graph of an ONNX source")
+    if reason := plugins.why_not("backends", "ort"):
+        raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
+    from ..onnx.ort.ort_session import EXACT, USUAL, OrtRunner
+
+    settings = EXACT if as_written else USUAL
+    return OrtRunner(original.file, original.inputs, original.outputs, device, settings=settings)
+
+
+class Eager:
+    """A graph in plain torch."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs, self.outputs = graph.inputs, graph.outputs
+        self._names = [o.name for o in graph.outputs]
+        whole = graph.callable() if graph.program is None else None
+        self._call = _by_keyword(whole) if whole else plain_call(graph.exported, graph.inputs)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return dict(zip(self._names, self._call(inputs), strict=True))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    return lambda inputs: call(**inputs)
+
+
+class UserModuleRunner:
+    """The user's own module, called as its users call it: nothing is checked or renamed."""
+
+    def __init__(self, module: nn.Module, graph: Graph) -> None:
+        self._module, self._inputs, self._outputs = module.eval(), graph.inputs, graph.outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            outputs = flatten(self._module(**inputs))
+        named = zip(self._outputs, outputs, strict=True)
+        return {spec.name: _unsqueezed(value, spec, self._inputs, inputs) for spec, value in named}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class UserFileRunner:
+    """The user's ONNX file as the reference of a program that was imported from it."""
+
+    def __init__(self, runner: Any, graph: Graph) -> None:
+        self._runner, self.inputs, self.outputs = runner, graph.inputs, graph.outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = self._runner.run(inputs)
+        return {s.name: _unsqueezed(found[s.name], s, self.inputs, inputs) for s in self.outputs}
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _unsqueezed(
+    value: Tensor, spec: TensorSpec, taken: Sequence[TensorSpec], inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """Return an output with the axes that a squeeze takes from it where a batch has one row."""
+    if value.dim() >= len(spec.shape):
+        return value
+    sizes = {
+        size: count
+        for given in taken
+        for size, count in zip(given.shape, inputs[given.name].shape, strict=True)
+    }
+    shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
+    return value.reshape(shape) if math.prod(shape) == value.numel() else value
+
+
+class RememberedOutputs:
+    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them."""
+
+    def __init__(self, form: Any, room: int = 256 << 20) -> None:
+        self.form, self._room = form, room
+        self._known: dict[bytes, dict[str, Tensor]] = {}
+
+    def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Run one batch, or return its cached outputs; `rows`: indices of axis 1 of the outputs, others are dropped."""
+        key = _content(inputs) + repr(rows).encode()
+        if key in self._known:
+            return dict(self._known[key])
+        outputs = self.form.run(inputs)
+        if rows is not None:
+            outputs = {name: value[:, list(rows)] for name, value in outputs.items()}
+        size = sum(value.nbytes for value in outputs.values())
+        if size <= self._room:
+            self._room -= size
+            self._known[key] = outputs
+        return dict(outputs)
+
+    def close(self) -> None:
+        """Forget the outputs."""
+        self._known.clear()
+
+
+def _content(inputs: Mapping[str, Tensor]) -> bytes:
+    """Digest named tensors, and the precision of products that outputs depend on."""
+    digest = hashlib.blake2b(torch.get_float32_matmul_precision().encode(), digest_size=16)
+    for name, value in sorted(inputs.items()):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        data = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(data.numpy().data)
+    return digest.digest()
+
+
+def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
+    """Open a runner; of a step, one that runs whole windows."""
+    return runner if shape is None else sequence_runner(cuda_graphs.wrap(runner, device), shape, device)
