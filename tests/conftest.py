@@ -138,16 +138,23 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
     from infer import bench
     from infer.bench import llm
     from infer.report.measurements import memory
-    from infer.run import publish
+    from infer.run import stages
 
     def probe(*_: object, **__: object) -> memory.Memory:
         return memory.Memory(failure="not measured in this test")
 
     unmeasured = SimpleNamespace(probe=probe, stored_weights=memory.stored_weights)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (publish, bench, llm):
+        for module in (bench, llm):
             patch.setattr(module, "memory", unmeasured)
+        patch.setattr(
+            stages, "ForkingProbe", lambda: SimpleNamespace(probe=probe, start=_nothing, close=_nothing)
+        )
         yield
+
+
+def _nothing(*_: object) -> None:
+    return
 
 
 @pytest.fixture
@@ -195,11 +202,12 @@ def hidden_openvino() -> Iterator[None]:
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer import bench
     from infer.bench import llm
-    from infer.report.measurements import memory
-    from infer.run import publish
+    from infer.report.measurements import forked_memory, memory
+    from infer.run import stages
 
-    for module in (publish, bench, llm):
+    for module in (bench, llm):
         monkeypatch.setattr(module, "memory", memory)
+    monkeypatch.setattr(stages, "ForkingProbe", forked_memory.ForkingProbe)
 
 
 @pytest.fixture(scope="session")

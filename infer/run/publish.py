@@ -18,7 +18,7 @@ from ..artifact.manifest import target_of
 from ..graph import storage
 from ..llm.step.step_shape import StepShape
 from ..report import build, document
-from ..report.measurements import memory, roofline
+from ..report.measurements import roofline
 from ..report.measurements.memory import Memory
 from ..report.rendering import html
 from ..reporter import Reporter
@@ -48,10 +48,9 @@ def publish(
     folder: Path,
     output: Path,
     reporter: Reporter,
-    *,
-    measure_memory: Callable[..., Memory] | None = None,
+    measure_memory: Callable[..., Memory],
 ) -> Outcome:
-    """Complete the staged `folder` and publish it at `output`; `measure_memory` replaces `memory.probe`."""
+    """Complete the staged `folder` and publish it at `output`; `measure_memory` is called as `memory.probe` is."""
     loaded, best = original.loaded, selected.trial
     reporter.step("publish", str(output))
     _stage_trial(best, folder)
@@ -67,7 +66,7 @@ def publish(
     measured = (
         Memory(failure="built ahead of time: memory is measured on its GPU")
         if plugins.ahead_of_time(plugins.get("backends", best.backend))
-        else (measure_memory or memory.probe)(best.backend, folder, run.plan.device, shape=best.shape)
+        else measure_memory(best.backend, folder, run.plan.device, shape=best.shape)
     )
     reporter.found(measured.findings())
     manifest = _manifest(run, original, small, selected, reporter.findings, output)

@@ -11,7 +11,7 @@ beside the compressed model, and a gate that fails raises: then nothing is publi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..llm.step.step_shape import StepShape
 from ..onnx.ort.ort_session import limited_calls
 from ..plan import OURS, Plan
 from ..report.measurements import roofline
-from ..report.measurements.memory import Memory
+from ..report.measurements.forked_memory import ForkingProbe
 from ..report.rendering import formatting
 from ..reporter import Reporter
 from ..spec import BATCH, Finding, TensorSpec
@@ -81,8 +81,8 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     reporter = reporter or Reporter()
     paths.require_writable()
     resolved = resolve_here(plan, reporter)
-    with store.stage(output, replace=replace) as folder, limited_calls():
-        run = Run(folder, reporter)
+    with store.stage(output, replace=replace) as folder, limited_calls(), closing(ForkingProbe()) as memory:
+        run = Run(folder, reporter, memory)
         made = run.in_best_form(resolved)
         enforce(made.plan, made.selected, made.opened.original, made.small, made.stuck, made.opened.floats)
         return run.publish(made, output)
@@ -121,10 +121,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Run:
-    """Stages of a run in the folder where its artifact grows; `rules` say how its trials are timed."""
+    """Stages of a run in the folder where its artifact grows; `memory` measures it, `rules` say how it is timed."""
 
     folder: Path
     reporter: Reporter
+    memory: ForkingProbe
     rules: TimingRules = field(default_factory=TimingRules)
 
     def in_best_form(self, resolved: Resolved) -> Made:
@@ -156,6 +157,7 @@ class Run:
     def open(self, loaded: sources.LoadedModel, resolved: Resolved) -> Opened:
         """Capture a loaded source, and leave out the batch sizes that it does not take or that take too long."""
         original = capture_original(resolved.plan, loaded, self.reporter)
+        self.memory.start(resolved.plan.device)  # it imports while this process compares
         resolved = within_sizes(resolved, original.graph)
         floats = float_forms(original, self.folder / "trials" / "float")
         return Opened(within_seconds(resolved, floats, self.reporter), original, floats)
@@ -202,10 +204,8 @@ class Run:
             shutil.rmtree(self.folder / "weights")  # mapped files are unlinked, never written over
             shutil.rmtree(self.folder / storage.ENCODER, ignore_errors=True)
 
-    def publish(
-        self, made: Made, output: Path, *, measure_memory: Callable[..., Memory] | None = None
-    ) -> Outcome:
-        """Publish the chosen trial at `output`; `measure_memory` replaces `memory.probe`."""
+    def publish(self, made: Made, output: Path) -> Outcome:
+        """Publish the chosen trial at `output`."""
         original, best = made.opened.original, made.best
         ceiling = roofline.probe(original.graph, best.reads, made.plan, shape=best.shape)
         self.reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
@@ -218,7 +218,7 @@ class Run:
             self.folder,
             output,
             self.reporter,
-            measure_memory=measure_memory,
+            self.memory.probe,
         )
 
 

@@ -92,6 +92,22 @@ def test_probe_measures_a_fresh_process(tiny_artifact: Path) -> None:
     assert [f.what for f in found.findings()][:2] == ["weights", "runtime"]
 
 
+class Scaled(nn.Module):
+    def forward(self, rate: Tensor, x: Tensor) -> Tensor:
+        return x * rate
+
+
+def test_memory_of_a_model_whose_first_input_has_no_axes_is_measured(tmp_path: Path) -> None:
+    inputs = (TensorSpec("rate", "float32", ()), TensorSpec("x", "float32", ("batch", 8)))
+    samples = {"rate": torch.tensor(2.0), "x": torch.randn(3, 8)}
+    storage.save(capture.capture(Scaled(), inputs, samples), tmp_path)
+    (tmp_path / "golden").mkdir()
+    save_file(samples, tmp_path / "golden" / "inputs.safetensors")
+    found = memory.probe("eager", tmp_path)
+    assert found.failure == ""
+    assert found.batch == 3
+
+
 def test_a_failed_memory_probe_reports_its_last_output(tiny_artifact: Path) -> None:
     found = memory.probe("inducter", tiny_artifact)
     assert found.peak is None

@@ -251,7 +251,7 @@ def test_raised_layers_are_tried_on_the_other_backends(
     resolved = Resolved(PLAN.with_(quant="int8"))
     opened = stages.Opened(resolved, original, FloatReferences(graph, tmp_path))
     assignment: Any = object()
-    made = stages.Run(tmp_path, Reporter()).make(opened, assignment)
+    made = stages.Run(tmp_path, Reporter(), stages.ForkingProbe()).make(opened, assignment)
     assert order == ["inductor", "ort", "inductor", "ort"]
     assert timings[-1] == ["inductor", "ort"]  # both against the float forms of both
     assert made.best.backend == "ort"

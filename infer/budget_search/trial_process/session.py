@@ -96,7 +96,7 @@ class Session:
                 alone=self._lock.timing,
                 patience=prepared.patience,
             )
-            run = Run(folder, reporter, rules)
+            run = Run(folder, reporter, self._memory, rules)
             opened = Opened(resolved, prepared.original, prepared.floats)
             made = run.make(opened, assignment, prepared.last_model)
             trial = made.best
@@ -112,7 +112,7 @@ class Session:
                 command = _command(made.plan, request.candidate, self._setup.name)
                 measured = structs.replace(measured, complete=False)
                 return Done(outcome="published", reason=trial.verdict, measured=measured, command=command)
-            published = run.publish(made, output, measure_memory=self._memory.probe)
+            published = run.publish(made, output)
         done = Done(
             outcome="published",
             reason=trial.verdict,

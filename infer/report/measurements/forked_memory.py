@@ -1,7 +1,8 @@
-"""Memory of many artifacts, each in a fork of a process that has imported what opening needs and opened nothing.
+"""Memory of artifacts, each in a fork of a process that has imported what opening needs and opened nothing.
 
-A fresh process spends seconds of a core on imports, which a search of many trials would pay for each. There is one
-process that has imported torch, and below it one for each backend with the libraries of that. A fork has what the
+A fresh process spends seconds of a core on imports, which a search of many trials would pay for each, and a run at its
+end, although a core is free while it compares. There is one process that has imported torch, and below it one for each
+backend with the libraries of that. A fork has what the
 imports left: anonymous pages at once, pages of files after it has read them into its page table again
 (`madvise(2)`, MADV_POPULATE_READ), because fork(2) does not copy those. So both ways measure the same.
 """
@@ -48,12 +49,19 @@ class Artifact(msgspec.Struct, frozen=True):
 class ForkingProbe:
     """Measures artifacts like `memory.probe`, on the CPU in forks of a process of the backend, elsewhere in fresh ones.
 
-    The process starts with the first artifact and ends with `close`, with this object or with this process.
+    The process starts with `start` or the first artifact, and ends with `close`, with this object or with this process.
     """
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
+
+    def start(self, device: str = "cpu") -> None:
+        """Start the process, which imports for some seconds, so that the first artifact need not wait for it."""
+        if self._server is None and device == "cpu" and sys.platform == "linux":
+            command = [sys.executable, "-W", "ignore", "-c", _SERVER, json.dumps(sys.path)]
+            self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._end = weakref.finalize(self, _end_server, self._server)
 
     def probe(
         self, backend: str, folder: Path, device: str = "cpu", *, shape: StepShape | None = None
@@ -75,12 +83,9 @@ class ForkingProbe:
 
     def _ask(self, artifact: Artifact) -> Memory | None:
         """Return the server's answer; None when it ended or took too long."""
-        if self._server is None:
-            command = [sys.executable, "-W", "ignore", "-c", _SERVER, json.dumps(sys.path)]
-            self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            self._end = weakref.finalize(self, _end_server, self._server)
+        self.start()
         server = self._server
-        if server.stdin is None or server.stdout is None:
+        if server is None or server.stdin is None or server.stdout is None:
             return None
         try:
             server.stdin.write(msgspec.json.encode(artifact) + b"\n")
@@ -100,6 +105,7 @@ def serve() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     servers: dict[str, tuple[int, int]] = {}
+    memory.import_caller()
     for line in sys.stdin.buffer:
         backend = msgspec.json.decode(line, type=Artifact).backend
         if backend not in servers:

@@ -19,6 +19,7 @@ import msgspec
 from torch import Tensor
 
 from ... import device as hardware
+from ... import rows
 from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
@@ -165,7 +166,7 @@ def _child() -> None:
     print(msgspec.json.encode(measured).decode())
 
 
-def _import_caller() -> None:
+def import_caller() -> None:
     """Import what a process has imported before it calls `Predictor.load`."""
     importlib.import_module("infer.predict.predictor")
 
@@ -181,7 +182,7 @@ def import_libraries(backend: str) -> Imported:
     """Import a backend, and what opening its artifacts imports, for many of them; that counts as opening still."""
     from ... import plugins
 
-    _import_caller()
+    import_caller()
     with PeakMemory() as importing:
         start = time.perf_counter()
         module = plugins.get("backends", backend)
@@ -203,7 +204,7 @@ def measure_opened(
 
     from ... import fidelity, plugins
 
-    _import_caller()
+    import_caller()
     start = time.perf_counter()
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     list(files.hashes(folder, names))  # as opening compares them
@@ -242,7 +243,7 @@ def measure_opened(
         open_seconds=checked + seconds + (0.0 if imported is None else imported.seconds),
         anonymous=split[0],
         file_backed=split[1],
-        batch=len(next(iter(inputs.values()))),
+        batch=rows.count(runner.inputs, inputs),
         method=running.method,
     )
     if device.startswith("cuda"):
