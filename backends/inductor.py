@@ -81,6 +81,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     settings = {
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_cpp_only": False,
+        "cpp.cxx": (None, compile_library.compiler() or "g++"),  # the one that `missing` found
         "cpp.dynamic_threads": True,  # follow torch.set_num_threads instead of baking in this machine's
         # C functions are the CPU's: operators on a GPU go through torch's dispatcher.
         "aot_inductor.custom_ops_to_c_shims": kernels.c_functions() if plan.device == "cpu" else {},

@@ -119,16 +119,6 @@ def _let_embeddings_lead(model: Any) -> None:
         embedding.weight.mul_(2)
 
 
-def without_memory_probe() -> None:
-    """Skip the process that measures memory at publishing, which takes longer than all else for a tiny model."""
-    from types import SimpleNamespace
-
-    from infer.report.measurements.memory import Memory
-    from infer.run import publish
-
-    setattr(publish, "memory", SimpleNamespace(probe=lambda *_, **__: Memory(failure="not measured")))  # noqa: B010
-
-
 def ask_server(artifact: Path, path: str, body: dict[str, Any], **options: Any) -> Any:
     """Serve an artifact from this process and return the JSON answer to one request; the main thread serves."""
     from infer.serve.server import run

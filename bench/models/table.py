@@ -29,8 +29,9 @@ from typing import Any
 
 import msgspec
 
-from bench.models.checks import BROKEN, NONE, WORKS, Cell, without_memory_probe
+from bench.models.checks import BROKEN, NONE, WORKS, Cell
 from bench.shared.repository import RESULTS, ROOT, child_environment, module_command
+from bench.shared.unmeasured_memory import skip_memory
 
 KINDS = ("decoders", "image_texts", "heads", "checkpoints", "quantized_sources")
 RESULT, PAGE = RESULTS / "models.json", ROOT / "docs" / "models.md"
@@ -105,7 +106,7 @@ def run_rows(kind: str, rows: Sequence[str]) -> None:
     """Compute rows in this process and print a JSON line for each cell, and one without a column after each row."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    without_memory_probe()
+    skip_memory()
     out = sys.stdout
 
     def say(column: str, cell: Cell) -> None:

@@ -149,13 +149,11 @@ def bases(folder: Path, *, fake_llm: bool = True) -> None:
     """
     import numpy as np
 
+    from bench.shared.unmeasured_memory import skip_memory
     from infer import Plan, optimize
-    from infer.report.measurements.memory import Memory
-    from infer.run.stages import ForkingProbe
     from tests.support.llm_artifacts import tiny
 
-    ForkingProbe.start = lambda *_: None  # type: ignore[method-assign, assignment]
-    ForkingProbe.probe = lambda *_, **__: Memory()  # type: ignore[method-assign, assignment]
+    skip_memory()
     (folder / "net.py").write_text(
         "import torch\ndef build():\n    torch.manual_seed(0)\n    return torch.nn.Sequential("
         "torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))\n"

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 
+from bench.shared.unmeasured_memory import skip_memory
 from infer import InferError, Plan, Predictor, optimize
 from tests.gate import faults, graph_faults, measure, planted, step_faults
 from tests.gate.planted import Plant, Tensors
@@ -316,13 +316,7 @@ def spare_time() -> None:
     """Skip what takes longer than the rest and judges nothing: the process that measures memory, threads that wait for
     each other, and the garbage collector's way through all that was imported.
     """
-    from infer.report.measurements import memory
-    from infer.run import publish
-
-    def probe(*_: object, **__: object) -> memory.Memory:
-        return memory.Memory(failure="not measured here")
-
-    publish.memory = SimpleNamespace(probe=probe, stored_weights=memory.stored_weights)  # type: ignore[assignment]
+    skip_memory()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -249,6 +250,7 @@ def test_no_process_is_left_when_the_probe_ends(tiny_artifact: Path) -> None:
     forking = ForkingProbe()
     assert forking.probe("eager", tiny_artifact).failure == ""
     assert forking._server is not None
+    assert os.getsid(forking._server.pid) != os.getsid(0), "an interrupt of the terminal is not for it"
     below = psutil.Process(forking._server.pid).children(recursive=True)
     assert len(below) == 1, "the process of the backend"
     forking.close()

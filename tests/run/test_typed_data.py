@@ -37,15 +37,14 @@ from pathlib import Path
 from infer import Plan
 from infer.run import stages
 from infer.report import document
-from infer.report.measurements import memory
 from infer.report.rendering import html
+from bench.shared.unmeasured_memory import skip_memory
 
 plan = Plan(
     source="{models}/digits.pt", model="{models}/digits.py:build", allow_slower=True, batches=(), backend="ort",
     dtype="float32", device="cpu", **{asked},
 )
-stages.ForkingProbe.start = lambda *_: None
-stages.ForkingProbe.probe = lambda *_, **__: memory.Memory(failure="not measured in this test")
+skip_memory()
 stages.optimize(plan, Path("{output}"))
 report = document.decode(Path("{output}", "report.json").read_bytes())
 html.render_html(report)

@@ -60,7 +60,16 @@ class ForkingProbe:
         """Start the process, which imports for some seconds, so that the first artifact need not wait for it."""
         if self._server is None and device == "cpu" and sys.platform == "linux":
             command = [sys.executable, "-W", "ignore", "-c", _SERVER, json.dumps(sys.path)]
-            self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            # In a session of its own: an interrupt of the terminal is for the run, whose end ends it. What libraries
+            # print in it is nobody's; failures come as answers.
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
             self._end = weakref.finalize(self, _end_server, self._server)
 
     def probe(
