@@ -188,6 +188,8 @@ def import_libraries(backend: str) -> Imported:
         module = plugins.get("backends", backend)
         if not module.PORTABLE:
             importlib.import_module("torch.export.pt2_archive")
+        if getattr(module, "COMPILES", False):
+            importlib.import_module("torch._inductor")  # which its packages are opened with
         seconds = time.perf_counter() - start
     return Imported(importing.before, seconds)
 
