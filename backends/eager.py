@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from infer.graph import storage
-from infer.graph.program import Graph, plain_call
+from infer.graph.program import Graph, TorchGraph, plain_call
 from infer.kernels import gpu
 from infer.kernels.passes import fragment_fusion, prepack
 from infer.kernels.passes.fused_program.padding import attention_length
@@ -31,7 +31,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    return graph.no_program if graph.program is None else None
+    return graph.no_program or None
 
 
 def target(device: str) -> dict[str, str]:
@@ -44,10 +44,10 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 
 class Runner:
-    def __init__(self, graph: Graph, device: str) -> None:
+    def __init__(self, graph: TorchGraph, device: str) -> None:
         self.inputs, self.outputs, self._device = graph.inputs, graph.outputs, device
-        self.attention_length = attention_length(graph.exported)
-        self._call = plain_call(graph.exported, graph.inputs)
+        self.attention_length = attention_length(graph.program)
+        self._call = plain_call(graph.program, graph.inputs)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -60,8 +60,8 @@ class Runner:
 
 def open(folder: Path, device: str) -> Runner:
     graph = storage.load(folder, device)
-    if device == "cpu" and prepack.usable(graph.exported):
-        graph = replace(graph, program=prepack.packed(graph.exported))
-    elif graph.program is not None and gpu.packs(device):
-        graph = replace(graph, program=fuse_rotary(fragment_fusion.packed(graph.exported))[0])
+    if device == "cpu" and prepack.usable(graph.program):
+        graph = replace(graph, program=prepack.packed(graph.program))
+    elif gpu.packs(device):
+        graph = replace(graph, program=fuse_rotary(fragment_fusion.packed(graph.program))[0])
     return Runner(graph, device)

@@ -55,7 +55,7 @@ def unopenable() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    return graph.no_program if graph.program is None else None
+    return graph.no_program or None
 
 
 def searched_dtypes() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from infer import device as hardware
 from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph
+from infer.graph.program import Graph, OnnxGraph
 from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.onnx.layers import table_layers
@@ -61,13 +61,13 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return f"OpenVINO runs on CPUs only here, not on {plan.device}"
     if any(spec.name in ("state_cache", "kv_cache") for spec in graph.inputs):
         return "a step over a cache can't be run in place by OpenVINO; use --backend ort, inductor or eager"
-    if reason := experts_refused(graph.program) or codes_refused(graph.program):
+    if reason := experts_refused(graph.nodes) or codes_refused(graph.nodes):
         return reason
     if plan.dtype == "bfloat16" and not hardware.has_bfloat16():
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"
     if plan.quant == "int8:static" and not hardware.has_vnni():
         return "int8 products saturate on a CPU without VNNI and give wrong sums; use --quant int8"
-    return None if graph.onnx is None else onnx_source.refusal(graph, plan)
+    return onnx_source.refusal(graph, plan) if isinstance(graph, OnnxGraph) else None
 
 
 def searched_dtypes() -> tuple[str, ...]:
@@ -92,13 +92,13 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         source = Path(work) / "model.onnx"
-        if graph.onnx is None:
+        if not isinstance(graph, OnnxGraph):
             exporter.save(exporter.to_ir(graph, "ort-u8s8"), source)
         elif plan.quant == "none":
-            onnx_source.copy(graph.onnx, source)
+            onnx_source.copy(graph.path, source)
         else:  # activations stay float: what an artifact multiplies is the same with and without VNNI
             format = onnx_source.weight_format(plan)
-            _, coverage = onnx_source.quantize(graph.onnx, source, "ort-u8s8", weights="float", format=format)
+            _, coverage = onnx_source.quantize(graph.path, source, "ort-u8s8", weights="float", format=format)
             enforce(coverage, plan)
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
@@ -106,7 +106,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
     settings = NumericSettings(precision, layers.group, layers.num_static > 0, coverage is not None)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
-    if graph.onnx is not None:  # a stranger's graph, which no exporter of torch has seen
+    if isinstance(graph, OnnxGraph):  # a stranger's graph, which no exporter of torch has seen
         require_compilable(path, settings)
     start = time.perf_counter()
     nodes = count_executed_ops(compiled(path, settings))

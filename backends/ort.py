@@ -19,7 +19,7 @@ from infer.backend_options import BackendOption
 from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph
+from infer.graph.program import Graph, OnnxGraph, TorchGraph
 from infer.llm import is_step
 from infer.onnx import export as exporter
 from infer.onnx.decompositions import codes_refused, experts_refused
@@ -72,13 +72,13 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """Refuse bfloat16 on CPU, CUDA without CUDA kernels, and formats that an ONNX source can't take."""
-    if (kind := paged_attention_node.kv_dtype(graph.program)) is not None and (
+    if (kind := paged_attention_node.kv_dtype(graph.nodes)) is not None and (
         reason := _step_refused(graph, plan, kind)
     ):
         return reason
     if any(spec.name == "state_cache" for spec in graph.inputs):
         return "layers with state of their own have no ONNX form here; use --backend inductor or eager"
-    if reason := experts_refused(graph.program) or codes_refused(graph.program):
+    if reason := experts_refused(graph.nodes) or codes_refused(graph.nodes):
         return reason
     if plan.device.startswith("cuda"):
         import onnxruntime
@@ -91,11 +91,9 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "ONNX Runtime has no bfloat16 kernels for CPU; use --dtype fp32"
     elif not plan.device.startswith("cpu"):
         return f"ONNX Runtime does not run on {plan.device} here"
-    return (
-        None
-        if graph.onnx is None
-        else onnx_source.refusal(graph, plan, (*onnx_source.FORMATS, "int8:static"))
-    )
+    if isinstance(graph, OnnxGraph):
+        return onnx_source.refusal(graph, plan, (*onnx_source.FORMATS, "int8:static"))
+    return None
 
 
 def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
@@ -103,7 +101,7 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
         return "ONNX Runtime generates on CPUs only here; use --backend inductor"
     if kind in ("int8", "float8_e4m3fn"):
         return f"no operator of ONNX Runtime reads a paged {kind} cache; ask for a float16 cache"
-    if any(node.args[8] is not None for node in paged_attention_node.attention_nodes(graph.program)):
+    if any(node.args[8] is not None for node in paged_attention_node.attention_nodes(graph.nodes)):
         return "attention sinks have no ONNX form here; use --backend inductor"
     return None
 
@@ -124,7 +122,7 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
     return None
 
 
-def _batches(graph: Graph) -> Iterator[dict[str, torch.Tensor]]:
+def _batches(graph: OnnxGraph) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the calibration rows of an ONNX source in calls of a few."""
     if graph.calibration:
         for start in range(0, count(graph.inputs, graph.calibration), ROWS):
@@ -136,7 +134,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     path = folder / MODEL
     target = _int8_target(plan.device)
     coverage, chosen = None, list[Finding]()
-    if graph.onnx is None:
+    if not isinstance(graph, OnnxGraph):
         (done, _), chosen = integer_or_float.choose(
             graph,
             plan,
@@ -145,7 +143,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             is_decode_step=is_step(graph.inputs),
         )
     elif plan.quant != "none":
-        source, is_static = graph.onnx, plan.quant_option == "static"
+        source, is_static = graph.path, plan.quant_option == "static"
         format = onnx_source.weight_format(plan)
         ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
         (done, coverage), chosen = integer_or_float.choose(
@@ -155,7 +153,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             lambda to, weights: onnx_source.quantize(source, to, target, "token", weights, ranges, format),
         )
     else:
-        onnx_source.copy(graph.onnx, path)
+        onnx_source.copy(graph.path, path)
         done = RewriteResult()
     if coverage is not None:
         enforce(coverage, plan)
@@ -175,7 +173,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, target),
         *chosen,
     ]
-    more_exact = () if graph.onnx is None else onnx_source.more_exact(plan)
+    more_exact = onnx_source.more_exact(plan) if isinstance(graph, OnnxGraph) else ()
     if done.integers and PRODUCTS not in plan.backend_options:
         more_exact += ((PRODUCTS, FLOAT),)
     return Lowered(findings, "" if coverage is None else coverage.verdict(), more_exact)
@@ -220,7 +218,7 @@ def _finding(what: str, value: float | str, unit: str = "", why: str = "") -> Fi
 
 
 def _uses_dtype(graph: Graph, dtype: torch.dtype) -> bool:
-    if graph.program is None:
+    if not isinstance(graph, TorchGraph):
         return False
     state = (*graph.program.state_dict.values(), *graph.program.constants.values())
     return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in state)

@@ -19,7 +19,7 @@ import torch
 from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph
+from infer.graph.program import Graph, OnnxGraph
 from infer.onnx.decompositions import codes_refused, experts_refused
 from infer.plan import Plan
 from infer.results import Lowered
@@ -91,9 +91,9 @@ class TrtBackend:
             reason = _uncovered(plan, self.library) if torch.cuda.is_available() else None
         if reason:
             return reason
-        if reason := experts_refused(graph.program) or codes_refused(graph.program):
+        if reason := experts_refused(graph.nodes) or codes_refused(graph.nodes):
             return reason
-        if graph.onnx is not None and plan.quant != "none":
+        if isinstance(graph, OnnxGraph) and plan.quant != "none":
             return f"an ONNX source takes --quant none here; {plan.quant} needs the PyTorch model"
         return None
 
@@ -117,7 +117,7 @@ class TrtBackend:
             trt_stand_in.write_float32_model(path, folder)
         (folder / ENGINE).write_bytes(built.engine.blob)
         (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
-        if graph.onnx is None:
+        if not isinstance(graph, OnnxGraph):
             for name in (path, path.with_name(path.name + ".data")):
                 name.unlink(missing_ok=True)
         named = f"{trt_library.TITLES[library]} {tied[library]}, {tied.get('gpu', 'SM ' + tied['sm'])}"

@@ -25,7 +25,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
-from infer.graph.program import Graph
+from infer.graph.program import TorchGraph
 from infer.kernels.passes import fragment_fusion
 
 CAPABILITY = (9, 0)
@@ -107,7 +107,7 @@ def toolkit() -> Path:
     return Path(sysconfig.get_paths()["purelib"]) / "nvidia" / f"cu{(torch.version.cuda or '').split('.')[0]}"
 
 
-def with_fake_weights(graph: Graph) -> Graph:
+def with_fake_weights(graph: TorchGraph) -> TorchGraph:
     """Return a copy of a graph whose weights, constants and examples are fake tensors, which need no device."""
     program = graph.exported
     mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])

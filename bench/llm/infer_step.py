@@ -26,7 +26,7 @@ from infer import attention, compress, kernels, plugins
 from infer import device as hardware
 from infer.compress import assign
 from infer.graph import capture, storage
-from infer.graph.program import Graph
+from infer.graph.program import StreamedGraph
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
 from infer.llm import StepShape
@@ -100,13 +100,9 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
     stages.prepare_kernels(run.plan, reporter)
     loaded, run = stages.load(run)
     mode = find_mode(run.plan, loaded, reporter)
-    graph = Graph(
-        loaded.inputs,
-        loaded.inputs,
-        loaded.samples,
-        loaded.sizes,
-        module=loaded.module,
-        task=loaded.task,
+    module: Any = loaded.module
+    graph = StreamedGraph(
+        loaded.inputs, loaded.inputs, loaded.samples, loaded.sizes, loaded.task, module=module
     )
     original = stages.Original(loaded, graph, mode)
     assignment = stages.make_assignment(run.plan, original)

@@ -26,7 +26,7 @@ from ..spec import BATCH, TensorSpec
 from . import functionalize, recurrent_layers
 from .called_paths import padded_encoders
 from .outputs import drop_other_outputs, output_specs
-from .program import Graph
+from .program import TorchGraph
 
 MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
 
@@ -41,7 +41,7 @@ def capture(
     task: str = "tensors",
     multiples: Mapping[str, int] | None = None,
     asserts: bool = False,
-) -> Graph:
+) -> TorchGraph:
     """Export `module` (called by keyword) with the symbolic sizes that `inputs` name.
 
     `sizes` bounds them (default 1…4096), `multiples` names those that some number divides. `asserts`: guards that the
@@ -90,7 +90,7 @@ def capture(
     named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
     sized = {d: bounds[d] for d in used}
-    return Graph(inputs, named, samples, sized, program=program, multiples=steps, task=task)
+    return TorchGraph(inputs, named, samples, sized, task, steps, program=program)
 
 
 @contextlib.contextmanager

@@ -14,30 +14,29 @@ from torch import Tensor
 
 from ..plan import Plan
 from ..results import Lowered
-from .program import Graph
-from .storage import ENCODER, PROGRAM, SIGNATURE
+from .program import ENCODER, Graph
+from .storage import PROGRAM, SIGNATURE
 
 PARTS = (SIGNATURE, PROGRAM, "weights")
 
 
 def lower(backend: Any, graph: Graph, plan: Plan, folder: Path) -> Lowered:
-    """Lower a graph, and the encoder of an encoder-decoder's step, whose findings say so."""
+    """Lower a graph and its parts, whose findings say of which they are."""
     done: Lowered = backend.lower(graph, plan, folder)
-    if graph.encoder is None:
-        return done
-    encoder: Lowered = backend.lower(graph.encoder, plan, folder / ENCODER)
-    named = [msgspec.structs.replace(found, what=f"encoder {found.what}") for found in encoder.findings]
-    return Lowered(
-        [*done.findings, *named], done.quantized, tuple(dict.fromkeys(done.more_exact + encoder.more_exact))
-    )
+    for name, part in graph.parts.items():
+        lowered: Lowered = backend.lower(part, plan, folder / name)
+        named = [
+            msgspec.structs.replace(finding, what=f"{name} {finding.what}") for finding in lowered.findings
+        ]
+        more_exact = tuple(dict.fromkeys(done.more_exact + lowered.more_exact))
+        done = Lowered([*done.findings, *named], done.quantized, more_exact)
+    return done
 
 
 def refusal(backend: Any, graph: Graph, plan: Plan) -> str | None:
-    """Return why the backend can't lower a graph or its encoder, or None."""
-    why: str | None = backend.refuses(graph, plan)
-    if why is None and graph.encoder is not None:
-        why = backend.refuses(graph.encoder, plan)
-    return why
+    """Return the reason why the backend can't lower a graph or one of its parts, or None."""
+    reasons = (backend.refuses(each, plan) for each in (graph, *graph.parts.values()))
+    return next((reason for reason in reasons if reason), None)
 
 
 def open_runner(backend: Any, folder: Path, device: str) -> Any:

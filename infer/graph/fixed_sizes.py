@@ -30,7 +30,7 @@ from . import row_independence
 from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable
 from .called_paths import as_if_called
 from .capture import capture, check_input_names, specialized
-from .program import Graph, flatten
+from .program import TorchGraph, flatten
 
 MOST_ROWS = 65  # tried together, at least
 MOST_STEPS = 4  # captures with multiples that the exporter names one after another
@@ -53,7 +53,7 @@ class Capture:
     `asserts`: as of `capture`, with which its other forms have to be captured too.
     """
 
-    graph: Graph
+    graph: TorchGraph
     fixed: str = ""
     asserts: bool = False
 
@@ -162,7 +162,7 @@ class _Source:
                 return False
         return True
 
-    def agreeing(self, sizes: Sizes, *, asserts: bool = False) -> Graph:
+    def agreeing(self, sizes: Sizes, *, asserts: bool = False) -> TorchGraph:
         """Capture a graph that gives the numbers that its user sees.
 
         Raises `NotUsableError` as `capture` does, and for a graph that gives others. Graphs of language models are
@@ -184,7 +184,7 @@ class _Source:
             f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
         ) from _OtherNumbersError(found)
 
-    def _capture(self, sizes: Sizes, *, asserts: bool) -> Graph:
+    def _capture(self, sizes: Sizes, *, asserts: bool) -> TorchGraph:
         return capture(
             self.module,
             self.inputs,
@@ -228,7 +228,7 @@ def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture |
     return None
 
 
-def _as_numbers(graph: Graph) -> str:
+def _as_numbers(graph: TorchGraph) -> str:
     """Write `--input` options with a number for each size: one row, lengths as in the samples."""
     each = []
     for spec in graph.inputs:
@@ -339,7 +339,7 @@ def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     return f"the exporter can't vary it: {first_sentence(cause).rstrip('.')}"
 
 
-def _with_rows(module: nn.Module, graph: Graph, sizes: Sizes) -> Graph:
+def _with_rows(module: nn.Module, graph: TorchGraph, sizes: Sizes) -> TorchGraph:
     """Name the first size of the outputs of a graph with a batch of 1, or give the batch as a number.
 
     The name promises that rows are independent. A graph with any other batch is returned as it is.
@@ -356,14 +356,14 @@ def _with_rows(module: nn.Module, graph: Graph, sizes: Sizes) -> Graph:
     return replace(graph, inputs=inputs, samples=samples, sizes=sizes)
 
 
-def with_named_rows(graph: Graph) -> Graph:
+def with_named_rows(graph: TorchGraph) -> TorchGraph:
     """Rename the first size of the outputs "batch" where inputs have a batch of 1 and rows are independent."""
     if not _is_one_row(graph):
         return graph
     return replace(graph, outputs=tuple(_with_row_count(spec, BATCH) for spec in graph.outputs))
 
 
-def _is_one_row(graph: Graph) -> bool:
+def _is_one_row(graph: TorchGraph) -> bool:
     return graph.sizes.get(BATCH) == (1, 1) and lie_first(graph.inputs)
 
 
@@ -374,7 +374,7 @@ def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, tuple(shape))
 
 
-def _rows_are_independent(module: nn.Module, graph: Graph, most: int) -> bool:
+def _rows_are_independent(module: nn.Module, graph: TorchGraph, most: int) -> bool:
     """Return true if the model gives the same rows for several inputs at once, up to `most`, as for each alone."""
     if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
         return False

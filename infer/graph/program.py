@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,14 @@ import msgspec
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
+from torch.fx import Node
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from ..errors import NotUsableError
 from ..spec import TensorSpec
+
+ENCODER = "encoder"  # part of an encoder-decoder whose graph is the decoder's step
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -29,66 +33,121 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The captured program. Exactly one of `program`, `onnx` and `module` is set.
-
-    An ONNX source stays ONNX, or was imported: then `imported` is the file, which judges the program. `module` is a
-    float original whose weights are streamed from disk, too large to capture.
-    """
+class Graph(ABC):
+    """A captured model: what its three kinds (`TorchGraph`, `OnnxGraph`, `StreamedGraph`) have in common."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
-    program: ExportedProgram | None = None
-    onnx: Path | None = None
-    imported: Path | None = None
-    unimported: str = ""  # why an ONNX source that stays ONNX has no program
-    module: nn.Module | None = None
     task: str = "tensors"
-    calibration: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # rows of an ONNX source; they judge nothing
     multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
-    encoder: Graph | None = None  # of the step of an encoder-decoder: see `llm.step.encoder_decoder`
+    parts: Mapping[str, Graph] = field(default_factory=dict)  # more graphs of one artifact, by their folder
 
     @property
     def file(self) -> Path | None:
         """The user's ONNX file, which ONNX Runtime runs as the reference; None for a torch source."""
-        return self.onnx or self.imported
-
-    @property
-    def no_program(self) -> str:
-        """Say why there is no torch program."""
-        return "the source is an ONNX graph, which has no torch program" + (
-            f": {self.unimported}" if self.unimported else ""
-        )
+        return None
 
     @property
     def exported(self) -> ExportedProgram:
-        """Exported program; raises `NotUsableError` for an ONNX source, which has none."""
-        if self.program is None:
-            raise NotUsableError(self.no_program, hint="Use --backend ort")
-        return self.program
+        """Program of a torch graph; raises `NotUsableError` for the other kinds, which have none."""
+        raise NotUsableError(self.no_program, hint="Use --backend ort")
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the program in plain torch: the reference of every backend."""
-        return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Operators, inputs and outputs of a torch graph's program, in order; none of the other kinds."""
+        return ()
 
     @property
     def weights(self) -> int:
         """Count the float model's weights."""
-        tensors = self.exported.state_dict.values() if self.module is None else self.module.parameters()
-        return sum(tensor.numel() for tensor in tensors)
+        return sum(tensor.numel() for tensor in self.exported.state_dict.values())
 
+    @property
+    @abstractmethod
+    def no_program(self) -> str:
+        """Reason why there is no torch program; empty for a torch graph."""
+
+    @abstractmethod
     def callable(self) -> Callable[..., list[Tensor]]:
         """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
-        if self.module is not None:
-            whole: Any = self.module
-            return lambda **inputs: flatten(whole(**inputs))
-        module: Any = self.exported.module()
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the graph in plain torch: the reference of every backend."""
+        return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchGraph(Graph):
+    """A captured torch program; `imported` is the ONNX file that it was imported from, which judges it."""
+
+    program: ExportedProgram
+    imported: Path | None = None
+
+    @property
+    def file(self) -> Path | None:
+        return self.imported
+
+    @property
+    def exported(self) -> ExportedProgram:
+        return self.program
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.program.graph.nodes)
+
+    @property
+    def no_program(self) -> str:
+        return ""
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        module: Any = self.program.module()
         keywords = {spec.name: spec.keyword for spec in self.inputs}
         return lambda **inputs: flatten(module(**{keywords[name]: value for name, value in inputs.items()}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxGraph(Graph):
+    """An ONNX file that runs as it is.
+
+    `unimported`: why it is no torch program. `calibration`: rows for its activation ranges; they judge nothing.
+    """
+
+    path: Path
+    unimported: str = ""
+    calibration: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path | None:
+        return self.path
+
+    @property
+    def no_program(self) -> str:
+        why = f": {self.unimported}" if self.unimported else ""
+        return f"the source is an ONNX graph, which has no torch program{why}"
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        raise NotUsableError(self.no_program, hint="Use --backend ort")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedGraph(Graph):
+    """A float original whose weights are streamed from disk: its module runs layer by layer, too large to capture."""
+
+    module: nn.Module
+
+    @property
+    def no_program(self) -> str:
+        return "the weights of the float model are streamed from disk, so that it has no captured program"
+
+    @property
+    def weights(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        module: Any = self.module
+        return lambda **inputs: flatten(module(**inputs))
 
 
 def plain_call(

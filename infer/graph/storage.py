@@ -22,28 +22,27 @@ from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import ArtifactError
 from ..silence_logs import quiet
 from . import devices
-from .program import Graph, Signature
+from .program import ENCODER, Graph, Signature, TorchGraph
 
 WEIGHTS = "weights/model.safetensors"
 PROGRAM = "graph.pt2"
 SIGNATURE = "graph.json"
-ENCODER = "encoder"  # folder of the encoder's graph, of an encoder-decoder
 
 
 def save(graph: Graph, folder: Path) -> None:
     """Write graph.json, graph.pt2 (hollow) and weights/model.safetensors into `folder`; a shared tensor once.
 
-    Of an ONNX graph only graph.json is written here; its backend carries the model file. The graph of an encoder goes
+    Of an ONNX graph only graph.json is written here; its backend carries the model file. Each of `graph.parts` goes
     into a folder of its own.
     """
-    if graph.encoder is not None:
-        (folder / ENCODER).mkdir(exist_ok=True)
-        save(graph.encoder, folder / ENCODER)
+    for name, part in graph.parts.items():
+        (folder / name).mkdir(exist_ok=True)
+        save(part, folder / name)
     signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task, dict(graph.multiples))
     (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
-    program = graph.program
-    if program is None:
+    if not isinstance(graph, TorchGraph):
         return
+    program = graph.program
     (folder / "weights").mkdir(exist_ok=True)
     tensors, aliases = _unique({**program.state_dict, **program.constants})
     save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
@@ -111,7 +110,7 @@ def load_signature(folder: Path) -> Signature:
         raise ArtifactError(f"the graph's signature can't be read: {error}", where=str(path)) from error
 
 
-def load(folder: Path, device: str = "cpu") -> Graph:
+def load(folder: Path, device: str = "cpu") -> TorchGraph:
     """Load the graph that `save` wrote, weights mapped, moved to `device`.
 
     Runs code of graph.pt2: the caller has established trust.
@@ -130,11 +129,11 @@ def load(folder: Path, device: str = "cpu") -> Graph:
     program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
     if device != "cpu":
         program = devices.moved(program, device)
-    encoder = load(folder / ENCODER, device) if (folder / ENCODER / PROGRAM).exists() else None
-    return Graph(
+    has_encoder = (folder / ENCODER / PROGRAM).exists()
+    return TorchGraph(
         *(signature.inputs, signature.outputs, {}, signature.sizes),
         program=program,
         task=signature.task,
         multiples=signature.multiples,
-        encoder=encoder,
+        parts={ENCODER: load(folder / ENCODER, device)} if has_encoder else {},
     )

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import rows
 from ..errors import NotUsableError
-from ..graph.program import Graph
+from ..graph.program import Graph, TorchGraph
 from ..kernels.ops.linear_fp8 import LARGEST
 from .graph_builder import GraphBuilder
 
@@ -37,13 +37,12 @@ def input_ranges(graph: Graph) -> dict[str, float]:
 
     Raises `NotUsableError` when the graph came without samples.
     """
-    program = graph.program
-    if program is None or not graph.samples:
+    if not isinstance(graph, TorchGraph) or not graph.samples:
         raise NotUsableError(
             "int8 and fp8 layers: TensorRT needs real inputs to calibrate, and none are at hand",
             hint="Optimize the model on this machine again, with --data",
         )
-    stored = {**program.state_dict, **program.constants}
+    stored = {**graph.program.state_dict, **graph.program.constants}
     names = {value.data_ptr(): name for name, value in stored.items() if isinstance(value, torch.Tensor)}
     watch = _RangeObserver(names)
     inputs = rows.cut(graph.inputs, graph.samples, 0, ROWS)

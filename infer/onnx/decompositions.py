@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,9 +28,8 @@ _lock = threading.RLock()
 _EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
 
 
-def experts_refused(program: ExportedProgram | None) -> str | None:
-    """Return the reason why the layers of experts of a program can't become ONNX operators, or None."""
-    nodes = [] if program is None else [n for n in program.graph.nodes if n.op == "call_function"]
+def experts_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
+    """Return the reason why the layers of experts among a program's nodes can't become ONNX operators, or None."""
     layers = [node for node in nodes if str(node.target).startswith(f"{DOMAIN}.linear_experts")]
     quantized = [node for node in layers if str(node.target) != f"{DOMAIN}.linear_experts.default"]
     if quantized:
@@ -44,10 +43,9 @@ def experts_refused(program: ExportedProgram | None) -> str | None:
     return None
 
 
-def codes_refused(program: ExportedProgram | None) -> str | None:
+def codes_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
     """Return the reason why layers on the codes of a quantized source can't become ONNX operators, or None."""
-    nodes = [] if program is None else [n for n in program.graph.nodes if n.op == "call_function"]
-    count = sum("groupwise" in str(node.target) for node in nodes)
+    count = sum(node.op == "call_function" and "groupwise" in str(node.target) for node in nodes)
     if not count:
         return None
     return (

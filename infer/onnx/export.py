@@ -80,14 +80,12 @@ def write(
 
 def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     """Convert the program to an onnx_ir model; layers we write are still nodes of the domain `infer`."""
-    if graph.program is None:
-        raise NotUsableError("an ONNX source has no torch program to export", hint="Use --backend ort")
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
-    known = _exported.setdefault(graph.program, {})
+    known = _exported.setdefault(graph.exported, {})
     key = (target == "trt", opset, graph.inputs, graph.outputs)
     if key not in known:
-        known[key] = _translated(graph, graph.program, target, opset)
+        known[key] = _translated(graph, graph.exported, target, opset)
     return _copied(known[key])
 
 

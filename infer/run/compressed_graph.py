@@ -13,7 +13,7 @@ from .. import load as sources
 from ..compress import assign
 from ..errors import NotUsableError
 from ..graph import capture
-from ..graph.program import Graph
+from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding
@@ -44,7 +44,7 @@ def make_assignment(
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
         training=loaded.training,
     )
-    if stats is None and original.graph.onnx is None:
+    if stats is None and not isinstance(original.graph, OnnxGraph):
         stats = assign.collect_statistics(plan, real, reporter)
     return assign.Assignment(plan, real, reporter, stats)
 
@@ -60,10 +60,10 @@ def compress_model(
     as a step. The model of `last` is taken over where it has the same formats.
     """
     reporter, graph = reporter or Reporter(), original.graph
-    if graph.onnx is not None:
+    if isinstance(graph, OnnxGraph):
         return Compressed(graph, None)
     unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
-    if unchanged and graph.module is None:
+    if unchanged and not isinstance(graph, StreamedGraph):
         return _form(plan, original, original.loaded, reporter)
     copy = sources.unfilled_copy(original.loaded)
     if (decoder := decoder_of(copy)) is not None and original.mode.keeps_latents:
@@ -133,7 +133,7 @@ def _quantized(
 ) -> QuantizedModel:
     """Fold norms into the module of `copy` and quantize it, its other weights still unfilled."""
     module, own = module_of(copy), reporter.attempt()
-    if original.graph.program is not None:
+    if isinstance(original.graph, TorchGraph):
         own.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
         own.found(compress.fold_weight_norms(original.module, into=module))
     split = compress.split_recurrent(module)
@@ -159,7 +159,7 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and not is_original else None
 
     def whole() -> Graph:
-        if is_original and original.graph.program is not None:
+        if is_original and isinstance(original.graph, TorchGraph):
             return original.graph
         return captured(loaded, capture.in_dtype(module, loaded.inputs, low) if low else module)
 

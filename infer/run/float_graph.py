@@ -11,7 +11,7 @@ from torch import nn
 from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError, UsageError
 from ..graph import capture, fixed_sizes
-from ..graph.program import Graph
+from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
 from ..load import module_copies
 from ..plan import Plan
 from ..reporter import Reporter
@@ -67,7 +67,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
         graph = float_graph(loaded, reporter)
     pairs = carried_state.states(graph.inputs, graph.outputs)
     original = Original(loaded, graph, mode, (*loaded.limitations, *carried_state.sentence(pairs)))
-    if graph.program is None:
+    if not isinstance(graph, TorchGraph):
         return original
     original.users_module = loaded.called or original.module
     if plan.quant != "none":
@@ -93,20 +93,15 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
     """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
     if loaded.onnx is not None and loaded.module is None:
         outputs = tuple(loaded.meta.get("outputs", ()))
-        return Graph(
-            loaded.inputs,
-            outputs,
-            loaded.samples,
-            loaded.sizes,
-            onnx=loaded.onnx,
-            multiples=loaded.multiples,
+        return OnnxGraph(
+            *(loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, loaded.multiples),
+            path=loaded.onnx,
             unimported=loaded.meta.get("unimported", ""),
-            task=loaded.task,
             calibration=loaded.calibration,
         )
     if loaded.load == "offload":
         module = module_of(loaded).eval()
-        return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
+        return StreamedGraph(loaded.inputs, (), loaded.samples, loaded.sizes, loaded.task, module=module)
     with _at_any_length(loaded):
         found = fixed_sizes.capture_at_any_sizes(
             module_of(loaded).eval(),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .. import latency, library_errors, plugins, rows
 from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
-from ..graph.program import Graph, flatten, plain_call
+from ..graph.program import ENCODER, Graph, OnnxGraph, StreamedGraph, TorchGraph, flatten, plain_call
 from ..graph.row_independence import Joining
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
@@ -81,7 +81,11 @@ class FloatReferences:
         language models, streamed weights, inputs without rows and models that fail on so few.
         """
         graph = self._original
-        if graph.module is not None or graph.task == "text-generation" or not rows.have_rows(graph.inputs):
+        if (
+            isinstance(graph, StreamedGraph)
+            or graph.task == "text-generation"
+            or not rows.have_rows(graph.inputs)
+        ):
             return 0.0
         run, few = self.reference().form.run, graph.sizes.get(BATCH, (1, 1))[0]
         row = rows.cut(graph.inputs, graph.samples, 0, few)
@@ -126,7 +130,7 @@ class FloatReferences:
         """Open the original as its user calls it."""
         if self._original.file is not None:
             runner = _onnx_runtime(self._original, "cpu", as_written=True)
-            return UserFileRunner(runner, self._original) if self._original.imported else runner
+            return runner if isinstance(self._original, OnnxGraph) else UserFileRunner(runner, self._original)
         if self._module is not None:
             return UserModuleRunner(self._module, self._original)
         return Eager(self._original)
@@ -144,7 +148,7 @@ class FloatReferences:
         The original as the user runs it today, always; for a plan that changes numbers also lowered by each of
         `backends`, of `rivals` only where those are given, and those that were made for earlier trials.
         """
-        if self._original.module is not None:
+        if isinstance(self._original, StreamedGraph):
             return {f"{EAGER}, weights streamed": self._called()}, []
         forms, findings = dict([self._today(plan, shape)]), []
         made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
@@ -209,8 +213,8 @@ class FloatReferences:
         if shape is not None:
             step = self._graph(shape)
             runner: Any = Eager(step)
-            if step.encoder is not None:
-                runner = encoder_decoder_graphs.TwoGraphs(runner, Eager(step.encoder))
+            if ENCODER in step.parts:
+                runner = encoder_decoder_graphs.TwoGraphs(runner, Eager(step.parts[ENCODER]))
             return opened(runner, shape, plan.device)
         return (
             Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)
@@ -231,7 +235,7 @@ def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, 
     if loaded.onnx is None or plugins.why_not("backends", "ort"):
         return None
     outputs = tuple(loaded.meta["outputs"])
-    runner = _onnx_runtime(Graph(loaded.inputs, outputs, {}, onnx=loaded.onnx), "cpu", as_written=True)
+    runner = _onnx_runtime(OnnxGraph(loaded.inputs, outputs, {}, path=loaded.onnx), "cpu", as_written=True)
 
     def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         try:
@@ -262,8 +266,10 @@ class Eager:
     def __init__(self, graph: Graph) -> None:
         self.inputs, self.outputs = graph.inputs, graph.outputs
         self._names = [o.name for o in graph.outputs]
-        whole = graph.callable() if graph.program is None else None
-        self._call = _by_keyword(whole) if whole else plain_call(graph.exported, graph.inputs)
+        if isinstance(graph, TorchGraph):
+            self._call = plain_call(graph.program, graph.inputs)
+        else:
+            self._call = _by_keyword(graph.callable())
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -19,7 +19,7 @@ import torch
 from .. import device as hardware
 from .. import load, plugins
 from ..errors import NotUsableError
-from ..graph.program import Graph
+from ..graph.program import OnnxGraph
 from ..graph.typical_inputs import typical_inputs
 from ..onnx.ort import ort_session
 from ..onnx.source.onnx_source import FORMATS
@@ -69,7 +69,7 @@ def forms(plan: Plan, loaded: load.LoadedModel) -> Mapping[Form, str]:
     if loaded.onnx is None or (plan.quant_name == "int8" and loaded.meta.get("quantized")):
         return {"file": ""}
     outputs = tuple(loaded.meta.get("outputs", ()))
-    graph = Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
+    graph = OnnxGraph(loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, path=loaded.onnx)
     here = [name for name in candidates(plan) if plugins.why_not("backends", name) is None]
     refusals = [
         f"{name}: {reason}"

@@ -17,7 +17,7 @@ from ..fidelity import batch_sizes, extreme_values
 from ..fidelity.thresholds import LIMITS, limits, precision
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.agreement import at_extremes
-from ..graph.program import Graph
+from ..graph.program import Graph, StreamedGraph, TorchGraph
 from ..graph.row_independence import Joining
 from ..graph.typical_inputs import without_common_padding
 from ..llm.step.full_sequence_runner import FullSequenceRunner
@@ -73,7 +73,7 @@ def run_trial(
         golden=kept,
         size=size,
         source_size=floats.source_size,
-        reads=size if small.program is None else roofline.bytes_read(small.program),
+        reads=roofline.bytes_read(small.program) if isinstance(small, TorchGraph) else size,
         changed=plan.changes_numbers,
         findings=lowered.findings,
         quantized=lowered.quantized,
@@ -266,7 +266,7 @@ def _at_sizes(
     if isinstance(runner, FullSequenceRunner) or not rows.have_rows(graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
-    one_size = graph.module is not None or graph.task == "text-generation"
+    one_size = isinstance(graph, StreamedGraph) or graph.task == "text-generation"
     least = 1 if one_size or (most < MAX_ROWS and not rounded) else batch_sizes.ROWS
     found: list[Metric] = []
     largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)
@@ -313,7 +313,7 @@ def _at_values(
     reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
 ) -> list[Metric]:
     """Compare at values that the samples do not hold, where no format explains a difference."""
-    if isinstance(runner, FullSequenceRunner) or graph.module is not None:
+    if isinstance(runner, FullSequenceRunner) or isinstance(graph, StreamedGraph):
         return []
     found: list[Metric] = []
     made = extreme_values.places(
@@ -330,13 +330,12 @@ def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:
     """Name the outputs that nothing rounds, so that their integers stay: no float weight reaches them, and no float of
     any kind where a coarser `dtype` computes.
     """
-    if graph.program is None:
+    if not isinstance(graph, TorchGraph):
         return frozenset()
-    program = graph.exported
-    signature = program.graph_signature
+    signature = graph.program.graph_signature
     weights = {*signature.inputs_to_parameters, *signature.inputs_to_buffers}
     rounded: set[str] = set()
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         value = node.meta.get("val")
         is_float = not isinstance(value, Tensor) or value.is_floating_point()
         begins = is_float and node.op != "output" and (node.name in weights or dtype != "float32")

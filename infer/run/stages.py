@@ -25,7 +25,7 @@ from ..compress import assign
 from ..errors import NotUsableError
 from ..graph import storage
 from ..graph.agreement import require_comparable
-from ..graph.program import Graph
+from ..graph.program import Graph, StreamedGraph
 from ..kernels import cpu
 from ..llm.step.full_sequence_runner import full_sequence_outputs
 from ..llm.step.step_shape import StepShape
@@ -182,7 +182,7 @@ class Run:
             if small.shape is not None and small.shape not in floats.judged_steps:
                 judge_float_step(original, small.shape, floats, self.reporter)
                 floats.judged_steps.add(small.shape)
-            if original.graph.module is not None:
+            if isinstance(original.graph, StreamedGraph):
                 original.graph = replace(original.graph, outputs=_outputs(small))
             storage.save(small.graph, self.folder)
             tried = try_backends(
@@ -315,7 +315,7 @@ def judge_float_step(
     original: Original, shape: StepShape, floats: FloatReferences, reporter: Reporter
 ) -> None:
     """Refuse a language model whose logits change when its tokens are run in several steps, before lowering it."""
-    if original.graph.module is not None:
+    if isinstance(original.graph, StreamedGraph):
         why = "its weights are streamed: only the lowered form is judged"
         reporter.found([Finding("capture", "float step", None, why=why)])
         return

@@ -13,7 +13,7 @@ from torch import nn
 from .. import library_errors, plugins
 from ..errors import InferError, NotUsableError, ResourceError, UsageError
 from ..graph import encoder_decoder_graphs, storage
-from ..graph.program import Graph
+from ..graph.program import Graph, OnnxGraph, TorchGraph
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..reporter import Reporter
@@ -133,7 +133,7 @@ class Trials:
             return False
         if not plan.batches or plan.device != "cpu" or small.shape is not None or not self.rules.uses_bounds:
             return False
-        if small.graph.program is None or small.graph.module is not None or plugins.why_not("backends", name):
+        if not isinstance(small.graph, TorchGraph) or plugins.why_not("backends", name):
             return False
         runner: Any = next((trial.runner for trial in self.trials if trial.backend == "eager"), None)
         runner = runner or Eager(small.graph)
@@ -182,7 +182,7 @@ class Trials:
             yield from outcome.more_exact
             return
         option, values = getattr(plugins.get("backends", plan.backend), "CAUTIOUS", ("", ()))
-        if values and (plan.quant == "none" or self.original.onnx is not None):
+        if values and (plan.quant == "none" or isinstance(self.original, OnnxGraph)):
             yield from ((option, value) for value in values if option not in plan.backend_options)
 
     def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import device as hardware
 from .. import paths
-from ..graph.program import Graph
+from ..graph.program import Graph, OnnxGraph
 from ..onnx import activation_ranges, precision_casts
 from ..onnx import export as exporter
 from ..onnx.layers.quantized_layers import RewriteResult, rewrite
@@ -65,10 +65,10 @@ def write_model(
 
     done = RewriteResult()
     low = plan.dtype if plan.dtype in LOW else None
-    if graph.onnx is not None:
+    if isinstance(graph, OnnxGraph):
         import onnx_ir as ir
 
-        model = ir.load(str(graph.onnx))
+        model = ir.load(str(graph.path))
     else:
         model = exporter.to_ir(graph, "trt", opset=BFLOAT16_OPSET if low == "bfloat16" else OPSET)
         if activation_ranges.needs_scales(model):

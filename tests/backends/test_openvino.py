@@ -17,7 +17,7 @@ from torch import nn
 from backends import openvino
 from infer import device
 from infer.errors import ArtifactError, NotUsableError
-from infer.graph.program import Graph
+from infer.graph.program import OnnxGraph, TorchGraph
 from infer.kernels.ops.linear_packed import lut4_twin
 from infer.openvino import openvino_model
 from infer.openvino.openvino_layers import LayerConverter
@@ -256,7 +256,7 @@ def test_an_onnx_source_is_taken_unquantized(tmp_path: Path) -> None:
 
     made = graph(nn.Linear(8, 4), "input=float32[batch,8]", torch.randn(2, 8))
     exporter.export(made, "ort-u8s8", tmp_path / "source.onnx")
-    source = Graph(made.inputs, made.outputs, made.samples, made.sizes, onnx=tmp_path / "source.onnx")
+    source = OnnxGraph(made.inputs, made.outputs, made.samples, made.sizes, path=tmp_path / "source.onnx")
     (tmp_path / "lowered").mkdir()
     lowered(nn.Linear(8, 4), "input=float32[batch,8]", torch.randn(2, 8), tmp_path / "lowered")
     openvino.lower(source, plan(), tmp_path / "lowered")
@@ -277,7 +277,7 @@ def test_stored_weights_of_an_onnx_source_are_decoded_once(tmp_path: Path, quant
     layer, x = nn.Conv2d(64, 128, 1), torch.randn(2, 64, 9, 9)
     made = graph(layer, "input=float32[batch,64,9,9]", x)
     exporter.export(made, "ort-u8s8", tmp_path / "source.onnx")
-    source = Graph(made.inputs, made.outputs, made.samples, made.sizes, onnx=tmp_path / "source.onnx")
+    source = OnnxGraph(made.inputs, made.outputs, made.samples, made.sizes, path=tmp_path / "source.onnx")
     lowered(layer, "input=float32[batch,64,9,9]", x, tmp_path)  # the signature
     done = openvino.lower(source, plan(quant=quant), tmp_path)
     assert f"are {quant}" in done.quantized
@@ -322,7 +322,7 @@ def test_bfloat16_is_refused_on_a_cpu_without_units_for_it(monkeypatch: pytest.M
 def test_layers_openvino_cannot_express_are_refused_by_name() -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     assert "CPUs only" in str(openvino.refuses(made, plan(device="cuda")))
-    step = Graph(
+    step = TorchGraph(
         (*made.inputs, TensorSpec("kv_cache", "float32", (2, "pages"))), (), {}, program=made.program
     )
     assert "--backend ort, inductor or eager" in str(openvino.refuses(step, plan()))

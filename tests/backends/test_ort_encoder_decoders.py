@@ -15,6 +15,7 @@ from torch import nn
 from backends import ort
 from infer import Plan, Predictor, llm
 from infer.graph import encoder_decoder_graphs
+from infer.graph.program import ENCODER
 from infer.llm.engine.requests import Request, TokenLogprob
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.step.encoder_decoder.encoder_decoder_runner import SourceSequenceRunner
@@ -37,7 +38,7 @@ def opened(model: nn.Module, folder: Path) -> SourceSequenceRunner:
     graph = llm.capture_language_model(model, shape)
     plan = Plan(source="", device="cpu", dtype="float32")
     assert encoder_decoder_graphs.refusal(ort, graph, plan) is None
-    for part, place in ((graph, folder), (graph.encoder, folder / "encoder")):
+    for part, place in ((graph, folder), (graph.parts[ENCODER], folder / ENCODER)):
         assert part is not None
         ort.lower(part, plan, place)
         signature = {"inputs": part.inputs, "outputs": part.outputs, "sizes": {}, "task": part.task}

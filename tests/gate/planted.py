@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from infer import plugins
+from infer.graph.program import OnnxGraph
 from tests.gate.subjects import Subject, answers, is_special
 
 Tensors = dict[str, Tensor]
@@ -153,8 +154,8 @@ class PlantedBackend:
 
     def lower(self, graph: Any, plan: Any, folder: Path) -> Any:
         plant = _planted[-1]
-        if plant.edit is not None and graph.onnx is not None:
-            graph = dataclasses.replace(graph, onnx=edited(graph.onnx, plant.edit, folder / "edited.onnx"))
+        if plant.edit is not None and isinstance(graph, OnnxGraph):
+            graph = dataclasses.replace(graph, path=edited(graph.path, plant.edit, folder / "edited.onnx"))
             plant.calls += 1
         return plugins.get("backends", self._name).lower(graph, plan, folder)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import fidelity
-from infer.graph.program import Graph
+from infer.graph.program import TorchGraph
 from infer.graph.typical_inputs import cut, row_lengths, timed_lengths, typical_inputs
 from infer.report.measurements import roofline
 from infer.run import run_trial
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         return (self.linear(self.embedding(input_ids)) * attention_mask[..., None]).sum(1)
 
 
-def encoder(samples: dict[str, Tensor], *, fixed: bool = False) -> Graph:
+def encoder(samples: dict[str, Tensor], *, fixed: bool = False) -> TorchGraph:
     batch, seq = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("seq", min=2, max=64)
     dims = {0: batch} if fixed else {0: batch, 1: seq}
     example = {name: value[:1].repeat(2, 1) for name, value in samples.items()}
@@ -49,7 +49,7 @@ def encoder(samples: dict[str, Tensor], *, fixed: bool = False) -> Graph:
     specs = tuple(TensorSpec(spec.name, spec.dtype, ("batch", length)) for spec in SPECS)
     outputs = (TensorSpec("output", "float32", ("batch", WIDTH)),)
     sizes = {"batch": (1, 64)} if fixed else SIZES
-    return Graph(inputs=specs, outputs=outputs, samples=samples, sizes=sizes, program=program)
+    return TorchGraph(inputs=specs, outputs=outputs, samples=samples, sizes=sizes, program=program)
 
 
 def test_one_row_is_the_median_and_has_no_padding() -> None:
@@ -121,7 +121,7 @@ def test_a_row_more_padded_has_the_same_roofline() -> None:
 class WrongAtOtherLengths:
     """Runner of a program that was compiled for one length and gives zeros at others."""
 
-    def __init__(self, graph: Graph, length: int) -> None:
+    def __init__(self, graph: TorchGraph, length: int) -> None:
         self._run, self._length = graph.run, length
 
     def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from infer import Plan, Predictor, compress, llm
 from infer.artifact import store
 from infer.errors import InputError, NotUsableError
+from infer.graph.program import ENCODER
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.llm.engine.requests import Request
@@ -218,8 +219,7 @@ class PackedGraphs:
 
     def __init__(self, model: Any, shape: llm.StepShape) -> None:
         graph = capture_encoder_decoder(model, shape)
-        assert graph.encoder is not None
-        self.step, encoder = (prepack.packed(one.exported) for one in (graph, graph.encoder))
+        self.step, encoder = (prepack.packed(one.exported) for one in (graph, graph.parts[ENCODER]))
         self._calls = {"logits": self.step.module(), HIDDEN: encoder.module()}
 
     def run(self, inputs: Any) -> dict[str, Tensor]:

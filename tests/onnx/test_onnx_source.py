@@ -14,7 +14,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from backends import ort  # noqa: E402
 from infer.errors import NotUsableError, SourceError  # noqa: E402
-from infer.graph.program import Graph  # noqa: E402
+from infer.graph.program import OnnxGraph  # noqa: E402
 from infer.onnx.ort import ort_session  # noqa: E402
 from infer.onnx.source import onnx_source  # noqa: E402
 from infer.plan import Plan  # noqa: E402
@@ -233,7 +233,7 @@ def test_stored_weights_are_decoded_once_and_not_at_every_call(tmp_path: Path, o
 def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Path) -> None:
     _, x = written_form("conv", tmp_path / "model.onnx")
     specs = TensorSpec("x", "float32", ("batch", 16, 9, 9)), TensorSpec("y", "float32", ("batch", 32, 9, 9))
-    source = Graph((specs[0],), (specs[1],), {"x": torch.from_numpy(x)}, onnx=tmp_path / "model.onnx")
+    source = OnnxGraph((specs[0],), (specs[1],), {"x": torch.from_numpy(x)}, path=tmp_path / "model.onnx")
     plan = Plan(source="model.onnx", backend="ort", quant="int8", dtype="float32")
     lossy = ort.lower(source, plan, tmp_path / "int8")
     assert lossy.more_exact == (("weights", "fp16"), ("weights", "mixed"))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from backends import inductor
+from infer.graph.program import TorchGraph
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
@@ -22,6 +23,8 @@ from infer.run.float_reference import FloatReferences
 from infer.run.trial import Trial
 from infer.run.try_backends import Compressed, Trials
 from tests.support.onnx_models import Int8Conv
+
+PROGRAM: Any = object()
 
 AUTO = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
 
@@ -67,7 +70,7 @@ def is_bounded(
     monkeypatch: pytest.MonkeyPatch, eager: Trial, *others: Trial, seconds: float = 1.0, share: float = 0.5
 ) -> tuple[bool, str, list[str]]:
     """Return whether inductor is left out, why, and the backends of the trials afterwards."""
-    graph: Any = SimpleNamespace(program=object(), module=None, encoder=None)
+    graph = TorchGraph((), (), {}, program=PROGRAM)
     tried = Trials(AUTO, graph, Compressed(graph, None), Path(), FloatReferences(graph, Path()), Reporter())
     tried.trials += others
     monkeypatch.setattr(Trials, "run", lambda self, name: self.trials.append(eager))
@@ -106,7 +109,7 @@ def test_kernels_that_are_not_faithful_are_not_compiled(monkeypatch: pytest.Monk
 
 
 def test_a_named_backend_is_lowered_whatever_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph: Any = SimpleNamespace(program=object(), module=None)
+    graph = TorchGraph((), (), {}, program=PROGRAM)
     plan = AUTO.with_(backend="inductor")
     tried = Trials(plan, graph, Compressed(graph, None), Path(), FloatReferences(graph, Path()), Reporter())
     assert not tried.bounded("inductor")

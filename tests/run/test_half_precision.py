@@ -15,6 +15,7 @@ from backends import openvino
 from infer import device, optimize
 from infer.errors import NotUsableError
 from infer.fidelity.thresholds import LIMITS
+from infer.graph.program import OnnxGraph, TorchGraph
 from infer.latency import Paired, summarize, verdict
 from infer.plan import Plan
 from infer.reporter import Reporter
@@ -30,7 +31,8 @@ from infer.spec import Choice
 
 PLAN = Plan(source="x", backend="auto", quant="none", dtype="float32", device="cpu", batches=(1,))
 AUTO = Choice("dtype", "auto", "float32", "as exact as the original")
-GRAPH: Any = SimpleNamespace(program=object(), encoder=None)
+PROGRAM: Any = object()
+GRAPH = TorchGraph((), (), {}, program=PROGRAM)
 
 
 def trial(backend: str, seconds: float, dtype: str = "", error: float = 0.0, form: float = 1.0) -> Trial:
@@ -109,7 +111,7 @@ def test_a_requested_dtype_backend_or_format_keeps_its_dtype(units: None) -> Non
     assert refusal(PLAN.with_(backend="ort")) == "bfloat16 is tried with --backend auto only"
     assert refusal(PLAN.with_(quant="int8")) == "float layers beside quantized ones keep float32"
     assert refusal(task="text-generation") == "--dtype bf16 changes the KV cache of a language model, too"
-    assert refusal(graph=SimpleNamespace(program=None))
+    assert refusal(graph=OnnxGraph((), (), {}, path=Path("model.onnx")))
     assert refusal(PLAN.with_(batches=()))
 
 

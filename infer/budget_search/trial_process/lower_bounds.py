@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from ... import device as hardware
 from ... import plugins
 from ...errors import InferError
+from ...graph.program import TorchGraph
 from ...plan import Plan
 from ...report.measurements import roofline
 from ...run.float_graph import Original
@@ -33,7 +34,7 @@ WINOGRAD = (
 def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> LowerBounds:
     """Return the bounds of each format; none for sources that are not captured, or are quantized already."""
     graph, shape = original.graph, original.mode.shape
-    if graph.program is None or original.loaded.stored_as:
+    if not isinstance(graph, TorchGraph) or original.loaded.stored_as:
         return LowerBounds()
     weights = used_matrices(graph.program)
     is_step = shape is not None
@@ -45,7 +46,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
         else roofline.flops_of_call(graph, batch)
         for batch in plan.batches
     }
-    saved = WINOGRAD if any("conv" in str(node.target) for node in graph.program.graph.nodes) else 1.0
+    saved = WINOGRAD if any("conv" in str(node.target) for node in graph.nodes) else 1.0
     slack = SLACK * hardware.busy_factor(plan.device)
     found = LowerBounds()
     for name in formats:

@@ -13,6 +13,7 @@ from msgspec import structs
 from ...artifact import store
 from ...compress import assign
 from ...errors import InferError, SourceError, UsageError
+from ...graph.program import TorchGraph
 from ...library_errors import as_resource_error
 from ...onnx.ort.ort_session import limited_calls
 from ...plan import Plan
@@ -141,7 +142,7 @@ class Session:
             )
             return Done(outcome="skipped", reason=by_layers.reason, measured=measured, command=command)
         is_original = not trial.changed and not plan.backend_options
-        if is_original and made.opened.original.graph.program is not None:
+        if is_original and isinstance(made.opened.original.graph, TorchGraph):
             self._sources.keep_float_form(trial, plan)
             made.opened.floats.keep_seconds(trial)
         if request.to_beat is None or not (reason := trial_result.lost(trial, measured, request.to_beat)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...attention import KV_DTYPES
 from ...graph import capture
-from ...graph.program import Graph
+from ...graph.program import TorchGraph
 from ...spec import TensorSpec
 from ..engine.scheduling.engine_limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
@@ -134,7 +134,7 @@ def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> 
     return msgspec.structs.replace(shape, adapters=found)
 
 
-def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> Graph:
+def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> TorchGraph:
     """Export the step of a causal language model. `whole`: module to export instead of a plain `Step` of it."""
     sizes = {
         "tokens": (1, MAX_TOKENS),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,22 +21,21 @@ from ...kernels import library
 NAME, TWIN, WRITTEN = "attend_paged", "attend_paged_value", "output_of_encoder"
 
 
-def attention_nodes(program: ExportedProgram | None) -> list[torch.fx.Node]:
-    """List the attention nodes of a step, layer by layer; empty for any other program."""
-    nodes = [] if program is None else program.graph.nodes
+def attention_nodes(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    """List the attention nodes of a step among all of its nodes, layer by layer."""
     return [node for node in nodes if str(node.target) == f"infer.{NAME}.default"]
 
 
-def kv_dtype(program: ExportedProgram | None) -> str | None:
-    """Return the dtype of a step's cache, else None."""
-    found = attention_nodes(program)
-    return KV_DTYPES[_named(found[0])["dtype"]] if found else None
+def kv_dtype(nodes: Iterable[torch.fx.Node]) -> str | None:
+    """Return the dtype of a step's cache, given its nodes, else None."""
+    layers = attention_nodes(nodes)
+    return KV_DTYPES[_named(layers[0])["dtype"]] if layers else None
 
 
 @contextmanager
 def functional(program: ExportedProgram) -> Iterator[None]:
     """Make the operator functional, so that `run_decompositions` leaves it one node."""
-    found = attention_nodes(program)
+    found = attention_nodes(program.graph.nodes)
     if found and not hasattr(torch.ops.infer, TWIN):
         library().define(f"{TWIN}({ARGUMENTS.replace('(a!)', '')}) -> Tensor")
         torch.library.register_fake(f"infer::{TWIN}", _shape, lib=library())

@@ -16,7 +16,7 @@ import torch
 
 from ... import latency
 from ...compress import Coverage
-from ...graph.program import Graph
+from ...graph.program import Graph, OnnxGraph
 from ...graph.typical_inputs import typical_inputs
 from ...plan import Plan
 from ...spec import Finding
@@ -48,8 +48,8 @@ def choose(
     are not measured. The option `products` asks for decoded ones.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    weights_only = (
-        plan.quant == "int8:weight" and graph.onnx is not None
+    weights_only = plan.quant == "int8:weight" and isinstance(
+        graph, OnnxGraph
     )  # of programs: the layers themselves
     if plan.device != "cpu" or weights_only or plan.backend_options.get(PRODUCTS) == FLOAT:
         return write(path, "float"), []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...compress import Coverage
 from ...errors import NotUsableError, SourceError
-from ...graph.program import Graph
+from ...graph.program import Graph, OnnxGraph
 from ...load.sources.onnx_outputs import quantized_nodes
 from ...plan import Plan
 from ..decompositions import DOMAIN
@@ -88,7 +88,7 @@ def refusal(graph: Graph, plan: Plan, formats: Sequence[str] = FORMATS) -> str |
     """Return why the plan's format or dtype can't be given to a file whose graph stays, or None."""
     if plan.quant not in ("none", *formats):
         return f"an ONNX source takes --quant {', '.join(formats)} or none, not {plan.quant}: its layers are lowered"
-    if plan.quant != "none" and graph.onnx is not None and (nodes := already_quantized(graph.onnx)):
+    if plan.quant != "none" and isinstance(graph, OnnxGraph) and (nodes := already_quantized(graph.path)):
         return f"the model is quantized already ({nodes}): --quant none keeps it as it is"
     if plan.dtype not in ("float32", "auto"):
         return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"

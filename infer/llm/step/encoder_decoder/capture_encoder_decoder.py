@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....attention import KV_DTYPES
 from ....graph import capture
-from ....graph.program import Graph
+from ....graph.program import ENCODER, TorchGraph
 from ....kernels.passes.graph_pass import without_unused
 from ....spec import TensorSpec
 from ...engine.scheduling.engine_limits import MAX_SEQUENCES, MAX_TOKENS
@@ -121,7 +121,7 @@ def step_inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
     )
 
 
-def capture_encoder_decoder(model: nn.Module, shape: StepShape) -> Graph:
+def capture_encoder_decoder(model: nn.Module, shape: StepShape) -> TorchGraph:
     """Export both graphs of an encoder-decoder; that of the encoder is `encoder` of the step."""
     source = source_of(shape)
     sizes = {
@@ -141,10 +141,10 @@ def capture_encoder_decoder(model: nn.Module, shape: StepShape) -> Graph:
         decoder = capture.capture(
             step, step_inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
         )
-    program = without_unused(decoder.exported)
-    return replace(decoder, program=program, encoder=capture_encoder(model, shape, sizes))
+    program = without_unused(decoder.program)
+    return replace(decoder, program=program, parts={ENCODER: capture_encoder(model, shape, sizes)})
 
 
-def capture_language_model(model: nn.Module, shape: StepShape) -> Graph:
+def capture_language_model(model: nn.Module, shape: StepShape) -> TorchGraph:
     """Export the step of a causal language model, of an encoder-decoder with the graph of its encoder."""
     return capture_step(model, shape) if shape.source is None else capture_encoder_decoder(model, shape)

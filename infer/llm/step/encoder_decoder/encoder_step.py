@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ....attention import KV_DTYPES
 from ....graph import capture
-from ....graph.program import Graph
+from ....graph.program import TorchGraph
 from ....kernels.passes.graph_pass import without_unused
 from ....spec import TensorSpec
 from ..step_shape import SourceShape, StepShape
@@ -120,7 +120,7 @@ def example_source(source: SourceShape) -> dict[str, Tensor]:
     return found | ({TOKENS: torch.tensor([1, 2, 3])} if source.reads_text else {})
 
 
-def capture_encoder(model: nn.Module, shape: StepShape, sizes: Mapping[str, tuple[int, int]]) -> Graph:
+def capture_encoder(model: nn.Module, shape: StepShape, sizes: Mapping[str, tuple[int, int]]) -> TorchGraph:
     """Export the encoder with the weights that it reads."""
     source = source_of(shape)
     given = example_source(source)
@@ -132,4 +132,4 @@ def capture_encoder(model: nn.Module, shape: StepShape, sizes: Mapping[str, tupl
     graph = capture.capture(
         step, encoder_inputs(shape), samples | given, sizes=sizes, outputs=(HIDDEN,), task="encoder"
     )
-    return replace(graph, program=without_unused(graph.exported))
+    return replace(graph, program=without_unused(graph.program))

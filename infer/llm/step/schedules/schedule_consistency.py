@@ -43,8 +43,7 @@ def spared_tokens(graph: Graph) -> int:
     A router sends a token that is near a tie to another expert for the rounding of a lower format. Models with `topk`
     in their graph count as such.
     """
-    nodes = graph.program.graph.nodes if graph.program is not None else ()
-    return ROUTED if any("topk" in str(node.target) for node in nodes) else 0
+    return ROUTED if any("topk" in str(node.target) for node in graph.nodes) else 0
 
 
 class WorstToken(NamedTuple):
