@@ -20,6 +20,7 @@ import tempfile
 import time
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,7 @@ def captured(model: str, quant: str, folder: Path) -> tuple[Graph, Plan]:
     torch.manual_seed(0)
     plan = MODELS[model](folder / "source").with_(device="cpu", dtype="float32", backend="eager")
     loaded, run = stages.load(stages.resolve(plan))
-    loaded.calibration = loaded.calibration or loaded.samples  # nothing is judged here
+    loaded = replace(loaded, calibration=loaded.calibration or loaded.samples)  # nothing is judged here
     plan = run.plan.with_(backend="inductor")
     original = stages.capture_original(plan, loaded, Reporter())
     asked = plan.with_(quant=quant, dtype="bfloat16", allow_partial=True)

@@ -20,6 +20,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -91,7 +92,7 @@ def fill(model: str, cells: list[Cell]) -> Iterator[Cell]:
         torch.manual_seed(0)
         plan = MODELS[model](Path(work) / "source").with_(device="cpu", dtype="float32", backend="eager")
         loaded, run = stages.load(stages.resolve(plan))
-        loaded.calibration = loaded.calibration or loaded.samples  # nothing is judged here
+        loaded = replace(loaded, calibration=loaded.calibration or loaded.samples)  # nothing is judged here
         plan = run.plan.with_(backend="trt")
         original = stages.capture_original(plan, loaded, Reporter())
         made: dict[tuple[str, str, str], Cell] = {}

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -105,7 +106,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
         loaded, run = stages.load(stages.resolve(plan.with_(allow_slower=True)))
         if model in CALIBRATION:
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
-            loaded.calibration = sample_split.exclude_rows(rows, loaded.samples)
+            loaded = replace(loaded, calibration=sample_split.exclude_rows(rows, loaded.samples))
         original = stages.capture_original(run.plan, loaded, Reporter())
         floats = FloatReferences(original.graph, Path(work) / "float", lambda: original.step)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):

@@ -90,7 +90,7 @@ def capture(
     named = output_specs(program, inputs, outputs)
     drop_other_outputs(program)
     sized = {d: bounds[d] for d in used}
-    return TorchGraph(inputs, named, samples, sized, task, steps, program=program)
+    return TorchGraph(inputs, named, samples, sized, task, steps, program=program, asserts=asserts)
 
 
 @contextlib.contextmanager

@@ -46,18 +46,6 @@ _GUARD = re.compile(
 _FORMULA = re.compile(r"(?:[v\d\s()+\-*/%<>=!]|\band\b)+")
 
 
-@dataclass(frozen=True)
-class Capture:
-    """A captured graph, and a sentence for people on the sizes that had to be fixed or narrowed, else empty.
-
-    `asserts`: as of `capture`, with which its other forms have to be captured too.
-    """
-
-    graph: TorchGraph
-    fixed: str = ""
-    asserts: bool = False
-
-
 def capture_at_any_sizes(
     module: nn.Module,
     inputs: tuple[TensorSpec, ...],
@@ -68,8 +56,9 @@ def capture_at_any_sizes(
     task: str = "tensors",
     called: nn.Module | None = None,
     multiples: Mapping[str, int] | None = None,
-) -> Capture:
-    """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires.
+) -> TorchGraph:
+    """Capture with the symbolic sizes that `inputs` name, fixing as few of them as the model requires; the graph's
+    `fixed` says which.
 
     `called`: what the user calls, where `module` was made of it. The graph's `inputs` have a number in place of "batch"
     where the rows of a batch depend on each other. Raises as `capture` does, with the sizes that must be given as
@@ -83,13 +72,13 @@ def capture_at_any_sizes(
         sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
     require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
     try:
-        return Capture(_with_rows(module, source.agreeing(sizes), sizes))
+        return _with_rows(module, source.agreeing(sizes), sizes)
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
         refusal, reason = error, error.__cause__
-    if found := _in_steps(source, sizes, reason):
-        return found
+    if graph_in_steps := _in_steps(source, sizes, reason):
+        return graph_in_steps
     for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         asserts = any(low < high for low, high in fixed.values())
         try:
@@ -110,13 +99,13 @@ def capture_at_any_sizes(
                 f"{name} {low} to {high}" if low < high else f"{name} {low}"
                 for name, (low, high) in fixed.items()
             )
-            return Capture(graph, f"narrower sizes: {named} (the model's code takes no others)", asserts)
+            return replace(graph, fixed=f"narrower sizes: {named} (the model's code takes no others)")
         named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
         rows = ""
         if BATCH in fixed:
             several = have_rows(graph.inputs)
             rows = "; rows run one by one" if several else "; it takes one row a request"
-        return Capture(graph, f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
+        return replace(graph, fixed=f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
     raise refusal
 
 
@@ -197,7 +186,7 @@ class _Source:
         )
 
 
-def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture | None:
+def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> TorchGraph | None:
     """Capture with sizes that are multiples of what the exporter says, from the second on where it refuses the first.
 
     None where it says nothing, or that fails.
@@ -222,9 +211,8 @@ def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> Capture |
             reason = error.__cause__
             continue
         each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
-        return Capture(
-            _with_rows(source.module, graph, sizes), f"sizes: {each} (the model's code takes no others)"
-        )
+        graph = _with_rows(source.module, graph, sizes)
+        return replace(graph, fixed=f"sizes: {each} (the model's code takes no others)")
     return None
 
 

@@ -80,10 +80,16 @@ class Graph(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchGraph(Graph):
-    """A captured torch program; `imported` is the ONNX file that it was imported from, which judges it."""
+    """A captured torch program.
+
+    `imported`: the ONNX file that it was imported from, which judges it. `asserts`: as of `capture`, with which its
+    other forms have to be captured too. `fixed`: a sentence for people on the sizes that had to be fixed or narrowed.
+    """
 
     program: ExportedProgram
     imported: Path | None = None
+    asserts: bool = False
+    fixed: str = ""
 
     @property
     def file(self) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,9 +15,12 @@ from .hf_preprocessor import Preprocessor
 from .weights import WeightReader
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadedModel:
-    """A model before optimization. Parameters are on the meta device while `reader` is set."""
+    """A model before optimization: what a source is, holds and says of itself.
+
+    Parameters of `module` are on the meta device while `reader` is set; `fill` gives them their values.
+    """
 
     kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
     module: nn.Module | None  # None for onnx that runs as it is
@@ -33,7 +36,6 @@ class LoadedModel:
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
-    asserts: bool = False  # guards of its sizes are checked at each call of a captured graph
     renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
@@ -43,9 +45,9 @@ class LoadedModel:
     )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     onnx: Path | None = None
-    operator_seconds: Mapping[str, float] | None = (
-        None  # of a call of an ONNX file, by type; None: not measured yet
-    )
+    operator_seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # of a call of an ONNX file, by type, once it was timed
     weight_bytes: int | None = None  # as the source stores them, where it has them on disk
     stored_as: str = (
         ""  # "gptq", "Q4_K 80 %, Q6_K 20 %": what the source is quantized to; empty for a float one
@@ -55,10 +57,18 @@ class LoadedModel:
     preprocessor: Preprocessor | None = None  # of image or sound files
     # float32 [rows, bands, frames] → int64 [rows, tokens], for a speech-to-text decoder
     decode_greedily: Callable[[Mapping[str, Tensor]], Tensor] | None = None
-    findings: list[Finding] = field(default_factory=list)
-    limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
-    directory: TemporaryDirectory[str] | None = None  # holds `files` where the source is no folder
+    findings: tuple[Finding, ...] = ()
+    limitations: tuple[str, ...] = ()  # sentences of the verdict on what was given up
+    directory: TemporaryDirectory[str] | None = None  # of `files`, or of an `onnx` that was changed
     called: nn.Module | None = None  # what its user calls by keyword, where `module` was made of it
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source
     )
+
+    def saying(self, *findings: Finding) -> LoadedModel:
+        """Return the model with more findings."""
+        return replace(self, findings=(*self.findings, *findings))
+
+    def limited(self, sentence: str) -> LoadedModel:
+        """Return the model with one more sentence of the verdict on what was given up."""
+        return replace(self, limitations=(*self.limitations, sentence))

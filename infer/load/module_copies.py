@@ -18,7 +18,7 @@ def unfilled_copy(loaded: LoadedModel) -> LoadedModel:
     """
     if loaded.rebuild is None:
         raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
-    return replace(loaded, module=loaded.rebuild(), findings=[])
+    return replace(loaded, module=loaded.rebuild(), findings=())
 
 
 def separate(module: nn.Module, other: nn.Module) -> nn.Module:

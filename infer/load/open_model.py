@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -44,26 +45,32 @@ def load(
     if found.code and not plan.trust_code:
         raise _untrusted(plan, found)
     loaded, user_module = _open(plan, found)
-    loaded.findings.insert(0, Finding("load", "source", found.kind, why=found.says))
+    findings = [Finding("load", "source", found.kind, why=found.says), *loaded.findings]
     if found.code:
         why = f"it names {', '.join(found.globals[:8])}" if found.globals else found.says
-        loaded.findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
+        findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
+    inputs, size = loaded.inputs, loaded.weight_bytes
     if loaded.module is not None:
-        loaded.inputs, said = resolve_inputs(plan, loaded.inputs, loaded.module)
-        loaded.findings += said
-    loaded.sizes = {**bounds(loaded.inputs, plan), **loaded.sizes}
-    if loaded.weight_bytes is None and loaded.module is not None:
-        tensors = {t.data_ptr(): t.nbytes for t in (*loaded.module.parameters(), *loaded.module.buffers())}
-        loaded.weight_bytes = sum(tensors.values())
+        inputs, said = resolve_inputs(plan, inputs, loaded.module)
+        findings += said
+        if size is None:
+            tensors = (*loaded.module.parameters(), *loaded.module.buffers())
+            size = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
     choice = resolve_strategy(plan, loaded)
-    loaded.load = choice.value
-    loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
-    if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
+    findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
+    loaded = replace(
+        loaded,
+        inputs=inputs,
+        sizes={**bounds(inputs, plan), **loaded.sizes},
+        weight_bytes=size,
+        load=choice.value,
+        findings=tuple(findings),
+    )
+    if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in inputs):
         from .samples.transcript_samples import decode_greedily
 
-        loaded.decode_greedily = partial(decode_greedily, loaded)
-    read_samples.attach_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
-    return loaded
+        loaded = replace(loaded, decode_greedily=partial(decode_greedily, loaded))
+    return read_samples.with_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
 
 
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
@@ -125,10 +132,14 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
 
     source = open_gguf(Path(plan.source))
     loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
-    loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory
-    loaded.stored_as = source.stored_as
-    loaded.findings.insert(0, source.finding)
-    return loaded
+    return replace(
+        loaded,
+        kind="gguf",
+        weight_bytes=source.num_bytes,
+        directory=source.directory,
+        stored_as=source.stored_as,
+        findings=(source.finding, *loaded.findings),
+    )
 
 
 def _refuse_names(plan: Plan, found: Identified) -> None:

@@ -35,10 +35,10 @@ def make_assignment(
     steps = plan.backend == "auto" or plugins.get("backends", plan.backend).STEPS
     real = assign.CalibrationSet(
         loaded.module if original.is_in_memory else None,
-        loaded.inputs,
+        original.graph.inputs,
         tuple(spec.name for spec in original.graph.outputs),
         loaded.task,
-        loaded.samples,
+        original.graph.samples,
         loaded.calibration,
         steps=decoder is not None and original.mode.shape is not None and steps,
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
@@ -78,6 +78,7 @@ def compress_model(
     make = partial(_quantized, plan, original, copy, assignment, reporter)
     model = (last or LastModel()).take(plan, formats, make)
     reporter.findings += model.found
+    copy = model.loaded
     covered = compress.cover(
         model.module, assignment.reasons(model.done), assignment.requested_float(model.pins)
     )
@@ -98,11 +99,15 @@ def compress_model(
 class QuantizedModel:
     """A quantized copy of the model, the result of its packing, and what was captured of it."""
 
-    module: nn.Module
+    loaded: sources.LoadedModel
     pins: dict[str, str]  # layer → format, of the plan
     done: compress.QuantizationResult
     found: list[Finding]  # while it was made
     form: Compressed | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        return module_of(self.loaded)
 
 
 @dataclass
@@ -137,19 +142,19 @@ def _quantized(
         own.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
         own.found(compress.fold_weight_norms(original.module, into=module))
     split = compress.split_recurrent(module)
-    copy.renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
+    renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
     pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
     done = compress.quantize_model(
         module,
         plan,
         reader=copy.reader,
-        renames=copy.renames,
+        renames=renames,
         stats=assignment.stats,
         progress=own.progress,
         formats=pins | assignment.formats,
         packing_cache=assignment.packing_cache,
     )
-    return QuantizedModel(module, pins, done, own.findings)
+    return QuantizedModel(replace(copy, renames=renames), pins, done, own.findings)
 
 
 def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter: Reporter) -> Compressed:
@@ -161,7 +166,9 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     def whole() -> Graph:
         if is_original and isinstance(original.graph, TorchGraph):
             return original.graph
-        return captured(loaded, capture.in_dtype(module, loaded.inputs, low) if low else module)
+        return captured(
+            original, loaded, capture.in_dtype(module, original.graph.inputs, low) if low else module
+        )
 
     decoder, scores_only = decoder_of(loaded), original.mode.scores_only
     if shape is not None and decoder is not None:

@@ -21,7 +21,10 @@ from .llm_mode import LlmMode
 
 @dataclass
 class Original:
-    """The float model, its graph, and how it runs. `graph.outputs` of streamed weights are named later."""
+    """The float model, its graph, and how it runs. `graph.outputs` of streamed weights are named later.
+
+    What the graph says of inputs, samples and sizes holds where `loaded` says otherwise: some had to be fixed.
+    """
 
     loaded: load.LoadedModel
     graph: Graph
@@ -63,10 +66,11 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     except (NotUsableError, SourceError) as error:
         if loaded.onnx is None or loaded.module is None:
             raise
-        keep_file(loaded, str(error), reporter)
+        loaded = as_file(loaded, str(error), reporter)
         graph = float_graph(loaded, reporter)
+    fixed = [graph.fixed] if isinstance(graph, TorchGraph) and graph.fixed else []
     pairs = carried_state.states(graph.inputs, graph.outputs)
-    original = Original(loaded, graph, mode, (*loaded.limitations, *carried_state.sentence(pairs)))
+    original = Original(loaded, graph, mode, (*loaded.limitations, *fixed, *carried_state.sentence(pairs)))
     if not isinstance(graph, TorchGraph):
         return original
     original.users_module = loaded.called or original.module
@@ -90,7 +94,7 @@ def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
 
 
 def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> Graph:
-    """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
+    """Capture the float model; a finding says which sizes had to be fixed."""
     if loaded.onnx is not None and loaded.module is None:
         outputs = tuple(loaded.meta.get("outputs", ()))
         return OnnxGraph(
@@ -103,7 +107,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         module = module_of(loaded).eval()
         return StreamedGraph(loaded.inputs, (), loaded.samples, loaded.sizes, loaded.task, module=module)
     with _at_any_length(loaded):
-        found = fixed_sizes.capture_at_any_sizes(
+        graph = fixed_sizes.capture_at_any_sizes(
             module_of(loaded).eval(),
             loaded.inputs,
             loaded.samples,
@@ -113,21 +117,17 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
             called=loaded.called,
             multiples=loaded.multiples,
         )
-    if found.fixed:
-        loaded.limitations.append(found.fixed)
-        stepped = found.graph.multiples != loaded.multiples
-        how = "narrower" if found.asserts else "multiples" if stepped else "fixed"
-        (reporter or Reporter()).found([Finding("capture", "sizes", how, why=found.fixed)])
-    loaded.inputs, loaded.samples = found.graph.inputs, found.graph.samples
-    loaded.sizes, loaded.multiples, loaded.asserts = found.graph.sizes, found.graph.multiples, found.asserts
-    return found.graph if loaded.onnx is None else replace(found.graph, imported=loaded.onnx)
+    if graph.fixed:
+        stepped = graph.multiples != loaded.multiples
+        how = "narrower" if graph.asserts else "multiples" if stepped else "fixed"
+        (reporter or Reporter()).found([Finding("capture", "sizes", how, why=graph.fixed)])
+    return graph if loaded.onnx is None else replace(graph, imported=loaded.onnx)
 
 
-def keep_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> None:
-    """Run the source as ONNX, for which a finding gives the reason."""
-    loaded.module = loaded.rebuild = None
-    loaded.meta = {**loaded.meta, "unimported": why}
+def as_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> load.LoadedModel:
+    """Return an ONNX source that runs as the file it is; a finding gives the reason."""
     reporter.found([Finding("load", "form", "ONNX", why=why)])
+    return replace(loaded, module=None, rebuild=None, meta={**loaded.meta, "unimported": why})
 
 
 def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
@@ -146,18 +146,19 @@ def module_of(loaded: load.LoadedModel) -> nn.Module:
     return loaded.module
 
 
-def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
-    """Capture a copy of the float model with the inputs, samples and sizes of the source."""
+def captured(original: Original, loaded: load.LoadedModel, module: nn.Module) -> TorchGraph:
+    """Capture a copy of the float model with the inputs, samples and sizes of its graph."""
+    like = original.graph
     with _at_any_length(loaded):
         graph = capture.capture(
             module.eval(),
-            loaded.inputs,
-            loaded.samples,
-            sizes=loaded.sizes,
+            like.inputs,
+            like.samples,
+            sizes=like.sizes,
             outputs=loaded.outputs,
             task=loaded.task,
-            multiples=loaded.multiples,
-            asserts=loaded.asserts,
+            multiples=like.multiples,
+            asserts=isinstance(like, TorchGraph) and like.asserts,
         )
     return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 

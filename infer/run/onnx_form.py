@@ -11,6 +11,7 @@ file judges both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -27,7 +28,7 @@ from ..onnx.source.source_weights import AXIS_OPSET
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
-from .float_graph import keep_file
+from .float_graph import as_file
 from .try_backends import candidates
 
 Form = Literal["file", "program"]
@@ -37,27 +38,28 @@ _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention", "MultiHe
 _CONVOLUTIONS = ("Conv", "FusedConv", "NhwcFusedConv")
 
 
-def choose(plan: Plan, loaded: load.LoadedModel, reporter: Reporter, form: Form | None = None) -> None:
-    """Give an ONNX source its torch module where it is to run as a program: as `form` says, by default the first of
-    `forms`; a finding says so, or why there is none.
+def choose(
+    plan: Plan, loaded: load.LoadedModel, reporter: Reporter, form: Form | None = None
+) -> load.LoadedModel:
+    """Return an ONNX source with its torch module where it is to run as a program: as `form` says, by default the first
+    of `forms`; a finding says so, or why there is none.
     """
     if loaded.onnx is None or loaded.module is not None:
-        return
+        return loaded
     order = forms(plan, loaded)
     form = form or next(iter(order))
     if form == "file":
         if len(order) > 1:
             reporter.found([Finding("load", "form", "ONNX", why=order["file"])])
-        return
+        return loaded
     from ..load import module_copies, onnx_program
 
     try:
         module = onnx_program.import_onnx(loaded.onnx)
     except NotUsableError as error:
-        keep_file(loaded, str(error), reporter)
-        return
-    loaded.module, loaded.rebuild = module, partial(module_copies.copy_structure, module)
+        return as_file(loaded, str(error), reporter)
     reporter.found([Finding("load", "form", "torch program", why=f"imported from ONNX: {order['program']}")])
+    return replace(loaded, module=module, rebuild=partial(module_copies.copy_structure, module))
 
 
 def forms(plan: Plan, loaded: load.LoadedModel) -> Mapping[Form, str]:
@@ -121,8 +123,8 @@ def _integer_gain(plan: Plan, loaded: load.LoadedModel, *, torch_too: bool) -> t
     That are convolutions where the CPU multiplies int8, and products where torch's backends are asked for too: those of
     a file are integers in ONNX Runtime as well.
     """
-    if loaded.operator_seconds is None:
-        loaded.operator_seconds = _operator_seconds(plan, loaded)
+    if not loaded.operator_seconds:
+        loaded.operator_seconds.update(_operator_seconds(plan, loaded))
     seconds, total = loaded.operator_seconds, sum(loaded.operator_seconds.values())
     able = [*(_CONVOLUTIONS * hardware.has_vnni()), *(_PRODUCTS * torch_too)]
     share = sum(seconds.get(name, 0.0) for name in able) / total if total else 0.0

@@ -259,11 +259,12 @@ def load(
     if loaded.task == "text-generation":
         from ..llm.text import chat_template
 
-        loaded.files, found = chat_template.carry(run.plan.chat_template, loaded.files)
-        reporter.found(found)
+        files, template = chat_template.carry(run.plan.chat_template, loaded.files)
+        loaded = replace(loaded, files=files)
+        reporter.found(template)
     origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
     reporter.found([*loaded.findings, *origin])
-    onnx_form.choose(run.plan, loaded, reporter, form)
+    loaded = onnx_form.choose(run.plan, loaded, reporter, form)
     if loaded.module is not None:
         reporter.found(sources.fill(loaded))
     return loaded, run

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from infer.errors import NotUsableError, SourceError
 from infer.graph.called_paths import padded_at_the_end
-from infer.graph.fixed_sizes import Capture, capture_at_any_sizes
+from infer.graph.fixed_sizes import capture_at_any_sizes
+from infer.graph.program import TorchGraph
 from infer.spec import TensorSpec
 
 SIZES = {"batch": (1, 64), "seq": (1, 32)}
@@ -28,15 +29,15 @@ class Net(nn.Module):
         return self.change(self, x, self.l(x))
 
 
-def captured(module: nn.Module, *inputs: str, **samples: Tensor) -> Capture:
+def captured(module: nn.Module, *inputs: str, **samples: Tensor) -> TorchGraph:
     specs = tuple(TensorSpec.parse(text) for text in inputs)
     used = {size for spec in specs for size in spec.shape if isinstance(size, str)}
     sizes = {name: bounds for name, bounds in SIZES.items() if name in used}
     return capture_at_any_sizes(module.eval(), specs, samples, sizes=sizes)
 
 
-def only_output(found: Capture, **inputs: Tensor) -> Tensor:
-    return next(iter(found.graph.run(inputs).values()))
+def only_output(found: TorchGraph, **inputs: Tensor) -> Tensor:
+    return next(iter(found.run(inputs).values()))
 
 
 def test_code_that_differs_for_one_row_is_refused_with_the_size() -> None:
@@ -65,7 +66,7 @@ def test_a_path_for_one_token_is_left_out_of_the_sizes() -> None:
     net = Net(lambda _, x, y: y if x.shape[1] > 1 else -y)
     x = torch.randn(4, 5, 16)
     found = captured(net, "x=float32[batch,seq,16]", x=x)
-    assert found.graph.sizes["seq"] == (2, 32)
+    assert found.sizes["seq"] == (2, 32)
     assert found.fixed.startswith("narrower sizes: seq 2 to 32")
     torch.testing.assert_close(only_output(found, x=x), net(x))
 
@@ -74,7 +75,7 @@ def test_a_path_for_long_inputs_fixes_the_length() -> None:
     net = Net(lambda _, x, y: y if x.shape[1] < 20 else -y)
     x = torch.randn(4, 5, 16)
     found = captured(net, "x=float32[batch,seq,16]", x=x)
-    assert found.graph.sizes["seq"][1] < 20
+    assert found.sizes["seq"][1] < 20
     torch.testing.assert_close(only_output(found, x=x), net(x))
 
 

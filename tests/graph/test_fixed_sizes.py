@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from infer.errors import NotUsableError, SourceError
 from infer.graph import capture
-from infer.graph.fixed_sizes import Capture, capture_at_any_sizes, with_named_rows
+from infer.graph.fixed_sizes import capture_at_any_sizes, with_named_rows
+from infer.graph.program import TorchGraph
 from infer.spec import TensorSpec
 from tests.support import generated_modules
 
@@ -76,7 +77,7 @@ class Branch(Base):
         return y if y.sum() > 0 else -y
 
 
-def captured(module: nn.Module, spec: str, x: Tensor, **sizes: Any) -> Capture:
+def captured(module: nn.Module, spec: str, x: Tensor, **sizes: Any) -> TorchGraph:
     specs = (TensorSpec.parse(spec),)
     bounds = {"batch": (1, 64), "seq": (1, 64)} | sizes
     return capture_at_any_sizes(module.eval(), specs, {"x": x}, sizes=bounds)
@@ -88,10 +89,10 @@ def test_independent_rows_are_captured_one_by_one_and_named() -> None:
     assert found.fixed == (
         "fixed sizes: batch 1 (the model's code makes a constant of batch; rows run one by one)"
     )
-    assert found.graph.sizes["batch"] == (1, 1)
-    assert [spec.format() for spec in found.graph.outputs] == ["y=float32[batch,4]", "total=float32[batch]"]
+    assert found.sizes["batch"] == (1, 1)
+    assert [spec.format() for spec in found.outputs] == ["y=float32[batch,4]", "total=float32[batch]"]
     x = torch.randn(1, 8)
-    torch.testing.assert_close(found.graph.run({"x": x})["y"], module(x)["y"])
+    torch.testing.assert_close(found.run({"x": x})["y"], module(x)["y"])
     assert module.calls == 1  # of the line above: what was tried before left no trace
 
 
@@ -99,25 +100,25 @@ def test_independent_rows_are_captured_one_by_one_and_named() -> None:
 def test_rows_that_depend_on_each_other_become_one_row_a_request(rows: int) -> None:
     found = captured(Pairs(), "x=float32[batch,8]", torch.randn(rows, 8))
     assert found.fixed.endswith("it takes one row a request)")
-    assert [spec.format() for spec in found.graph.inputs] == ["x=float32[1,8]"]
-    assert found.graph.outputs[0].shape == (1, 4)
-    assert "batch" not in found.graph.sizes
-    assert found.graph.samples["x"].shape == (1, 8)
+    assert [spec.format() for spec in found.inputs] == ["x=float32[1,8]"]
+    assert found.outputs[0].shape == (1, 4)
+    assert "batch" not in found.sizes
+    assert found.samples["x"].shape == (1, 8)
 
 
 @pytest.mark.parametrize("model", [ByFour, Above])
 def test_a_model_that_asks_how_many_rows_there_are_gets_one_a_request(model: type[Base]) -> None:
     found = captured(model(), "x=float32[batch,8]", torch.randn(6, 8))
     assert found.fixed.endswith("it takes one row a request)")
-    assert found.graph.inputs[0].shape == (1, 8)
+    assert found.inputs[0].shape == (1, 8)
 
 
 def test_a_length_is_fixed_as_in_the_samples_and_the_batch_stays_free() -> None:
     found = captured(Table(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
-    assert found.graph.sizes == {"batch": (1, 64), "seq": (5, 5)}
+    assert found.sizes == {"batch": (1, 64), "seq": (5, 5)}
     assert found.fixed.startswith("fixed sizes: seq 5 (")
     x = torch.randn(7, 5, 8)
-    torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Table()(x))
+    torch.testing.assert_close(next(iter(found.run({"x": x}).values())), Table()(x))
 
 
 class Neighbours(Base):
@@ -128,12 +129,12 @@ class Neighbours(Base):
 
 def test_a_length_is_narrowed_to_what_the_code_takes() -> None:
     found = captured(Neighbours(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
-    low, high = found.graph.sizes["seq"]
+    low, high = found.sizes["seq"]
     assert (low, high) == (4, 64)
     assert found.fixed == "narrower sizes: seq 4 to 64 (the model's code takes no others)"
     for length in (low, 40):
         x = torch.randn(3, length, 8)
-        torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Neighbours()(x))
+        torch.testing.assert_close(next(iter(found.run({"x": x}).values())), Neighbours()(x))
 
 
 class Line(Base):
@@ -148,20 +149,20 @@ class Line(Base):
 
 def test_a_length_that_is_pooled_away_keeps_its_range_and_the_others_free() -> None:
     found = captured(Line(), "x=float32[batch,3,height,width]", torch.randn(4, 3, 9, 20))
-    assert found.graph.sizes["height"] == (8, 15)
-    low, high = found.graph.sizes["width"]
+    assert found.sizes["height"] == (8, 15)
+    low, high = found.sizes["width"]
     assert low <= 6
     assert high >= 64
     assert "height 8 to 15" in found.fixed
     for height, width in ((8, 20), (15, 64), (12, low)):
         x = torch.randn(3, 3, height, width)
-        torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Line()(x))
+        torch.testing.assert_close(next(iter(found.run({"x": x}).values())), Line()(x))
 
 
 def test_batch_and_length_are_both_fixed_where_needed() -> None:
     found = captured(Both(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
-    assert found.graph.sizes == {"batch": (1, 1), "seq": (5, 5)}
-    assert [spec.shape[0] for spec in found.graph.outputs] == ["batch"]
+    assert found.sizes == {"batch": (1, 1), "seq": (5, 5)}
+    assert [spec.shape[0] for spec in found.outputs] == ["batch"]
 
 
 def test_a_largest_batch_of_one_is_captured_with_one_row() -> None:
@@ -170,9 +171,9 @@ def test_a_largest_batch_of_one_is_captured_with_one_row() -> None:
         nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 1)}
     )
     assert found.fixed == ""
-    assert found.graph.outputs[0].shape == ("batch", 4)
-    assert found.graph.run({"input": torch.ones(1, 8)})["output"].shape == (1, 4)
-    assert with_named_rows(found.graph) == found.graph
+    assert found.outputs[0].shape == ("batch", 4)
+    assert found.run({"input": torch.ones(1, 8)})["output"].shape == (1, 4)
+    assert with_named_rows(found) == found
 
 
 def test_a_model_with_symbolic_sizes_gets_no_fixed_size() -> None:
@@ -180,7 +181,7 @@ def test_a_model_with_symbolic_sizes_gets_no_fixed_size() -> None:
     found = capture_at_any_sizes(
         nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 64)}
     )
-    assert (found.fixed, found.graph.sizes) == ("", {"batch": (1, 64)})
+    assert (found.fixed, found.sizes) == ("", {"batch": (1, 64)})
 
 
 def test_a_branch_on_a_value_is_refused_with_its_line() -> None:

@@ -197,7 +197,7 @@ def test_generation_settings_are_applied_or_reported(tmp_path: Path) -> None:
     loaded = load.load(Plan(source=str(source), data="random"))
     assert loaded.meta["decoder_start_ids"] == [START, 7]
     asked = "the checkpoint asks for num_beams 4, no_repeat_ngram_size, which generation here does not apply"
-    assert loaded.limitations == [asked]
+    assert loaded.limitations == (asked,)
 
 
 def test_each_graph_holds_its_own_weights(made: Any) -> None:

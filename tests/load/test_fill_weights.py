@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None
     loaded = LoadedModel("state-dict", module, DictReader(state), (), {}, "")
     with pytest.raises(SourceError, match="holds no 'conv.bias'"):
         fill(loaded)
-    loaded.reader = DictReader(state | {"conv.bias": torch.zeros(4)})
+    loaded = replace(loaded, reader=DictReader(state | {"conv.bias": torch.zeros(4)}))
     with pytest.raises(SourceError, match=r"expected 'conv.bias' of shape \[6\], got \[4\]"):
         fill(loaded)
 

@@ -178,7 +178,8 @@ def test_text_for_a_language_model_is_full_windows(tmp_path: Path, tokenizer: Pa
 def test_arrays_of_tokens_judge_by_half_of_all_rows(tmp_path: Path) -> None:
     encoder = model("input_ids=int64[batch,seq]", task="embedding")
     np.savez(tmp_path / "d.npz", input_ids=np.arange(300 * 4).reshape(300, 4))
-    read_samples.attach_samples(Plan(source="m.pt", quant="nf4", data=str(tmp_path / "d.npz")), encoder, None)
+    plan = Plan(source="m.pt", quant="nf4", data=str(tmp_path / "d.npz"))
+    encoder = read_samples.with_samples(plan, encoder, None)
     assert encoder.samples["input_ids"].shape == encoder.calibration["input_ids"].shape == (150, 4)
     assert not encoder.training
 
@@ -188,7 +189,7 @@ def test_texts_that_do_not_judge_calibrate(tmp_path: Path, tokenizer: Path) -> N
     for calibrate, rows in (("auto", 936), ("none", 0)):
         encoder = model("input_ids=int64[batch,seq]", task="embedding", files={"tokenizer.json": tokenizer})
         plan = Plan(source="m.pt", quant="nf4", data=str(tmp_path / "a.txt"), calibrate=calibrate)
-        read_samples.attach_samples(plan, encoder, None)
+        encoder = read_samples.with_samples(plan, encoder, None)
         assert len(encoder.samples["input_ids"]) == 64
         assert len(encoder.training.get("input_ids", ())) == rows
 

@@ -116,7 +116,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RaisedArtifact:
             (open_model, "identify"),
             (state_dict_source, "open_checkpoint"),
             (user_module, "import_file"),
-            (read_samples, "attach_samples"),
+            (read_samples, "with_samples"),
         )
         plan = Plan(
             source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(),
@@ -138,7 +138,7 @@ def test_no_decision_depends_on_display_labels(
 
 def test_the_source_is_opened_once_even_if_layers_are_raised(made: RaisedArtifact) -> None:
     assert made.steps.count("compress") > 1
-    assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "attach_samples": 1}
+    assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "with_samples": 1}
 
 
 def test_the_text_of_a_language_model_is_tokenized_once(

@@ -100,7 +100,7 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
         renames=fit.renames,
         weight_bytes=num_bytes(reader, set(fit.found.values())),
         meta={"architecture": kind},
-        findings=findings,
+        findings=tuple(findings),
         rebuild=lambda: apart.untie(wrapped(build())),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,14 @@ def _with_weights(
         made, _ = build_on_meta(lambda: model.build(classes), model.text)
         return _zeroed(LibraryImageModel(made), missing).eval()
 
-    loaded = _loaded(plan, model, rebuild(), classes)
-    loaded.reader, loaded.weight_bytes, loaded.rebuild = FiniteReader(reader, where), used, rebuild
-    loaded.renames = {f"model.{name}": source for name, source in fit.found.items()}
-    loaded.findings = findings + loaded.findings
-    return loaded
+    loaded = _loaded(plan, model, rebuild, classes)
+    return replace(
+        loaded,
+        reader=FiniteReader(reader, where),
+        weight_bytes=used,
+        renames={f"model.{name}": source for name, source in fit.found.items()},
+        findings=(*findings, *loaded.findings),
+    )
 
 
 def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
@@ -106,14 +110,11 @@ def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
             torch.manual_seed(plan.seed)
             return LibraryImageModel(model.build(model.num_classes)).eval()
 
-    loaded = _loaded(plan, model, rebuild(), model.num_classes)
-    loaded.rebuild = rebuild
-    loaded.limitations.append(RANDOM_NOTE)
-    loaded.findings.append(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
-    return loaded
+    loaded = _loaded(plan, model, rebuild, model.num_classes).limited(RANDOM_NOTE)
+    return loaded.saying(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
 
 
-def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) -> LoadedModel:
+def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], classes: int) -> LoadedModel:
     spec = input_size(plan, model)
     preprocessor, why = model.preprocess((spec.shape[2], spec.shape[3]))
     labels, whose = model.labels(classes) if classes else ([], "")
@@ -131,7 +132,8 @@ def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) ->
     }
     return LoadedModel(
         kind="library",
-        module=module,
+        module=rebuild(),
+        rebuild=rebuild,
         reader=None,
         inputs=(spec,),
         samples={},
@@ -140,7 +142,7 @@ def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) ->
         task=model.task if classes else "image-embedding",
         meta=meta,
         preprocessor=preprocessor,
-        findings=findings,
+        findings=tuple(findings),
     )
 
 

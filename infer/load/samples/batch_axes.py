@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -49,8 +49,8 @@ class Axes:
 
 def settle(
     plan: Plan, loaded: LoadedModel, runs: Runs, make: Make, given: Mapping[str, int] | None = None
-) -> None:
-    """Name the batch axes of `loaded`, where its file does not.
+) -> LoadedModel:
+    """Return the model with the batch axes named that its file does not name.
 
     `make` draws inputs of the sizes that it is given; `given` are the sizes of the user's data, where there are any.
     Where nothing runs, the first guess stays.
@@ -59,22 +59,28 @@ def settle(
     if found is None:
         mixed = rows.have_rows(loaded.loose) and not all(spec.batched for spec in loaded.loose)
         if mixed and given and runs(make(loaded.loose, given)) is not None:  # a graph of nodes and edges
-            loaded.inputs = rows.without(loaded.loose)
-            loaded.meta = {**loaded.meta, "outputs": rows.without(loaded.loose_outputs)}
-            loaded.sizes = bounds(loaded.inputs, plan)
-        return
-    loaded.inputs, loaded.uncertain = found.inputs, frozenset()
-    loaded.meta = {**loaded.meta, "outputs": found.outputs}
+            inputs = rows.without(loaded.loose)
+            meta = {**loaded.meta, "outputs": rows.without(loaded.loose_outputs)}
+            return replace(loaded, inputs=inputs, meta=meta, sizes=bounds(inputs, plan))
+        return loaded
     known = bounds(found.inputs, plan)  # a first size that is not the batch is bounded as lengths are
-    loaded.sizes = {name: limits for name, limits in known.items() if name in (BATCH, *LENGTH_NAMES)}
-    if BATCH in loaded.sizes:
-        low, high = loaded.sizes[BATCH]
-        loaded.sizes[BATCH] = (max(low, min(found.counts)), high) if max(found.counts) > 1 else (1, 1)
-    loaded.multiples, limits = _limits(found, runs, make, loaded.sizes)
-    loaded.sizes = {**loaded.sizes, **limits}
-    if loaded.multiples:
-        each = ", ".join(f"{name} in multiples of {step}" for name, step in loaded.multiples.items())
-        loaded.limitations.append(f"sizes: {each} (found by trying: the file takes no others)")
+    sizes = {name: limits for name, limits in known.items() if name in (BATCH, *LENGTH_NAMES)}
+    if BATCH in sizes:
+        low, high = sizes[BATCH]
+        sizes[BATCH] = (max(low, min(found.counts)), high) if max(found.counts) > 1 else (1, 1)
+    multiples, limits = _limits(found, runs, make, sizes)
+    settled = replace(
+        loaded,
+        inputs=found.inputs,
+        uncertain=frozenset(),
+        meta={**loaded.meta, "outputs": found.outputs},
+        sizes={**sizes, **limits},
+        multiples=multiples,
+    )
+    if not multiples:
+        return settled
+    each = ", ".join(f"{name} in multiples of {step}" for name, step in multiples.items())
+    return settled.limited(f"sizes: {each} (found by trying: the file takes no others)")
 
 
 def _limits(

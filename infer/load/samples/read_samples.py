@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,15 +40,15 @@ class ReadRows:
     ours: bool = False  # made here, since the user gave none
 
 
-def attach_samples(
+def with_samples(
     plan: Plan,
     loaded: LoadedModel,
     user_module: UserModule | None,
     *,
     calibrates: bool | None = None,
     tried: Callable[[LoadedModel], batch_axes.Runs | None] | None = None,
-) -> None:
-    """Set the samples of `loaded` from `plan.data`, else from the source, else of ours.
+) -> LoadedModel:
+    """Return the model with its samples: from `plan.data`, else from the source, else of ours.
 
     Raises `UsageError` asking for --data where that is `required` and the source has none.
 
@@ -59,7 +59,7 @@ def attach_samples(
     """
     runs = tried(loaded) if tried else None
     if runs is not None and batch_axes.are_open(loaded):
-        _find_axes(plan, loaded, user_module, runs)
+        loaded = _with_axes(plan, loaded, user_module, runs)
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
     if plan.data is not None and plan.data not in (OURS, REQUIRED):
@@ -69,49 +69,49 @@ def attach_samples(
         read = _shipped_or_ours(plan, loaded, user_module, most, runs)
         why = read.source
     if read.ours:
-        loaded.limitations.append(inputs_of_ours.NOTE)
+        loaded = loaded.limited(inputs_of_ours.NOTE)
     count = rows.count(loaded.inputs, read.samples)
-    loaded.findings.append(Finding("load", "data", count, "rows", f"{why}; sha256 {read.digest}"))
+    data = Finding("load", "data", count, "rows", f"{why}; sha256 {read.digest}")
     has_more = most is not None and (read.texts or bool(plan.recover))
     samples = sample_split.spread_rows(read.samples, MAX_ROWS, loaded.inputs) if has_more else read.samples
-    loaded.samples, loaded.samples_from, loaded.ours = samples, read.source, read.ours
-    source = read.source
+    calibration, training, source = loaded.calibration, loaded.training, read.source
     more = (
         user_module.tensors("calibration_inputs") if user_module and plan.data in (None, REQUIRED) else None
     )
     if more and user_module:
         source = f"{user_module.path}:calibration_inputs"
-        loaded.calibration = sample_split.exclude_rows(_select(more, loaded, source), samples, loaded.inputs)
+        calibration = sample_split.exclude_rows(_select(more, loaded, source), samples, loaded.inputs)
     elif quantizes:
-        loaded.samples, loaded.calibration = sample_split.split(
-            samples, loaded.inputs, together=max(_together(loaded), loaded.multiples.get(BATCH, 1))
-        )
+        together = max(_together(loaded), loaded.multiples.get(BATCH, 1))
+        samples, calibration = sample_split.split(samples, loaded.inputs, together=together)
         if has_more:
-            loaded.training = sample_split.exclude_rows(read.samples, loaded.samples, loaded.inputs)
-    calibration = loaded.training or loaded.calibration
-    loaded.findings += sample_split.describe_split(
-        loaded.samples, calibration, loaded.inputs, source, digest_of(calibration)
-    )
+            training = sample_split.exclude_rows(read.samples, samples, loaded.inputs)
+    seen = training or calibration
+    split = sample_split.describe_split(samples, seen, loaded.inputs, source, digest_of(seen))
+    return replace(
+        loaded,
+        samples=samples,
+        samples_from=read.source,
+        ours=read.ours,
+        calibration=calibration,
+        training=training,
+    ).saying(data, *split)
 
 
-def _find_axes(
+def _with_axes(
     plan: Plan, loaded: LoadedModel, user_module: UserModule | None, runs: batch_axes.Runs
-) -> None:
-    """Find the batch axes that the file does not name, at the sizes of the user's data where there are any."""
-    guess, loaded.inputs = loaded.inputs, loaded.loose
-    try:
-        if plan.data is not None and plan.data not in (OURS, REQUIRED, RANDOM):
-            path = Path(plan.data)  # of several files the first: how they are joined is not known yet
-            first = str(list_files(path)[0]) if path.is_dir() and list_files(path) else plan.data
-            given = _read(first, loaded, plan.seed, None).samples
-        else:
-            shipped = None if plan.data in (OURS, RANDOM) else _shipped(loaded, plan, user_module, None)
-            given = _select(shipped[0], loaded, shipped[1]) if shipped else {}
-    finally:
-        loaded.inputs = guess
+) -> LoadedModel:
+    """Name the batch axes that the file does not name, at the sizes of the user's data where there are any."""
+    loose = replace(loaded, inputs=loaded.loose)
+    if plan.data is not None and plan.data not in (OURS, REQUIRED, RANDOM):
+        path = Path(plan.data)  # of several files the first: how they are joined is not known yet
+        first = str(list_files(path)[0]) if path.is_dir() and list_files(path) else plan.data
+        given = _read(first, loose, plan.seed, None).samples
+    else:
+        shipped = None if plan.data in (OURS, RANDOM) else _shipped(loose, plan, user_module, None)
+        given = _select(shipped[0], loose, shipped[1]) if shipped else {}
     if not given:
-        batch_axes.settle(plan, loaded, runs, inputs_of_ours.some)
-        return
+        return batch_axes.settle(plan, loaded, runs, inputs_of_ours.some)
     sizes = {
         size: have
         for spec in loaded.loose
@@ -126,7 +126,7 @@ def _find_axes(
             spec.name: spec.with_sizes(given[spec.name], wanted) for spec in specs if spec.name in given
         }
 
-    batch_axes.settle(plan, loaded, runs, make, sizes)
+    return batch_axes.settle(plan, loaded, runs, make, sizes)
 
 
 def _quantizes(plan: Plan) -> bool:

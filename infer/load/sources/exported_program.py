@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,9 +60,7 @@ def load_exported(plan: Plan) -> LoadedModel:
     loaded = module_in_memory(
         "exported", as_module(program, inputs), lambda: as_module(program, inputs), None
     )
-    loaded.inputs, loaded.sizes = inputs, sizes
-    loaded.called = as_module(program, inputs, as_written=True)
-    return loaded
+    return replace(loaded, inputs=inputs, sizes=sizes, called=as_module(program, inputs, as_written=True))
 
 
 def as_module(

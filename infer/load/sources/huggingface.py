@@ -122,8 +122,10 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         preprocessor=preprocessor,
         stored_as=stored.method,
         weight_bytes=stored.num_bytes if stored.method else num_bytes(reader) - copied_bytes(apart, joined),
-        findings=findings,
-        limitations=unused_generation_settings(config, folder) if head.task == "text-generation" else [],
+        findings=tuple(findings),
+        limitations=tuple(unused_generation_settings(config, folder))
+        if head.task == "text-generation"
+        else (),
         rebuild=lambda: apart.untie(split_experts(wrap(build()[0]))),
     )
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
-import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +99,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
         _uncertain([spec for spec in inputs if spec.name not in own], model),
     )
     inputs, outputs = _with_batch(inputs, outputs, uncertain)
-    loaded = LoadedModel(
+    return LoadedModel(
         kind="onnx",
         module=None,
         reader=None,
@@ -112,14 +110,12 @@ def load_onnx(plan: Plan) -> LoadedModel:
         samples={},
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
-        onnx=changed or path,
+        onnx=path if changed is None else Path(changed.name) / path.name,
+        directory=changed,
         meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
-        findings=findings,
+        findings=tuple(findings),
         weight_bytes=_bytes_on_disk(model, path),
     )
-    if changed is not None:
-        weakref.finalize(loaded, shutil.rmtree, changed.parent, ignore_errors=True)
-    return loaded
 
 
 def _bytes_on_disk(model: Any, path: Path) -> int:

@@ -6,9 +6,9 @@ place. An output of another kind, such as the label as a text, is left out.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ...errors import NotUsableError
@@ -72,15 +72,16 @@ def keep_tensors(model: onnx.ModelProto, where: str) -> list[str]:
     return said
 
 
-def write(model: onnx.ModelProto, source: Path) -> Path:
-    """Write a changed model, with its external data, to a temporary folder under its own name; return the file."""
+def write(model: onnx.ModelProto, source: Path) -> TemporaryDirectory[str]:
+    """Write a changed model, with its external data, under its own name to a temporary folder, which is returned."""
     import onnx
 
-    path = Path(tempfile.mkdtemp(prefix="infer-onnx-")) / source.name
+    directory = TemporaryDirectory(prefix="infer-onnx-")
+    path = Path(directory.name) / source.name
     onnx.load_external_data_for_model(model, str(source.parent))
     large = model.ByteSize() > 1 << 30
     onnx.save(model, str(path), save_as_external_data=large)
-    return path
+    return directory
 
 
 def _is_tensor(value: onnx.ValueInfoProto) -> bool:

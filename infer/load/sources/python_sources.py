@@ -47,8 +47,7 @@ def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     module = found.float().eval()
     untouched = copy_structure(module)
     loaded = module_in_memory("module", module, lambda: copy_structure(untouched), user_module)
-    loaded.findings += [Finding("load", "checkpoint", note)] if note else []
-    return loaded
+    return loaded.saying(Finding("load", "checkpoint", note)) if note else loaded
 
 
 def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:

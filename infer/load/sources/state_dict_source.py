@@ -55,7 +55,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         task=user_module.task,
         renames=fit.renames,
         weight_bytes=used,
-        findings=findings,
+        findings=tuple(findings),
         rebuild=rebuild,
     )
     return loaded, user_module

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,13 +58,11 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         lambda: KeywordModule(with_layers(program), takes),
         user_module,
     )
-    loaded.inputs, loaded.called = order, KeywordModule(script, takes)
-    for spec in from_data:
-        why = f"from the array in {plan.data}; --input overrides it"
-        loaded.findings.append(Finding("load", "input proposed", spec.format(), why=why))
+    why = f"from the array in {plan.data}; --input overrides it"
+    proposed = [Finding("load", "input proposed", spec.format(), why=why) for spec in from_data]
     why = "TorchScript is deprecated: read and converted, never written"
-    loaded.findings.append(Finding("load", "converted", "torch.export", why=why))
-    return loaded
+    converted = Finding("load", "converted", "torch.export", why=why)
+    return replace(loaded, inputs=order, called=KeywordModule(script, takes)).saying(*proposed, converted)
 
 
 def _read_script(source: str) -> Any:
