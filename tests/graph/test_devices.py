@@ -131,7 +131,7 @@ def test_an_artifact_opened_elsewhere_is_lowered_for_that_device(
         plans.append(plan)
         return Lowered([])
 
-    monkeypatch.setattr(storage, "load", lambda folder: SimpleNamespace(encoder=None))
+    monkeypatch.setattr(storage, "load", lambda folder: SimpleNamespace(parts={}))
     backend = SimpleNamespace(lower=lower, missing=lambda: None, target=lambda device: {"sm": device})
     manifest: Any = SimpleNamespace(files={}, backend="inductor", plan=Plan(source="x", device="cpu"))
     open_artifact.lower_again(tmp_path, manifest, backend, "cuda:1", ["sm"], True, [])

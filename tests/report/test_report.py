@@ -23,7 +23,7 @@ from infer.report.measurements.memory import Memory
 from infer.report.measurements.roofline import MachineRoofline, RooflineBound
 from infer.report.rendering import formatting, html, optimize_summary, terminal
 from infer.results import BackendResult, Metric
-from infer.spec import Choice, Finding, TensorSpec
+from infer.spec import Choice, Finding, LayerChoice, TensorSpec
 
 DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests") / "data"
 
@@ -196,6 +196,19 @@ def printed(report: document.Report, width: int | None = None) -> str:
 def test_the_headline_has_speed_size_fidelity_and_verdict() -> None:
     said = sample().headline
     assert said == "faster 2.10x (batch 1), 1.34x (batch 8) · 3.9x smaller · top-1 agreement 99.7 % · passed"
+
+
+@pytest.mark.parametrize(
+    ("formats", "said"),
+    [
+        (("float", "fp16"), "inductor fp16 (int8 was asked for), cpu"),
+        (("int8", "fp16"), "inductor int8, cpu"),
+    ],
+)
+def test_the_first_line_names_the_formats_that_layers_have(formats: tuple[str, ...], said: str) -> None:
+    layers = tuple(LayerChoice(f"layer{number}", name, 16.0) for number, name in enumerate(formats))
+    first, *_ = optimize_summary.screen(sample(layers=layers), Path("x.infer"))
+    assert first == f"minilm: passed. {said}"
 
 
 def test_a_report_round_trips_through_json() -> None:

@@ -43,7 +43,7 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
     """Lines of the verdict, of the figures, and of the commands to run next, which are whole whatever they take."""
     passed = "passed" if report.passed else "FAILED"
     half = f" in {report.plan.dtype}" if report.plan.dtype in ("bfloat16", "float16") else ""
-    title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}{half}, {report.device}"
+    title = f"{report.name}: {passed}. {report.backend} {_format(report)}{half}, {report.device}"
     room = width - LABEL
     last = [line for name, command in _next(report, path) for line in _command(name, command, width)]
     if len(last[0]) > LABEL and cell_len(last[0] + REPORT_HAS) <= width:
@@ -54,6 +54,16 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
     spare = max(1, HEIGHT - 3 - len(figures) - len(last))
     sentences = [f"  {line}" for text in _sentences(report) for line in _most(wrap(text, width - 2), MOST)]
     return [*_most(wrap(title, width), 1), *_most(sentences, spare), "", *figures, "", *last]
+
+
+def _format(report: Report) -> str:
+    """Name the format asked for, or those that the layers have where none of them has it."""
+    plan, asked = report.plan, report.plan.quant
+    formats = {layer.format.partition(":")[0] for layer in report.layers} - {"float"}
+    chosen = asked in ("none", "keep") or plan.bits is not None or plan.max_drop is not None
+    if chosen or not formats or plan.quant_name in formats:
+        return asked
+    return f"{', '.join(sorted(formats))} ({asked} was asked for)"
 
 
 def _sentences(report: Report) -> list[str]:
