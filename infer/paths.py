@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,14 @@ from .errors import NotUsableError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a user's share of it, the largest file allowed
 _unfinished: set[Path] = set()  # removed by `remove_unfinished` where a signal came between two lines
+
+
+class OwnedFolder:
+    """A temporary folder that is removed when nobody holds this object any more."""
+
+    def __init__(self, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @contextmanager

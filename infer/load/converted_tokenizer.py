@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..library_errors import first_sentence
+from ..paths import OwnedFolder
 from ..silence_logs import quiet
 from ..spec import Finding
 
@@ -19,7 +19,7 @@ class ConvertedTokenizer(NamedTuple):
 
     files: dict[str, Path]
     findings: list[Finding]
-    directory: TemporaryDirectory[str] | None = None
+    directory: OwnedFolder | None = None
 
 
 def convert_tokenizer(folder: Path) -> ConvertedTokenizer:
@@ -30,18 +30,17 @@ def convert_tokenizer(folder: Path) -> ConvertedTokenizer:
     held = [name for name in VOCABULARIES if (folder / name).is_file()]
     if (folder / NAME).is_file() or not held:
         return ConvertedTokenizer({}, [])
-    directory = TemporaryDirectory(prefix="infer-tokenizer-")
+    directory = OwnedFolder("infer-tokenizer-")
     try:
         with quiet():
             from transformers import AutoTokenizer
 
             found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            found.backend_tokenizer.save(str(Path(directory.name) / NAME))
+            found.backend_tokenizer.save(str(directory.path / NAME))
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, RuntimeError) as error:
-        directory.cleanup()
         said = first_sentence(error)
         why = f"the folder has no {NAME}, and transformers can't make one of {held[0]}: {said}"
         return ConvertedTokenizer({}, [Finding("load", "tokenizer", "none", why=why)])
     why = f"made of {held[0]} by transformers' {type(found).__name__}: the folder has no {NAME}"
     done = Finding("load", "tokenizer", NAME, why=why)
-    return ConvertedTokenizer({NAME: Path(directory.name) / NAME}, [done], directory)
+    return ConvertedTokenizer({NAME: directory.path / NAME}, [done], directory)

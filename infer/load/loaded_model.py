@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..paths import OwnedFolder
 from ..spec import Finding, TensorSpec
 from .hf_preprocessor import Preprocessor
 from .weights import WeightReader
@@ -59,7 +59,7 @@ class LoadedModel:
     decode_greedily: Callable[[Mapping[str, Tensor]], Tensor] | None = None
     findings: tuple[Finding, ...] = ()
     limitations: tuple[str, ...] = ()  # sentences of the verdict on what was given up
-    directory: TemporaryDirectory[str] | None = None  # of `files`, or of an `onnx` that was changed
+    directory: OwnedFolder | None = None  # of `files`, or of an `onnx` that was changed
     called: nn.Module | None = None  # what its user calls by keyword, where `module` was made of it
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source

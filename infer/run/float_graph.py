@@ -19,9 +19,9 @@ from ..spec import Finding
 from .llm_mode import LlmMode
 
 
-@dataclass
+@dataclass(frozen=True)
 class Original:
-    """The float model, its graph, and how it runs. `graph.outputs` of streamed weights are named later.
+    """The float model, its graph, and how it runs.
 
     What the graph says of inputs, samples and sizes holds where `loaded` says otherwise: some had to be fixed.
     """
@@ -73,14 +73,13 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     original = Original(loaded, graph, mode, (*loaded.limitations, *fixed, *carried_state.sentence(pairs)))
     if not isinstance(graph, TorchGraph):
         return original
-    original.users_module = loaded.called or original.module
-    if plan.quant != "none":
-        if loaded.called is None:
-            original.users_module = module_copies.copy_structure(original.module)
-        found = compress.fold_batch_norms(original.module, graph.program)
-        found += compress.fold_weight_norms(original.module)
-        original.folded = bool(found) | bool(compress.split_recurrent(original.module))
-    return original
+    module = original.module
+    if plan.quant == "none":
+        return replace(original, users_module=loaded.called or module)
+    users_module = loaded.called or module_copies.copy_structure(module)
+    changes = [*compress.fold_batch_norms(module, graph.program), *compress.fold_weight_norms(module)]
+    folded = bool(changes) | bool(compress.split_recurrent(module))
+    return replace(original, users_module=users_module, folded=folded)
 
 
 def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:

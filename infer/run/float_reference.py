@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ class FloatReferences:
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
         self._joining: Joining | None = None
+
+    def named(self, outputs: tuple[TensorSpec, ...]) -> Graph:
+        """Name the outputs of the original, which those of streamed weights get from what was captured of them; return
+        its graph.
+        """
+        self._original = replace(self._original, outputs=outputs)
+        return self._original
 
     def reference(self) -> RememberedOutputs:
         """Return the form that outputs are compared with; its outputs for earlier trials are cached."""

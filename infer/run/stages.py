@@ -145,7 +145,7 @@ class Run:
                 form = None
                 if made.best.failure(made.plan) is not None:
                     unfaithful = made.best.unfaithful(made.plan) is not None
-                    form = onnx_form.other(made.plan, loaded, unfaithful=unfaithful)
+                    form = onnx_form.other(made.plan, made.opened.original.loaded, unfaithful=unfaithful)
                 if form is None:
                     self.reporter.keep(attempt)
                     return made
@@ -183,7 +183,7 @@ class Run:
                 judge_float_step(original, small.shape, floats, self.reporter)
                 floats.judged_steps.add(small.shape)
             if isinstance(original.graph, StreamedGraph):
-                original.graph = replace(original.graph, outputs=_outputs(small))
+                original = replace(original, graph=floats.named(_outputs(small)))
             storage.save(small.graph, self.folder)
             tried = try_backends(
                 plan, original.graph, small, self.folder, floats, attempt, only=backend, rules=self.rules
@@ -198,7 +198,7 @@ class Run:
             if stuck or best.unfaithful(plan) is None:
                 self.reporter.keep(attempt)
                 resolved = half_precision.chosen_dtype(opened.resolved, selected, half)
-                return Made(replace(opened, resolved=resolved), small, selected, stuck)
+                return Made(Opened(resolved, original, floats), small, selected, stuck)
             backend = best.backend
             tried.close()
             shutil.rmtree(self.folder / "weights")  # mapped files are unlinked, never written over

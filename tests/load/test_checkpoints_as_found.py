@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,10 @@ def test_a_folder_without_tokenizer_json_has_its_vocabulary_converted(kind: str,
     wanted = [2, 5, 6, 3] if kind == "vocab.txt" else [0, 7, 2]
     assert tokenizer.encode("hellos" if kind == "vocab.txt" else "hi") == wanted
     assert any(found.what == "tokenizer" and found.value == "tokenizer.json" for found in loaded.findings)
-    assert loaded.directory is not None
-    loaded.directory.cleanup()
+    folder = loaded.files["tokenizer.json"].parent
+    del loaded
+    gc.collect()
+    assert not folder.exists(), "it is removed with the model"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class SourceCache:
             original = stages.capture_original(chosen.plan, loaded, fresh)
         except (UsageError, NotUsableError) as error:
             raise SourceFailure(error) from error
-        key = _key(chosen.plan, loaded)
+        key = _key(chosen.plan, original.loaded)
         name = "-".join(map(str, key))
         shutil.rmtree(self._work / f"float-{name}", ignore_errors=True)
         floats = stages.float_forms(original, self._work / f"float-{name}")

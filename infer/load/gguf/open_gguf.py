@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...errors import NotUsableError, SourceError
+from ...paths import OwnedFolder
 from ...spec import Finding
 from .header import GgufHeader, read_gguf_header
 from .model import architecture_of, model_settings, stored_tensors
@@ -33,7 +33,7 @@ class GgufSource:
     num_bytes: int  # of the tensors, as stored
     finding: Finding
     stored_as: str  # the types of its tensors where some hold codes, else empty
-    directory: TemporaryDirectory[str]
+    directory: OwnedFolder
 
 
 def describe_gguf(path: Path) -> str:
@@ -62,8 +62,8 @@ def open_gguf(path: Path) -> GgufSource:
         tokenizer, settings = build_tokenizer(header.metadata, path)
         _check_vocabulary(tokenizer, config, path)
     special = _special_ids(header, tokenizer, settings)
-    directory = TemporaryDirectory(prefix="infer-gguf-")
-    folder = Path(directory.name)
+    directory = OwnedFolder("infer-gguf-")
+    folder = directory.path
     _write(folder / "config.json", config | special)
     _write(folder / "generation_config.json", special)
     if tokenizer is not None:

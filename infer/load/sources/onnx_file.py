@@ -110,7 +110,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
         samples={},
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
-        onnx=path if changed is None else Path(changed.name) / path.name,
+        onnx=path if changed is None else changed.path / path.name,
         directory=changed,
         meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
         findings=tuple(findings),

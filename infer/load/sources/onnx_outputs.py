@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ...errors import NotUsableError
+from ...paths import OwnedFolder
 from ...spec import DTYPES
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def keep_tensors(model: onnx.ModelProto, where: str) -> list[str]:
     return said
 
 
-def write(model: onnx.ModelProto, source: Path) -> TemporaryDirectory[str]:
+def write(model: onnx.ModelProto, source: Path) -> OwnedFolder:
     """Write a changed model, with its external data, under its own name to a temporary folder, which is returned."""
     import onnx
 
-    directory = TemporaryDirectory(prefix="infer-onnx-")
-    path = Path(directory.name) / source.name
+    directory = OwnedFolder("infer-onnx-")
+    path = directory.path / source.name
     onnx.load_external_data_for_model(model, str(source.parent))
     large = model.ByteSize() > 1 << 30
     onnx.save(model, str(path), save_as_external_data=large)
