@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
 from ...spec import BATCH
-from ..api.kserve.kserve_request import read_tensors, read_text
+from ..api.kserve.kserve_request import read_tensors
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from .body_cache import BodyCache, BodyTemplate
-from .fast_request import FastRequest
+from .fast_request import FastRequest, GroupItem, RequestGroup, Timer
 from .header_cache import HeaderCache, KnownHead
-from .request_group import GroupItem, RequestGroup, Timer
-from .text_requests import TextBodies, TextOwner
 
 log = logging.getLogger("infer.serve")
 # Requests that may share a queue item have all of it in common; the last are seconds and tenant.
@@ -31,9 +29,7 @@ class Coalescer:
         self._service, self._bodies = app.service, app.bodies
         self._heads = HeaderCache(app)
         self._templates: WeakKeyDictionary[TensorEngine, BodyCache] = WeakKeyDictionary()
-        self._text_bodies: WeakKeyDictionary[TensorEngine, TextBodies] = WeakKeyDictionary()
         self._arrived: dict[Kind, list[FastRequest]] = {}
-        self._arrived_texts: list[tuple[TextOwner, str]] = []
 
     def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
         self._heads.learn(head, connection, length)
@@ -54,8 +50,6 @@ class Coalescer:
         body = data[start:end]
         if self._bodies.held + length > self._bodies.limit:
             return 0
-        if known.split is None and self._take_text(connection, known, head, engine, body):
-            return end
         templates = self._templates.get(engine)
         if templates is None:
             templates = self._templates[engine] = BodyCache(engine.collator)
@@ -65,29 +59,12 @@ class Coalescer:
             return 0
         template, numbers = found
         request = FastRequest(connection, known, body, numbers, self._bodies, head)
-        self._enter(connection, request)
+        connection.cycle = request  # type: ignore[assignment]
+        if not self._arrived:
+            connection.loop.call_soon(self._flush)
         kind = engine, template, min(template.timeout, known.timeout), known.tenant
         self._arrived.setdefault(kind, []).append(request)
         return end
-
-    def _take_text(
-        self, connection: HttpProtocol, known: KnownHead, head: bytes, engine: TensorEngine, body: bytes
-    ) -> bool:
-        bodies = self._text_bodies.get(engine)
-        found = None if bodies is None else bodies.find(body)
-        if found is None:
-            return False
-        template, text = found
-        request = FastRequest(connection, known, body, b"", self._bodies, head)
-        self._enter(connection, request)
-        timeout = min(template.timeout, known.timeout)
-        self._arrived_texts.append((TextOwner(engine, template, request, timeout, known.tenant), text))
-        return True
-
-    def _enter(self, connection: HttpProtocol, request: FastRequest) -> None:
-        connection.cycle = request  # type: ignore[assignment]
-        if not self._arrived and not self._arrived_texts:
-            connection.loop.call_soon(self._flush)
 
     def _study(self, known: KnownHead, engine: TensorEngine, templates: BodyCache, body: bytes) -> None:
         """Learn the template of a body; after `MAX_STUDIES` bodies of a head no more are tried."""
@@ -99,18 +76,12 @@ class Coalescer:
             tensors = read_tensors(context, engine)
             if tensors is not None:
                 templates.learn(body, *tensors)
-            elif (text := read_text(context, engine)) is not None:
-                self._text_bodies.setdefault(engine, TextBodies(engine)).learn(body, *text)
         except InferError:  # the ordinary path answers it
             return
 
     def _flush(self) -> None:
         """Queue the requests of this loop iteration; those that cannot be coalesced take the ordinary path."""
         arrived, self._arrived = self._arrived, {}
-        texts, self._arrived_texts = self._arrived_texts, []
-        admissible: set[Hashable] = set()
-        for owner, text in texts:
-            owner.start(text, admissible)
         for (engine, template, timeout, tenant), requests in arrived.items():
             waiting = [request for request in requests if not request.settled]
             most = max(engine.queue.max_batch // template.rows, 1)

@@ -1,36 +1,32 @@
-"""Request on the fast path, in place of uvicorn's request cycle."""
+"""Requests on the fast path, in place of uvicorn's request cycle, and groups of those that share a queue item."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
+from ...spec import BATCH
+from ..api.kserve.kserve_response import encode_response, encode_responses
 from ..batching.infer_result import InferResult, PendingResult
+from ..batching.queue_items import ItemOwner, QueueItem
+from ..batching.tensor_engine import TensorEngine
 from ..http.body_memory import BodyMemory
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE, Response, header_lines
+from .body_cache import BodyTemplate
 from .header_cache import KnownHead
 
 log = logging.getLogger("infer.serve")
 CLOSE = (b"connection", b"close")
-
-
-class Group(Protocol):
-    """Owner of the queue item that a request is in."""
-
-    def leave(self, request: FastRequest) -> None:
-        """Cancel the request, whose client has disconnected."""
-
-    def response(self, context: RequestContext, answer: InferResult) -> Response:
-        """Make the response to one request. Raises `InferError` for outputs that can't be sent."""
-
-    def end(self, count: int) -> None:
-        """Note that `count` requests were answered or cancelled."""
 
 
 class FastRequest(PendingResult):
@@ -59,7 +55,7 @@ class FastRequest(PendingResult):
         self.head, self.body, self.numbers = head, body, numbers
         self.disconnected = self.response_complete = self.response_started = False
         self.keep_alive = True
-        self.group: Group | None = None
+        self.group: RequestGroup | None = None
         self._context: RequestContext | None = None
         self._bodies, self.held = bodies, len(body)
         bodies.held += self.held
@@ -165,3 +161,199 @@ class FastRequest(PendingResult):
         if not self.keep_alive:
             connection.transport.close()
         connection.on_response_complete()
+
+
+class Timer:
+    """Deadline timer of requests that were queued together, in any number of batches."""
+
+    def __init__(self, engine: TensorEngine, template: BodyTemplate, timeout: float, count: int) -> None:
+        self.engine, self.template, self._left = engine, template, count
+        self.groups: list[RequestGroup] = []
+        self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    def end(self, count: int) -> None:
+        """Note that `count` requests were answered or cancelled."""
+        self._left -= count
+        if not self._left:
+            self._alarm.cancel()
+            for group in self.groups:  # they refer back
+                group.settled, group.items = True, []
+            self.groups = []
+
+    def _expire(self) -> None:
+        for group in list(self.groups):
+            self.engine.expire(group)
+
+
+@dataclass(slots=True, eq=False)
+class GroupItem(QueueItem):
+    """Queue item of `requests` whole requests of equally many rows.
+
+    `owner`: a `RequestGroup`, which has them in `requests`, in the order of the rows, and gives up the first of them by
+    `split_off`.
+    """
+
+    def take(self, count: int) -> GroupItem:
+        """Split off its first `count` requests, with an owner of their own."""
+        taken = self._slice(0, count, None)
+        taken.owner = self.owner.split_off(count, taken)
+        self._become(self._slice(count, self.requests, None))
+        return taken
+
+    def drop(self, at: int) -> None:
+        """Remove request number `at` of several."""
+        each = self.rows // self.requests
+        rest = self._slice(1, self.requests, None)
+        gone = slice(at * each, (at + 1) * each)
+        rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
+        self._become(rest)
+        del self.owner.requests[at]
+
+    def split(self) -> list[QueueItem]:
+        """Return one item for each of its requests, each with its own owner."""
+        owners = getattr(self.owner, "requests", None)
+        if owners is None:
+            return [self]
+        if len(owners) == 1:
+            return [replace(self, owner=owners[0])]
+        return [self._slice(at, at + 1, owner) for at, owner in enumerate(owners)]
+
+    def _slice(self, start: int, stop: int, owner: Any) -> GroupItem:
+        each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
+        return replace(
+            self,
+            inputs={name: array[start * each : stop * each] for name, array in self.inputs.items()},
+            sizes={**self.sizes, BATCH: count * each},
+            rows=count * each,
+            size_bytes=count * size,
+            requests=count,
+            owner=owner,
+        )
+
+    def _become(self, other: GroupItem) -> None:
+        self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
+        self.size_bytes, self.requests = other.size_bytes, other.requests
+
+
+class RequestGroup(ItemOwner):
+    """Coalesced requests of one queue item. `requests`: in the order of its rows, without cancelled ones."""
+
+    __slots__ = ("_timer", "requests")
+
+    def __init__(self, timer: Timer, requests: Sequence[FastRequest]) -> None:
+        super().__init__()
+        self._timer, self.requests = timer, list(requests)
+        timer.groups.append(self)
+        for request in requests:
+            request.group = self
+
+    @property
+    def pending(self) -> int:
+        return sum([not request.settled for request in self.requests])
+
+    def split_off(self, count: int, item: QueueItem) -> RequestGroup:
+        """Split off the first `count` requests, which own `item`. The caller holds the engine's lock."""
+        first = self.requests[:count]
+        del self.requests[:count]
+        group = RequestGroup(self._timer, first)
+        group.items = [item]
+        return group
+
+    def dissolve(self) -> None:
+        """Undo the grouping of requests that were not queued."""
+        for request in self.requests:
+            request.group = None
+        self.end(len(self.requests))
+
+    def end(self, count: int) -> None:
+        self._timer.end(count)
+
+    def leave(self, request: FastRequest) -> None:
+        """Cancel one request, and remove its rows if the item still waits."""
+        engine = self._timer.engine
+        with engine.lock:
+            # Not this one where a thread took a part meanwhile.
+            group = next(group for group in self._timer.groups if request in group.requests)
+            queued = engine.queue.drop(group.items[0], group.requests.index(request))
+        engine.metrics.cancelled("queued" if queued else "running")
+
+    def response(self, context: RequestContext, answer: InferResult) -> Response:
+        """Make the response to one request. Raises `InferError` for outputs that cannot be sent."""
+        context.measure = answer.timings
+        return encode_response(self._timer.engine, None, answer, self._timer.template.outputs)
+
+    def resolve(self, outcome: InferResult | Exception) -> None:
+        if isinstance(outcome, Exception):
+            for request in self.requests:
+                request.fail(outcome)
+            return
+        written = None
+        try:
+            written = self._write(outcome)
+        except InferError:  # each request gets it below
+            pass
+        except Exception:
+            log.exception("answers could not be written together")
+        if written is None:
+            for at, request in enumerate(self.requests):
+                request.finish(0, slice_request(outcome, at, len(self.requests)))
+        else:
+            self._send(outcome, *written)
+        self.requests = []
+
+    def _write(self, answer: InferResult) -> tuple[bytes, bytes, list[bytes]] | None:
+        """Return the common head before and after the request id, and the bodies; None to write each by itself."""
+        first, timer = self.requests[0], self._timer
+        service = first.known.endpoint.service
+        if service.traces or service.state != "ready":
+            return None
+        written = encode_responses(timer.engine, answer, timer.template.outputs, len(self.requests))
+        if written is None:
+            return None
+        media, headers, bodies = written
+        lines = (*first.connection.server_state.default_headers, (b"content-type", media.encode()))
+        before = b"%b%bx-request-id: " % (STATUS_LINE[200], header_lines(lines))
+        return before, b"\r\n%bcontent-length: " % header_lines(headers), bodies
+
+    def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
+        """Answer all requests that are not cancelled; their times end with the last write."""
+        first, name = self.requests[0].known, self._timer.engine.predictor.name
+        endpoint, answered = first.endpoint, list[FastRequest]()
+        observers = endpoint.service.observers
+        for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):
+            if request.settled:
+                continue
+            if not request.keep_alive:
+                request.finish(0, slice_request(answer, at, len(bodies)))
+                continue
+            request.settled = True
+            answered.append(request)
+            id = request.context.request_id if observers else endpoint.ids.next()
+            try:
+                request.write(b"%b%b%b%d\r\n\r\n%b" % (before, id.encode(), after, len(body), body))
+            except Exception:
+                log.exception("a request could not be answered")
+                request.connection.transport.close()
+        if not answered:
+            return
+        now, labels = time.perf_counter(), endpoint.labels(name)
+        seconds = [now - request.began for request in answered]
+        endpoint.service.metrics.request(*labels, 200, first.route.error_format.api, *seconds)
+        for observer in observers:
+            for request, spent in zip(answered, seconds, strict=True):
+                request.context.measure = answer.timings
+                observer.note(request.context, 200, spent, *labels)
+        for request in answered:
+            request.release()
+        self.end(len(answered))
+
+
+def slice_request(answer: InferResult, at: int, count: int) -> InferResult:
+    """Return the result of request `at` of `count` whose rows follow each other, equally many of each."""
+    if count == 1:
+        return answer
+    outputs = {}
+    for name, array in answer.outputs.items():
+        each = len(array) // count
+        outputs[name] = array[at * each : (at + 1) * each]
+    return replace(answer, outputs=outputs)

@@ -39,15 +39,11 @@ class TokenizerBatches:
 
     async def rows(self, texts: TextsOrPairs, size: int, where: str) -> TokenRows:
         """Return the token ids of texts, and their types where any is a pair. Raises what `encode` raises."""
-        return await self.add(texts, size, where)
-
-    def add(self, texts: TextsOrPairs, size: int, where: str) -> asyncio.Future[TokenRows]:
-        """Add texts to those that wait; the result, of `rows`, may be cancelled."""
         waiting = WaitingTexts(texts, size, where)
         self._waiting.append(waiting)
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._send())
-        return waiting.rows
+        return await waiting.rows
 
     def close(self) -> None:
         """Fail the requests that wait. Call on the event loop."""

@@ -124,10 +124,6 @@ class ForkedTokenizer:
             answer = await self._rows(given, True, where)
         return answer.rows, answer.types
 
-    def tokenize_soon(self, text: str, where: str) -> asyncio.Future[TokenRows]:
-        """Tokenize one text of an encoder, of fewer than `INLINE_CHARACTERS`, with others; may be cancelled."""
-        return self._batches.add([text], len(text), where)
-
     async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]:
         """Return texts of an encoder, or the windows of a question's context, with the places of their tokens."""
         size = _size(texts) + len(question or "")

@@ -12,7 +12,7 @@ import pytest
 from infer.errors import OverloadedError, TooLargeError
 from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatchQueue
 from infer.serve.batching.queue_items import QueueItem
-from infer.serve.fast_path.request_group import GroupItem
+from infer.serve.fast_path.fast_request import GroupItem
 from infer.serve.limits import ServeLimits
 from tests.serve.batching.test_queue_items import Owner
 from tests.support.manual_clock_queue import Clock, ManualClockQueue

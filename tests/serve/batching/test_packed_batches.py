@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from infer.compress import quantize_model
 from infer.errors import NotReadyError, OverloadedError
-from infer.graph.program import Graph
+from infer.graph.program import TorchGraph
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.plan import Plan
@@ -213,7 +213,7 @@ def encoder() -> Any:
     inputs = tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in samples)
     outputs = (TensorSpec("embedding", "float32", ("batch", WIDTH)),)
     limits = {"batch": (1, 64), "seq": (1, 600)}
-    graph = Graph(inputs, outputs, samples, limits, prepack.packed(program))
+    graph = TorchGraph(inputs, outputs, samples, limits, program=prepack.packed(program))
     calls: Any = CheckedRunner(inputs, outputs, limits, eager.Runner(graph, "cpu"))
     calls.name, calls.version, calls.task = "encoder", "1", "embedding"
     calls.padding = dict.fromkeys(samples, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from infer.serve.batching import batch_queue
 from infer.serve.batching.queue_items import QueueItem
-from infer.serve.fast_path.request_group import GroupItem
+from infer.serve.fast_path.fast_request import GroupItem
 from tests.support.manual_clock_queue import ManualClockQueue
 
 

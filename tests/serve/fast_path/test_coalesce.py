@@ -16,7 +16,7 @@ from infer.serve.batching.collate import Collator
 from infer.serve.batching.infer_result import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.body_cache import BodyCache
-from infer.serve.fast_path.request_group import slice_request
+from infer.serve.fast_path.fast_request import slice_request
 from infer.serve.limits import ServeLimits
 from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel

@@ -88,23 +88,6 @@ def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
-def read_text(
-    context: RequestContext, engine: TensorEngine
-) -> tuple[InferRequest, RequestedOutputs, int] | None:
-    """Return the decoded request of one text in JSON, the requested outputs and its priority; None for others.
-
-    Raises as `infer` does.
-    """
-    request, raw = _read(context, engine)
-    if not text_inputs.takes_text(engine) or [given.name for given in request.inputs] != [TEXT]:
-        return None
-    if set(SEQUENCE) & set(request.parameters):
-        return None
-    _, priority = _timeout_and_priority(context, request)
-    wanted, texts = _wanted(request, engine), _texts(request, raw)
-    return (request, wanted, priority) if len(texts) == 1 and not len(raw) else None
-
-
 def check_admission(
     context: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
 ) -> None:
