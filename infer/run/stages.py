@@ -133,12 +133,12 @@ class Run:
         form: onnx_form.Form | None = None
         while True:
             attempt = self.reporter.attempt()
-            loaded, own = load(resolved, attempt, form=form)
+            loaded, for_task = load(resolved, attempt, form=form)
             try:
-                one = replace(self, reporter=attempt)
-                made = one.make(one.open(loaded, own))
+                reported = replace(self, reporter=attempt)
+                made = reported.make(reported.open(loaded, for_task))
             except NotUsableError:
-                form = onnx_form.other(own.plan, loaded, unfaithful=True)
+                form = onnx_form.other(for_task.plan, loaded, unfaithful=True)
                 if form is None:
                     raise
             else:
