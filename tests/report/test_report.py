@@ -199,15 +199,19 @@ def test_the_headline_has_speed_size_fidelity_and_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("formats", "said"),
+    ("formats", "bits", "said"),
     [
-        (("float", "fp16"), "inductor fp16 (int8 was asked for), cpu"),
-        (("int8", "fp16"), "inductor int8, cpu"),
+        (("float", "fp16"), None, "inductor fp16 (int8 was asked for), cpu"),
+        (("int8", "fp16"), None, "inductor int8, cpu"),
+        (("int8", "nf4"), 5.0, "inductor mixed formats (--bits 5), cpu"),
     ],
 )
-def test_the_first_line_names_the_formats_that_layers_have(formats: tuple[str, ...], said: str) -> None:
+def test_the_first_line_names_the_formats_that_layers_have(
+    formats: tuple[str, ...], bits: float | None, said: str
+) -> None:
     layers = tuple(LayerChoice(f"layer{number}", name, 16.0) for number, name in enumerate(formats))
-    first, *_ = optimize_summary.screen(sample(layers=layers), Path("x.infer"))
+    plan = manifest().plan.with_(bits=bits)
+    first, *_ = optimize_summary.screen(sample(layers=layers, plan=plan), Path("x.infer"))
     assert first == f"minilm: passed. {said}"
 
 

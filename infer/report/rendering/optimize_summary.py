@@ -57,11 +57,14 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
 
 
 def _format(report: Report) -> str:
-    """Name the format asked for, or those that the layers have where none of them has it."""
+    """Name the format asked for, those that the layers have where none of them has it, or what chose their mixture."""
     plan, asked = report.plan, report.plan.quant
+    if plan.bits is not None:
+        return f"mixed formats (--bits {plan.bits:g})"
+    if plan.max_drop is not None:
+        return f"mixed formats (--max-drop {plan.max_drop:g})"
     formats = {layer.format.partition(":")[0] for layer in report.layers} - {"float"}
-    chosen = asked in ("none", "keep") or plan.bits is not None or plan.max_drop is not None
-    if chosen or not formats or plan.quant_name in formats:
+    if asked in ("none", "keep") or not formats or plan.quant_name in formats:
         return asked
     return f"{', '.join(sorted(formats))} ({asked} was asked for)"
 
