@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from infer.graph.program import StreamedGraph
 from infer.run.float_reference import RememberedOutputs
 
 
@@ -76,7 +74,7 @@ def test_forms_that_are_timed_are_never_remembered(monkeypatch: pytest.MonkeyPat
     from infer.run import float_reference
 
     monkeypatch.setattr(float_reference, "Eager", lambda graph: Counted())
-    graph: Any = SimpleNamespace(file=None, module=object())
+    graph = StreamedGraph((), (), {}, module=nn.Identity())
     floats = float_reference.FloatReferences(graph, None)  # type: ignore[arg-type]
     forms, _ = floats.forms(Plan(source="m.pt"), [], None, lambda *_: None)
     assert [type(form) for form in forms.values()] == [Counted]

@@ -131,7 +131,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         monkeypatch.setattr(backends, "candidates", lambda plan, steps: [*by_name])
         monkeypatch.setattr(backends.plugins, "why_not", lambda *_: None)
         monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
-        graph: Any = SimpleNamespace(encoder=None)
+        graph: Any = SimpleNamespace(parts={})
         floats = FloatReferences(graph, tmp_path)
         return order, try_backends(plan, graph, Compressed(graph, None), tmp_path, floats).trials
 
@@ -240,7 +240,7 @@ def test_raised_layers_are_tried_on_the_other_backends(
     monkeypatch.setattr(backends, "candidates", lambda plan, steps: ["inductor", "ort"])
     monkeypatch.setattr(backends.plugins, "why_not", lambda *_: None)
     monkeypatch.setattr(backends.plugins, "get", lambda *_: Anything)
-    graph: Any = SimpleNamespace(encoder=None, module=None)
+    graph: Any = SimpleNamespace(parts={})
     monkeypatch.setattr(stages, "compress_model", lambda *_, **__: Compressed(graph, None))
     monkeypatch.setattr(
         stages.storage, "save", lambda graph, folder: (folder / "weights").mkdir(exist_ok=True)
