@@ -1,8 +1,8 @@
 """Plug-in discovery: a file is a plug-in, named by its file name; the module satisfies the folder's contract.
 
-Four folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.protocols`);
-third parties add names through entry points of the groups `infer.backends`, `infer.formats`, `infer.attention` and
-`infer.protocols`.
+Five folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.protocols`,
+`infer.families`); third parties add names through entry points of the groups `infer.backends`, `infer.formats`,
+`infer.attention`, `infer.protocols` and `infer.families`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ KINDS = {
     "infer.compress.formats": "quantizer",
     "infer.attention": "attention kernel",
     "infer.serve.protocols": "protocol",
+    "infer.families": "family of models",
 }
 
 

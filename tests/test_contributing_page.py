@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,15 +16,19 @@ import pytest
 import torch
 from torch import nn
 
-from infer import Plan, Predictor, attention, optimize, plugins
+from infer import Plan, Predictor, attention, families, llm, load, optimize, plugins
 from infer.artifact.manifest import target_of
 from infer.attention import reference
 from infer.compress.assign.format_order import larger_formats
-from infer.errors import NotUsableError, UsageError
+from infer.errors import InferError, NotUsableError, UsageError
+from infer.export import export_model
 from infer.fidelity.thresholds import precision_class
+from infer.llm.step.schedules.schedule_consistency import require_float_step
 from tests.support.attention_cases import Case
+from tests.support.decoder_folders import sentencepiece
 from tests.support.fake_predictors import double, live
 from tests.support.page_blocks import ROOT, blocks
+from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
 FILES = {block.title: block.text for block in blocks(ROOT / "docs/contributing.md") if block.title}
 Install = Callable[[str], ModuleType]
@@ -155,3 +160,90 @@ def test_the_example_protocol_answers_and_refuses(install: Install) -> None:
         for body in ({}, {"x": [[1, 2]]}, {"x": [["a", 2, 3, 4]]}, {"x": 1}):
             assert client.post("/simple/double", json=body).status_code == 400
         assert client.post("/simple/other", json={"x": [[1, 2, 3, 4]]}).status_code == 404
+
+
+@pytest.fixture
+def only_families_of_now() -> Iterator[None]:
+    """Look for families anew, and take what they register with transformers back."""
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    kept = [configuration_auto.CONFIG_MAPPING, modeling_auto.AutoModelForCausalLM._model_mapping]
+    before = [dict(mapping._extra_content) for mapping in kept]
+    known = (families.known, plugins._foreign)
+    for cached in known:
+        cached.cache_clear()
+    yield
+    for mapping, content in zip(kept, before, strict=True):
+        mapping._extra_content = content
+    for cached in known:
+        cached.cache_clear()
+
+
+def save_cosine(folder: Path) -> Any:
+    """Save a tiny model of the example family, which infer opens then, and return it."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model("cosine", **GROUPED)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def opens_as(model: Any, source: Path) -> nn.Module:
+    """Open a source and compare its logits with those of the model that it was made from."""
+    loaded = load.load(Plan(source=str(source), data="random"))
+    load.fill(loaded)
+    ids = torch.randint(3, VOCABULARY, (2, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.module(ids), model(ids).logits, rtol=1e-4, atol=1e-5)
+    return loaded.module.model
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.usefixtures("only_families_of_now")
+def test_the_example_family_opens_steps_and_exports_as_its_model(install: Install, tmp_path: Path) -> None:
+    install("infer/families/cosine.py")
+    families.known()
+    model = save_cosine(tmp_path / "cosine")
+    opened = opens_as(model, tmp_path / "cosine")
+    shape = llm.probe(opened)
+    (error,) = require_float_step(opened, shape, torch.randint(3, VOCABULARY, (2, 24)))
+    assert error.value < 1e-5
+    sentencepiece(tmp_path / "cosine", VOCABULARY, prefix=True)
+    export_model(str(tmp_path / "cosine"), "gguf", tmp_path / "cosine.gguf", kind="F32")
+    opens_as(model, tmp_path / "cosine.gguf")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("only_families_of_now")
+def test_a_package_adds_the_example_family_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/__init__.py").touch()
+    (tmp_path / "my_package/cosine.py").write_text(FILES["infer/families/cosine.py"])
+    made = tmp_path / "my_package-1.0.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (made / "entry_points.txt").write_text("[infer.families]\ncosine = my_package.cosine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "cosine" in plugins.names("infer.families")
+    assert "cosine" in families.known().gguf
+    model = save_cosine(tmp_path / "cosine")
+    llm.probe(opens_as(model, tmp_path / "cosine"))
+    for name in ("my_package", "my_package.cosine"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.usefixtures("only_families_of_now")
+def test_two_families_may_not_say_something_under_one_name(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cosine = install("infer/families/cosine.py")
+    monkeypatch.setattr(cosine, "FAMILY", families.Family(gguf={"gemma": families.GgufLayout("x", "X")}))
+    with pytest.raises(InferError, match="the family gemma has 'gemma' in `gguf`, as another family has"):
+        families.known()
+    monkeypatch.setattr(cosine, "FAMILY", None)
+    with pytest.raises(NotUsableError, match="expected `FAMILY`, a Family, in the module of cosine"):
+        families.known()

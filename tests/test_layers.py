@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "rows", "carried_state", "results", "reporter", "options", "plan",
     "budgets", "paths", "backend_options", "regular_files", "library_errors", "module_hooks", "refused_backends",
-    "plugins", "device", "latency", "kernels", "preprocess", "load", "attention", "graph", "fidelity", "compress",
-    "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
+    "plugins", "device", "latency", "kernels", "preprocess", "families", "load", "attention", "graph", "fidelity",
+    "compress", "onnx", "tensorrt", "openvino", "artifact", "llm", "tasks",
     "predict", "report", "tune", "run", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))

@@ -35,7 +35,7 @@ onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], 
 from infer.cli import main
 code = main(["optimize", "m.onnx", "--batch", "1", "--allow-slower"])
 later = ("torch._inductor", "torch._dynamo", "infer.llm.engine", "infer.tune", "infer.serve", "infer.budget_search",
-         "infer.load.gguf", "infer.load.heads", "infer.load.onnx_program")
+         "infer.load.gguf", "infer.load.heads", "infer.load.onnx_program", "infer.families.llama_like")
 print(code, [name for name in later if name in sys.modules])
 """
 

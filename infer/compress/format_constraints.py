@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..kernels.expert_layers import ExpertLinear
 from ..kernels.ops.bitpack import TABLE_ROWS
-from ..load.model_patches.moe_layers import ExpertLinear
 from .layer_kinds import CONVOLUTIONS, TRANSPOSED, is_looked_up, is_product, name_of, rows_of
 
 SMALLEST = 64 * 64

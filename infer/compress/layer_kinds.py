@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..load.model_patches.moe_layers import ExpertLinear
+from ..kernels.expert_layers import ExpertLinear
 
 
 class Matrix(nn.Module):

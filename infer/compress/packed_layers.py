@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import kernels  # noqa: F401  registers the operators
-from ..load.model_patches.moe_layers import ExpertLinear
+from ..kernels.expert_layers import ExpertLinear
 from .conv_layers import QuantizedConv, QuantizedConvTranspose
 from .layer_kinds import (
     CONVOLUTIONS,

@@ -19,8 +19,10 @@ from ..artifact import store
 from ..artifact.manifest import Manifest
 from ..errors import ArtifactError, NotUsableError
 from ..graph.storage import ENCODER, WEIGHTS
+from ..kernels.expert_layers import ExpertLinear
 from ..load.model_metadata import read_json
-from ..load.model_patches.moe_layers import ExpertLinear, split_experts
+from ..load.model_patches.moe_layers import split_experts
+from ..load.sources.huggingface_class import read_settings
 from ..load.weights import StoredCodes
 from ..load.weights.safetensors_reader import SafetensorsReader
 from .packed_tensors import PackedTensors
@@ -170,10 +172,10 @@ def open_artifact(folder: Path) -> ArtifactSource:
 
 def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str]]:
     """Return whether the head is the embedding, the shapes of all parameters, and which experts lie by columns."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = read_settings(folder)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, OSError, ImportError) as error:

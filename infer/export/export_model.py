@@ -19,6 +19,7 @@ from ..load.checkpoint.transformers_key_mapping import ConvertedReader
 from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
 from ..load.model_metadata import read_json
+from ..load.sources.huggingface_class import read_settings
 from ..load.weights import FiniteReader, WeightReader, stored_codes
 from ..plan import Plan
 from ..spec import Finding
@@ -150,9 +151,7 @@ def _head_of_its_own(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_config(folder: Path) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    return dict(read_settings(folder).to_dict())
 
 
 def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:

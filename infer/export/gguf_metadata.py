@@ -10,12 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from .. import families
 from ..errors import NotUsableError
-from ..load.gguf.architecture_layout import Architecture
-from ..load.gguf.architecture_table import ARCHITECTURES
 from ..load.weights import WeightReader
 
-_ALIKE = {"mistral": "llama"}  # model types whose settings and tensors are another's
 # Settings without effect on the values, or about the file rather than the model.
 _IGNORED = frozenset(
     """
@@ -30,16 +28,19 @@ _IGNORED = frozenset(
 HINT = "Use --to hf, which keeps every setting"
 
 
-def architecture_for(model_type: str) -> tuple[str, Architecture]:
+def architecture_for(model_type: str) -> tuple[str, families.GgufLayout]:
     """Return the name in the file and the layout for a model type; raise `NotUsableError` where none is known."""
-    wanted = _ALIKE.get(model_type, model_type)
-    found = next(((name, one) for name, one in ARCHITECTURES.items() if one.model_type == wanted), None)
+    layouts = families.known().gguf
+    found = next(
+        ((name, one) for name, one in layouts.items() if model_type in (one.model_type, *one.alike)), None
+    )
     if found is None:
-        known = ", ".join(
-            sorted({one.model_type for one in ARCHITECTURES.values() if not one.stacks} | _ALIKE.keys())
-        )
+        known = {
+            one for held in layouts.values() if not held.stacks for one in (held.model_type, *held.alike)
+        }
         raise NotUsableError(
-            f"no GGUF architecture for a model of type {model_type!r}; known: {known}", hint=HINT
+            f"no GGUF architecture for a model of type {model_type!r}; known: {', '.join(sorted(known))}",
+            hint=HINT,
         )
     if found[1].stacks:
         raise NotUsableError(f"experts by columns, of {model_type!r}, are not written to GGUF", hint=HINT)
@@ -48,7 +49,7 @@ def architecture_for(model_type: str) -> tuple[str, Architecture]:
 
 def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return general keys and those of the architecture; `config` is the configuration of transformers as a dict."""
-    prefix, architecture = architecture_for(str(config["model_type"]))
+    prefix, layout = architecture_for(str(config["model_type"]))
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     own: dict[str, Any] = {"vocab_size": config["vocab_size"]}
@@ -58,7 +59,7 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "num_experts", config.get("num_local_experts")
     )  # transformers' older name of one setting
     values["rope_theta"] = rope.get("rope_theta", values["rope_theta"])
-    for key, setting in architecture.keys.items():
+    for key, setting in layout.keys.items():
         value = values.get(setting)
         if isinstance(value, bool | int | float) and value is not None:
             own[key] = value
@@ -67,11 +68,11 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     own["rope.dimension_count"] = int(width * part)
     own["rope.freq_base"] = float(own["rope.freq_base"])
     kinds = config.get("layer_types") or []
-    if architecture.convolutions:
+    if layout.convolutions:
         own["attention.head_count_kv"] = [
             own["attention.head_count_kv"] if kind == "full_attention" else 0 for kind in kinds
         ]
-    if "attention.sliding_window_pattern" in architecture.keys and "sliding_attention" in kinds:
+    if "attention.sliding_window_pattern" in layout.keys and "sliding_attention" in kinds:
         own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
     own |= _scaling(rope or {}, config)
     return {
@@ -81,11 +82,9 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def resolved(config: Mapping[str, Any], reader: WeightReader) -> dict[str, Any]:
-    """Return the configuration with the width of LFM2's layers as its weights have it, which it computes itself."""
-    if not config.get("block_auto_adjust_ff_dim"):
-        return dict(config)
-    width = reader.shape("model.layers.0.feed_forward.w1.weight")[0]
-    return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": width, "block_ff_dim": width}
+    """Return the configuration with the settings that the weights alone tell."""
+    measured = architecture_for(str(config["model_type"]))[1].measured
+    return {**config, **({} if measured is None else measured(config, reader.shape))}
 
 
 def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotUsableError
-from ..load.gguf.architecture_layout import Architecture
+from ..families import GgufLayout
 from ..load.gguf.block_types import BLOCK_TYPES
 from ..load.gguf.reader import rotary_order
 from ..load.weights import WeightReader, stored_codes
@@ -38,16 +38,16 @@ class TensorWriter:
 
     reader: WeightReader
     config: Mapping[str, Any]
-    architecture: Architecture
+    layout: GgufLayout
     kind: str
     report: SourceReport = field(default_factory=SourceReport)
 
     def tensors(self) -> dict[str, OutputTensor]:
         """Return the tensors by their names in the file."""
-        inner = {name: stem for stem, name in self.architecture.tensors.items() if "{}" not in name}
+        inner = {name: stem for stem, name in self.layout.tensors.items() if "{}" not in name}
         if "block_sparse_moe.gate" in inner:
             inner["mlp.gate"] = inner["block_sparse_moe.gate"]  # its name since transformers 5
-        top = {name: stem for stem, name in self.architecture.top.items()}
+        top = {name: stem for stem, name in self.layout.top.items()}
         tied = bool(self.config.get("tie_word_embeddings"))
         found: dict[str, OutputTensor] = {}
         for name in self.reader.names():
@@ -69,17 +69,18 @@ class TensorWriter:
 
     def _plain(self, name: str, theirs: str) -> OutputTensor:
         shape = tuple(self.reader.shape(name))
-        if theirs == "ffn_gate_inp_shexp":
-            shape = shape[-1:]
+        if (axis := self.layout.unit_axes.get(theirs)) is not None:
+            shape = (*shape[:axis], *shape[axis + 1 :])
+            return OutputTensor(
+                "F32", shape, flat_rows(self.reader.read(name).float().reshape(-1, shape[-1]))
+            )
         if len(shape) < 2:
             values = self.reader.read(name).float().reshape(1, -1)
-            if self.architecture.norms_plus_one and theirs.endswith("norm") and name.endswith(".weight"):
+            if self.layout.norms_plus_one and theirs.endswith("norm") and name.endswith(".weight"):
                 values = values + 1
             if (order := self._order(theirs, values.shape[1])) is not None:
                 values = values[:, order]
             return OutputTensor("F32", shape, flat_rows(values.contiguous()))
-        if theirs == "shortconv.conv":  # [channels, 1, width]
-            return OutputTensor("F32", (shape[0], shape[2]), flat_rows(self.reader.read(name).float()))
         order = self._order(theirs, shape[0])
         if theirs.startswith("ffn_gate_inp"):
             return OutputTensor("F32", shape, partial(self.reader.rows, name))
@@ -96,7 +97,7 @@ class TensorWriter:
 
     def _order(self, theirs: str, rows: int) -> Tensor | None:
         """Return which row of transformers lies at each place of the file, int64 [rows]; None in sequence."""
-        if not self.architecture.permuted or theirs not in ("attn_q", "attn_k"):
+        if not self.layout.permuted or theirs not in ("attn_q", "attn_k"):
             return None
         heads = self.config["num_attention_heads"]
         heads = heads if theirs == "attn_q" else self.config.get("num_key_value_heads") or heads

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import families
 from ..errors import NotUsableError, SourceError
-from ..load.gguf.pre_tokenizers import PRE_TOKENIZERS
 from ..load.gguf.tokenizer import (
     BYTE,
     CONTROL,
@@ -84,12 +84,13 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
     found |= _special(settings, original)
     key = "tokenizer.ggml.add_space_prefix" if pieces else "tokenizer.ggml.pre"
     # The first name of each way to split: many are equal.
-    named = {way: name for name, way in reversed(PRE_TOKENIZERS.items())}
+    splits = families.known().pre_tokenizers
+    named = {way: name for name, way in reversed(list(splits.items()))}
     for value in (True, False) if pieces else reversed(named.values()):
         tried = {**found, key: value}
         if _agrees(tried, original, path):
             return tried | _template(folder, settings)
-    known = "with or without a space before the text" if pieces else f"known: {', '.join(PRE_TOKENIZERS)}"
+    known = "with or without a space before the text" if pieces else f"known: {', '.join(splits)}"
     raise NotUsableError(
         f"expected a pre-tokenizer that GGUF has a name for, got another one; {known}",
         where=str(path),

@@ -12,9 +12,8 @@ import msgspec
 from ..errors import SourceError
 from ..regular_files import MAX_JSON, read_regular
 from . import heads
+from .heads.image_decoders import decoder_config, own_prompts, own_tokens
 from .hf_preprocessor import Preprocessor
-from .model_patches.image_decoders import decoder_config, replaces_start
-from .model_patches.image_text_encoders import TASK_PROMPTS
 from .sentence_transformers.sentence_folder import SentenceFolder, score_activation
 
 # Of generation_config.json, and of config.json in older checkpoints.
@@ -54,10 +53,10 @@ def head_metadata(
 ) -> dict[str, Any]:
     """Return what serving needs of a head and of its image processor or feature extractor."""
     found = processor_metadata(preprocessor, settings)
-    if head in heads.IMAGE_DECODERS:
-        found |= image_decoder_metadata(settings, folder)
+    if head.decodes_images:
+        found |= image_decoder_metadata(head.ending, settings, folder)
     if head == heads.DUAL_TOWERS:
-        found |= heads.whole_meta(settings.model_type)
+        found |= heads.whole_meta(settings)
     return found
 
 
@@ -94,18 +93,16 @@ def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
     return [token for token in named if isinstance(token, int)]
 
 
-def image_decoder_metadata(settings: Any, folder: Path) -> dict[str, Any]:
+def image_decoder_metadata(name: str, settings: Any, folder: Path) -> dict[str, Any]:
     """Return how the decoder of a model of images begins with a prompt, and the tokens that end its text.
 
-    The latter only where the checkpoint's generation settings lack or, of BLIP, do not mean them.
+    `name`: the class. The latter only where the checkpoint's generation settings lack them or the family has others.
     """
     path = folder / "generation_config.json"
     given = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
-    found: dict[str, Any] = {"prompt_replaces_start": True} if replaces_start(settings) else {}
-    found |= {"task_prompts": TASK_PROMPTS} if settings.model_type == "florence2" else {}
-    if settings.model_type == "blip":
-        return {**found, "end_ids": [settings.text_config.sep_token_id]}
+    found = own_prompts(name, settings)
     end = None if given.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
+    end = own_tokens(name, settings).get("eos_token_id", end)
     return found if end is None else {**found, "end_ids": end if isinstance(end, list) else [end]}
 
 

@@ -13,7 +13,8 @@ from infer import compress
 from infer.compress.calibration.expert_statistics import FEWEST, ExpertStats
 from infer.compress.packed_layers import QuantizedExperts
 from infer.graph import capture
-from infer.load.model_patches.moe_layers import ExpertLinear, checkpoint_names, split_experts
+from infer.kernels.expert_layers import ExpertLinear
+from infer.load.model_patches.moe_layers import checkpoint_names, split_experts
 from infer.load.weights import DictReader
 from infer.plan import Plan
 from infer.spec import TensorSpec

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from infer import compress
 from infer.kernels import cpu
 from infer.kernels.cpu import build
+from infer.kernels.expert_layers import ExpertLinear
 from infer.kernels.ops import bitpack
 from infer.kernels.passes import prepack
-from infer.load.model_patches.moe_layers import ExpertLinear
 from infer.plan import Plan
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")

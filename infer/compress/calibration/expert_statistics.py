@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...load.model_patches.moe_layers import ExpertLinear
+from ...kernels.expert_layers import ExpertLinear
 from ...spec import Finding
 from .gptq import Factor
 from .smoothquant import Balance

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import library_errors
 from ...errors import SourceError, UsageError
-from ...load.model_patches.moe_layers import ExpertLinear
+from ...kernels.expert_layers import ExpertLinear
 from ...module_hooks import hooked
 from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, rows_of
 from .expert_statistics import record_experts

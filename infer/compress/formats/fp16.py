@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...load.model_patches.moe_layers import ExpertLinear
+from ...kernels.expert_layers import ExpertLinear
 from ...plan import Plan
 from ..format_constraints import refuses_embedding, refuses_padding, refuses_transposed, too_small
 from ..layer_kinds import CONVOLUTIONS, TRANSPOSED

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.groupwise_codes import decode
-from ...load.model_patches.moe_layers import ExpertLinear
 from ...plan import Plan
 from ..format_constraints import refuses_embedding
 from ..layer_kinds import name_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...load.model_patches.moe_layers import ExpertLinear
+from ...kernels.expert_layers import ExpertLinear
 from ...load.weights import StoredCodes, WeightReader, stored_codes
 from ...spec import Finding
 from ..layer_overrides import Format

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError, UsageError
+from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.bitpack import GROUP
-from ...load.model_patches.moe_layers import ExpertLinear
 from ...load.weights import StoredCodes, WeightReader, check_finite, stored_codes
 from ..layer_kinds import by_rows, is_stored_by_columns
 from ..quantizable_layers import Weight

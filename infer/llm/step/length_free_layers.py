@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ... import families
 from ...attention import alibi, visible
-from .attention.patched_attention import REPLACEMENTS, replaced_attention
-from .state_layers import MIXERS, StateCall, use_state_cache
+from ...kernels.ops.state_space.state_call import StateCall
+from .attention.patched_attention import replaced_attention
+from .state_layers import use_state_cache
 
 
 @contextlib.contextmanager
@@ -28,7 +30,8 @@ def use_whole_sequences(model: nn.Module) -> Iterator[None]:
 
 def is_rewritten(model: nn.Module) -> bool:
     """Return True if `model` has layers that `use_whole_sequences` rewrites."""
-    return any(type(module).__name__ in {*REPLACEMENTS, *MIXERS} for module in model.modules())
+    known = {*families.known().attention, *families.known().mixers}
+    return any(families.class_name(module) in known for module in model.modules())
 
 
 def _attend(

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ... import families
 from ...errors import SourceError
-from .architecture_layout import Architecture
-from .architecture_table import ARCHITECTURES
 from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
 from .reader import RenamedTensor, expert_slices, rotary_order, tensor_values
@@ -33,15 +32,16 @@ _BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_]+(?:\.[a-z_]+)?)(\.weight|\.bias)")
 _TOP_NAME = re.compile(r"([a-z0-9_]+)(\.weight|\.bias)")
 
 
-def architecture_of(header: GgufHeader, path: Path) -> tuple[str, Architecture]:
+def architecture_of(header: GgufHeader, path: Path) -> tuple[str, families.GgufLayout]:
     """Return the prefix of the architecture's keys and how it is stored; raise `SourceError` for an unknown one."""
     kind, prefix = header.metadata.get("general.type", "model"), header.metadata.get("general.architecture")
     if kind != "model":
         raise SourceError(f"expected a model, got a GGUF file of type {kind!r}", where=str(path))
     experts = bool(header.metadata.get(f"{prefix}.expert_count"))
-    found = ARCHITECTURES.get(f"{prefix}+experts" if experts and prefix == "llama" else str(prefix))
+    layouts = families.known().gguf
+    found = layouts.get(f"{prefix}+experts" if experts and prefix == "llama" else str(prefix))
     if found is None:
-        known = ", ".join(name for name in ARCHITECTURES if "+" not in name)
+        known = ", ".join(sorted(name for name in layouts if "+" not in name))
         raise SourceError(
             f"a GGUF file of architecture {prefix!r}, which infer does not know; known: {known}",
             where=str(path),
@@ -52,7 +52,7 @@ def architecture_of(header: GgufHeader, path: Path) -> tuple[str, Architecture]:
 
 def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
     """Return config.json of the model; raise `SourceError` for a setting that infer does not know."""
-    prefix, architecture = architecture_of(header, path)
+    prefix, layout = architecture_of(header, path)
     own = {
         key.removeprefix(f"{prefix}."): value
         for key, value in header.metadata.items()
@@ -61,47 +61,44 @@ def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
     unknown = [
         key
         for key in own
-        if key not in {*architecture.keys, *architecture.unused, *_OTHER_KEYS} and not _is_off(own[key])
+        if key not in {*layout.keys, *layout.unused, *_OTHER_KEYS} and not _is_off(own[key])
     ]
     if unknown:
         raise refused(path, f"the setting {prefix}.{unknown[0]} = {str(own[unknown[0]])[:80]}")
     if own.get("attention.causal", True) is not True or own.get("pooling_type"):
         raise refused(path, "an embedding model (pooling_type, or attention that is not causal)")
     config: dict[str, Any] = {
-        "model_type": architecture.model_type,
-        "architectures": [architecture.class_name],
+        "model_type": layout.model_type,
+        "architectures": [layout.class_name],
         "vocab_size": _tensor(header, "token_embd.weight", path).shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{name: tensor in header.tensors for name, tensor in architecture.present.items()},
-        **architecture.fixed,
+        **{name: tensor in header.tensors for name, tensor in layout.present.items()},
+        **layout.fixed,
     }
-    if architecture.convolutions:
+    if layout.convolutions:
         own["attention.head_count_kv"], config["layer_types"] = _attention_layers(own, prefix, path)
-    for key, name in architecture.keys.items():
+    for key, name in layout.keys.items():
         if key in own and name == "layer_types":
             config[name] = _layer_types(own[key], f"{prefix}.{key}", path)
         elif key in own and not _is_off(own[key]):
             config[name] = _one_value(own[key], f"{prefix}.{key}", path)
     for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"):
         if not isinstance(config.get(name), int):
-            raise SourceError(f"the metadata lack {_key_of(architecture, prefix, name)}", where=str(path))
-    if "layer_types" in architecture.keys.values() and "sliding_window" not in config:
+            raise SourceError(f"the metadata lack {_key_of(layout, prefix, name)}", where=str(path))
+    if "layer_types" in layout.keys.values() and "sliding_window" not in config:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-    _check_heads(config, own, architecture, f"{prefix}.", path)
+    _check_heads(config, own, layout, f"{prefix}.", path)
     factors = {name: tensor_values(header.tensors[name]) for name in ROPE_FACTORS if name in header.tensors}
-    return (
-        config
-        | _attention_scale(config, architecture)
-        | rope_settings(factors, config, own, architecture, path)
-    )
+    config |= rope_settings(factors, config, own, path)
+    return config if layout.computed is None else config | layout.computed(config)
 
 
 def _is_off(value: Any) -> bool:
     return isinstance(value, bool | int | float | str) and value in (0, False, "", "none")
 
 
-def _key_of(architecture: Architecture, prefix: str, setting: str) -> str:
-    return f"{prefix}." + next(key for key, name in architecture.keys.items() if name == setting)
+def _key_of(layout: families.GgufLayout, prefix: str, setting: str) -> str:
+    return f"{prefix}." + next(key for key, name in layout.keys.items() if name == setting)
 
 
 def _one_value(value: Any, key: str, path: Path) -> Any:
@@ -137,11 +134,11 @@ def _attention_layers(own: Mapping[str, Any], prefix: str, path: Path) -> tuple[
 
 
 def _check_heads(
-    config: dict[str, Any], own: Mapping[str, Any], architecture: Architecture, prefix: str, path: Path
+    config: dict[str, Any], own: Mapping[str, Any], layout: families.GgufLayout, prefix: str, path: Path
 ) -> None:
     """Resolve head_dim; raise `SourceError` for values wider than keys and partly rotated heads."""
     rotated = own.get("rope.dimension_count")
-    width = config.get("head_dim") or (0 if architecture.rotates_part else rotated)
+    width = config.get("head_dim") or (0 if layout.rotates_part else rotated)
     width = width or config["hidden_size"] // config["num_attention_heads"]
     config["head_dim"] = width
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
@@ -149,62 +146,51 @@ def _check_heads(
     if values != width:
         raise refused(path, f"{prefix}attention.value_length = {values} beside keys of {width}")
     if rotated not in (None, width):
-        if not architecture.rotates_part:
+        if not layout.rotates_part:
             raise refused(path, f"{prefix}rope.dimension_count = {rotated} of heads of {width}")
         config["partial_rotary_factor"] = rotated / width
-
-
-def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """Return Gemma's scale of attention scores, which the metadata lack: llama.cpp tells it by the depth."""
-    if not architecture.large_layers:
-        return {}
-    large = config["num_hidden_layers"] == architecture.large_layers
-    scale = config["hidden_size"] // config["num_attention_heads"] if large else config["head_dim"]
-    return {"query_pre_attn_scalar": scale}
 
 
 def stored_tensors(
     header: GgufHeader, config: Mapping[str, Any], path: Path
 ) -> dict[str, RenamedTensor | ExpertStack]:
     """Return the tensors by transformers' names; raise `SourceError` for one that no name is known for."""
-    _, architecture = architecture_of(header, path)
+    _, layout = architecture_of(header, path)
     found: dict[str, RenamedTensor | ExpertStack] = {}
     stacked: dict[tuple[str, str, str], GgufTensor] = {}
-    stems = {stem for parts in architecture.stacks.values() for stem in parts}
+    stems = {stem for parts in layout.stacks.values() for stem in parts}
     for name, tensor in header.tensors.items():
         if name in ROPE_FACTORS:
             continue
         if (match := _BLOCK.fullmatch(name)) is not None and match[2] in stems:
             stacked[match[1], match[2], match[3]] = tensor
             continue
-        renamed, stem = _renamed(name, architecture)
+        renamed, stem = _renamed(name, layout)
         if not renamed:
             raise refused(path, f"tensor {name!r} of {header.metadata['general.architecture']}")
         stored = RenamedTensor(tensor, tensor.shape)
-        if architecture.norms_plus_one and stem.endswith("norm") and name.endswith(".weight"):
+        if layout.norms_plus_one and stem.endswith("norm") and name.endswith(".weight"):
             stored = RenamedTensor(tensor, tensor.shape, subtracted=1.0)
-        if architecture.permuted and stem in ("attn_q", "attn_k"):
+        if layout.permuted and stem in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
             stored = _unpermuted(tensor, heads, name, path)
-        if stem == "ffn_gate_inp_shexp":
-            stored = RenamedTensor(tensor, (1, *tensor.shape))
-        if stem == "attn_sinks":
+        if (axis := layout.unit_axes.get(stem)) is not None:
+            stored = RenamedTensor(tensor, (*tensor.shape[:axis], 1, *tensor.shape[axis:]))
+        if stem in layout.without_ending:
             renamed = renamed.removesuffix(".weight")
-        if stem == "shortconv.conv":
-            stored = RenamedTensor(tensor, (tensor.shape[0], 1, *tensor.shape[1:]))
         found |= expert_slices(renamed, stored) if "{}" in renamed else {renamed: stored}
-    return found | stack_experts(stacked, architecture.stacks, path)
+    return found | stack_experts(stacked, layout.stacks, path)
 
 
-def _renamed(name: str, architecture: Architecture) -> tuple[str, str]:
+def _renamed(name: str, layout: families.GgufLayout) -> tuple[str, str]:
     """Return transformers' name of a tensor, empty for an unknown one, and its name in a block."""
     if match := _BLOCK.fullmatch(name):
         layer, stem, ending = match.groups()
-        inner = architecture.tensors.get(stem)
+        inner = layout.tensors.get(stem)
         return (f"model.layers.{layer}.{inner}{ending}" if inner else ""), stem
     if match := _TOP_NAME.fullmatch(name):
         stem, ending = match.groups()
-        return (architecture.top[stem] + ending if stem in architecture.top else ""), stem
+        return (layout.top[stem] + ending if stem in layout.top else ""), stem
     return "", ""
 
 

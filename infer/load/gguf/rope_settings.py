@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
-from .architecture_layout import Architecture
 
 FOLDER_HINT = "Give the Hugging Face folder it was made from"
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -24,7 +23,6 @@ def rope_settings(
     factors: Mapping[str, list[float]],
     config: Mapping[str, Any],
     own: Mapping[str, Any],
-    architecture: Architecture,
     path: Path,
 ) -> dict[str, Any]:
     """Return the scaling of rotary positions: linear, YaRN, or factors of frequencies.
@@ -63,7 +61,6 @@ def rope_settings(
                 "rope_type": "yarn",
                 "factor": factor,
                 "original_max_position_embeddings": original,
-                **({"truncate": False} if architecture.exact_yarn else {}),
             }
         }
     if kind != "none" or factors:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ... import families
 from ...errors import SourceError
-from .pre_tokenizers import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
@@ -61,7 +61,7 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> tuple[Any, dict[
     _add_special(tokenizer, tokens, types)
     config = _special_settings(metadata, tokens, path)
     pre = metadata.get("tokenizer.ggml.pre")
-    named = PRE_TOKENIZERS.get(str(pre))
+    named = families.known().pre_tokenizers.get(str(pre))
     begins = kind == "llama" or (named is not None and named.keeps_words)
     begins = metadata.get("tokenizer.ggml.add_bos_token", begins)
     config["add_bos_token"] = bool(begins and "bos_token" in config)
@@ -109,10 +109,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) 
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     pre, merges = metadata.get("tokenizer.ggml.pre"), metadata.get("tokenizer.ggml.merges")
-    named = PRE_TOKENIZERS.get(str(pre))
+    known = families.known().pre_tokenizers
+    named = known.get(str(pre))
     if named is None:
         raise SourceError(
-            f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known here; known: {', '.join(PRE_TOKENIZERS)}",
+            f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known here; known: {', '.join(known)}",
             where=str(path),
             hint="Give the Hugging Face folder it was made from",
         )

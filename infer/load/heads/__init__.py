@@ -11,7 +11,6 @@ from .inputs import input_specs, num_channels, size_bounds, wrap
 from .table import (
     DUAL_TOWERS,
     FEATURES,
-    IMAGE_DECODERS,
     PIXELS,
     SOUND,
     Head,
@@ -25,7 +24,6 @@ __all__ = [
     "ANY_TENSORS",
     "DUAL_TOWERS",
     "FEATURES",
-    "IMAGE_DECODERS",
     "PIXELS",
     "SOUND",
     "TENSORS",

@@ -14,10 +14,11 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from ... import families
 from ...errors import NotUsableError, SourceError
 from ...spec import Finding
-from ..model_patches.image_decoders import encoder_decoder_class, without_pooler
 from ..model_patches.listed_children import with_live_lists
+from .image_decoders import encoder_decoder_class
 from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
@@ -165,7 +166,8 @@ def build(found: Any, settings: Any) -> nn.Module:
         own = copy.deepcopy(settings)  # a model writes into its configuration
         model = kind._from_config(own, attn_implementation=attention, dtype=torch.float32)
         model.tie_weights()
-        return with_live_lists(without_pooler(model))
+        patch = families.known().patches.get(getattr(model.config, "model_type", ""))
+        return with_live_lists(model if patch is None else patch(model))
 
     try:
         return made("sdpa")

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from ... import families
 from ...errors import UsageError
 from ...spec import Finding
 from .build import class_named, output_fields
@@ -19,14 +20,14 @@ TOWERS = {"text_model": ("text_config", "Text"), "vision_model": ("vision_config
 def towers_of(name: str, settings: Any) -> dict[str, str]:
     """Return the towers of an architecture that infer opens: key → class of transformers; empty for other models.
 
-    The class has the projection, or its pooled output is what images and texts are compared by (SigLIP's).
+    The class has the projection, or its pooled output is what images and texts are compared by.
     """
     import transformers
 
     stem = name.removesuffix("Model")
     if not name.endswith("Model") or not all(hasattr(settings, part) for part, _ in TOWERS.values()):
         return {}
-    pooled = stem == "Siglip"
+    pooled = tower_pair(settings).pooled
     classes = {
         key: [f"{stem}{kind}ModelWithProjection", *([f"{stem}{kind}Model"] if pooled else [])]
         for key, (_, kind) in TOWERS.items()
@@ -58,9 +59,14 @@ def _compares(name: str, settings: Any) -> bool:
     return gives and plain and {"input_ids", "attention_mask", "pixel_values"} <= takes
 
 
-def whole_meta(model_type: str) -> dict[str, Any]:
-    """Return the activation of an image's logits: SigLIP scores each text independently."""
-    return {"activation": "sigmoid" if model_type == "siglip" else "softmax"}
+def tower_pair(settings: Any) -> families.TowerPair:
+    """Return how a model of two towers compares, by its configuration: as CLIP does where no family says otherwise."""
+    return families.known().tower_pairs.get(settings.model_type, families.TowerPair())
+
+
+def whole_meta(settings: Any) -> dict[str, Any]:
+    """Return the activation of an image's logits."""
+    return {"activation": tower_pair(settings).activation}
 
 
 def whole_finding() -> Finding:

@@ -13,8 +13,9 @@ from ...preprocess.image import ImagePreprocessor
 from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..hf_preprocessor import Preprocessor
-from ..model_patches.image_decoders import vision_config
 from ..sentence_transformers.sentence_folder import SentenceFolder
+from .dual_towers import tower_pair
+from .image_decoders import vision_config
 from .sound_wrappers import (
     AudioEncoder,
     AudioHead,
@@ -81,7 +82,7 @@ def wrap(
 ) -> nn.Module:
     """Return the model with named tensors as inputs and outputs, in eval mode."""
     if head == DUAL_TOWERS:
-        return DualTowers(model, pads=getattr(model.config, "model_type", "") == "siglip").eval()
+        return DualTowers(model, pads=tower_pair(model.config).pads).eval()
     if head.reads == PIXELS and head.task == "text-generation":
         reads_both = getattr(model, "encode_source", None) is not None
         return (ImageTextDecoder if reads_both else ImageDecoder)(model).eval()

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import NotUsableError, SourceError
+from ... import families
+from ...errors import InferError, SourceError
 from ...spec import ZERO_SHOT_IMAGES
-from ..model_patches.image_decoders import CAPTIONER, VISION_ENCODER_DECODER
-from ..model_patches.image_text_encoders import FLORENCE, QUESTIONS
 from ..model_patches.vlm_language_model import has_tower
 from ..sentence_transformers.multi_vector import TASK as MULTI_VECTOR_TASK
-from .refused_heads import missing_part
 
 if TYPE_CHECKING:
     from ..sentence_transformers.sentence_folder import SentenceFolder
@@ -29,6 +27,11 @@ class Head:
     auto: str  # class of transformers that builds it where the architecture has no class of its own
     outputs: tuple[str, ...] = ("logits",)  # as transformers names them
     reads: str = "input_ids"
+
+    @property
+    def decodes_images(self) -> bool:
+        """True for models that write text about an image, whose ending is the whole name of their class."""
+        return self.reads == PIXELS and self.task == "text-generation"
 
 
 PIXELS, SOUND, FEATURES, SERIES = "pixel_values", "input_values", "input_features", "past_values"
@@ -123,10 +126,6 @@ ENCODER_DECODERS = (
 SPEECH = Head(
     "WhisperForConditionalGeneration", "text-generation", "AutoModelForSpeechSeq2Seq", reads=FEATURES
 )
-IMAGE_DECODERS = tuple(
-    Head(name, "text-generation", "AutoModelForImageTextToText", reads=PIXELS)
-    for name in (VISION_ENCODER_DECODER, CAPTIONER, QUESTIONS, FLORENCE)
-)
 SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
 EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
@@ -140,10 +139,6 @@ MULTI_VECTOR = Head("Model", MULTI_VECTOR_TASK, "AutoModel", ("token_embeddings"
 DUAL_TOWERS = Head("Model", ZERO_SHOT_IMAGES, "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS)
 # SigLIP's text tower: its pooled output is what images are compared with.
 PADDED_TEXT = Head("SiglipTextModel", "embedding", "AutoModel", ("embedding",))
-# Text towers trained beside images or sound; pooled by their own last or first token, never by a mean.
-CONTRASTIVE_TEXT = re.compile(
-    "(CLIP|MetaClip2|ChineseCLIP|AltCLIP|CLIPSeg|Siglip2?|OwlViT|Owlv2|GroupViT|Clap|Flava|Align)TextModel"
-)
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -157,7 +152,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
     """Return the heads for `architectures` of config.json, none where no task fits; raises `SourceError`.
 
-    Raises `NotUsableError` for a head that torch.export gets wrong.
+    Raises the error of a family that refuses it, such as `NotUsableError` for a head that torch.export gets wrong.
     """
     name = architecture(config)
     # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
@@ -165,20 +160,14 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         return (MULTI_VECTOR,)
     if sentence.task == "embedding":
         return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
-    if found := tuple(head for head in IMAGE_DECODERS if name == head.ending):
-        return found
-    if missing := missing_part(name):
-        raise SourceError(f"{name} {missing}", where=str(folder / "config.json"))
+    if name in families.known().image_decoders:
+        return (Head(name, "text-generation", "AutoModelForImageTextToText", reads=PIXELS),)
+    if refusal := _refusal(name, folder):
+        raise refusal
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.
     runs_once = name.endswith(("ForObjectDetection", *RUN_ONCE))
     if config.get("is_encoder_decoder") and not runs_once:
         return _encoder_decoder(name, str(config.get("model_type")), folder)
-    if name == "WavLMForXVector":
-        raise NotUsableError(
-            f"{name} can't be captured: torch.export ties the frames of its sounds to the size of the batch",
-            where=str(folder / "config.json"),
-            hint="Its base model (WavLMModel) opens, as does Wav2Vec2ForXVector",
-        )
     if has_tower(config, name):
         return tuple(head for head in HEADS if head.task == "text-generation")[:1]
     found = tuple(head for head in HEADS if name.endswith(head.ending))
@@ -188,18 +177,20 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         return found
     if name == PADDED_TEXT.ending:
         return (PADDED_TEXT,)
-    if CONTRASTIVE_TEXT.fullmatch(name):
-        raise SourceError(
-            f"{name} has no projection: its hidden states are not the embedding that images are compared with",
-            where=str(folder / "config.json"),
-            hint=f"Save {name}WithProjection, where transformers has it, or give --model file.py:factory that "
-            "returns the pooled output",
-        )
     if name.endswith("Model"):
         return EMBEDDINGS
     if name.endswith(PRETRAINING) and not name.startswith(DISCRIMINATORS):
         return (*(head for head in HEADS if head.task == "fill-mask"), *EMBEDDINGS)
     return ()
+
+
+def _refusal(name: str, folder: Path) -> InferError | None:
+    """Return the refusal of a family of an architecture, None where no family refuses it."""
+    for pattern, refusal in families.known().refused.items():
+        if re.fullmatch(pattern, name):
+            hint = refusal.hint.format(name=name)
+            return refusal.error(f"{name} {refusal.why}", where=str(folder / "config.json"), hint=hint)
+    return None
 
 
 def no_task(name: str, folder: Path) -> SourceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,13 @@ class Encoder(nn.Module):
         """Compute embeddings: int64 [batch, seq] twice → float [batch, dim], of tokens [batch, seq, dim]."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return self.head(found.logits if self.sparse else found.last_hidden_state, attention_mask)
+
+
+def run_encoder(model: Any, **source: Tensor) -> Tensor:
+    """Return the rows that the decoder of `model` reads of a batch of sources, float [batch, rows, width]."""
+    encode = getattr(model, "encode_source", None) or model.get_encoder()
+    found: Tensor = encode(**source).last_hidden_state
+    return found
 
 
 def has_token_types(model: nn.Module) -> bool:

@@ -1,1 +1,1 @@
-"""Changes to a loaded model before it is quantized or captured: MoE layers, computed positions, parts of a VLM."""
+"""Changes to a loaded model by what it holds, of whatever family: experts, computed positions, a language tower."""

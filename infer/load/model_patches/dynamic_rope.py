@@ -3,7 +3,7 @@
 With `rope_type` dynamic or longrope transformers computes other frequencies once a sequence is longer than the length
 of pretraining, for all of its tokens at once. A KV cache holds keys that were rotated before, and one step holds
 sequences of many lengths. So the frequencies of short sequences are kept, which are exact, and the context ends where
-others would begin. Likewise with the dynamic mask of Doge, which drops keys of longer sequences.
+others would begin. Likewise with other models that a family says are exact up to a length.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ... import families
 from ...spec import Finding
 
 _BY_LENGTH = ("dynamic", "longrope")
@@ -51,8 +52,9 @@ def fix_frequencies(model: nn.Module) -> FixedFrequencies | None:
     if not getattr(config, "text_encoder", None):  # of two configurations of texts, none is that of the model
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
     allowed = int(getattr(config, "max_position_embeddings", None) or 0)
-    if (kept := getattr(config, "keep_window_size", None)) and kept < allowed:
-        limits[int(kept)] = f"dynamic mask: longer sequences attend to the {kept} keys that it likes best"
+    exact = families.known().exact_lengths.get(getattr(config, "model_type", ""))
+    if exact is not None and (limit := exact(config)) is not None:
+        limits[limit[0]] = limit[1]
     if not limits:
         return None
     longest = min(limits)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import families
 from ...errors import SourceError
 from ...spec import Finding
 from ..weights import MappableReader, StoredCodes, WeightReader, stored_codes
@@ -28,14 +29,6 @@ _PREFIXES = {
     "language_model.": "model.",
     "lm_head.": "lm_head.",
     **{f"model.{name}.": f"model.{name}." for name in ("embed_tokens", "layers", "norm")},
-}
-# Towers that transformers has no causal model for → the model they are, where no image shifts positions. Their rotary
-# embedding reads three positions (time, height, width), which are equal for text.
-_CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2_vl_text": ("qwen2", {}),
-    "qwen2_5_vl_text": ("qwen2", {}),
-    "qwen3_vl_text": ("qwen3", {}),
-    "qwen3_vl_moe_text": ("qwen3_moe", {"norm_topk_prob": True}),
 }
 
 
@@ -79,12 +72,16 @@ def tower_settings(settings: Any, reader: TowerReader, where: str) -> Any:
 
 
 def _causal(text: Any) -> Any:
-    """Return the configuration of the causal model of a tower."""
+    """Return the configuration of the causal model of a tower: of a family's where transformers has none for it.
+
+    The rotary embedding of such a tower reads three positions (time, height, width), which are equal for text.
+    """
     from transformers import AutoConfig
 
-    if text.model_type not in _CAUSAL:
+    towers = families.known().towers
+    if text.model_type not in towers:
         return text
-    name, own = _CAUSAL[text.model_type]
+    name, own = towers[text.model_type]
     values = {
         key: value for key, value in text.to_dict().items() if key not in ("model_type", "architectures")
     }

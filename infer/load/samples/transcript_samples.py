@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..model_patches.image_text_encoders import run_encoder
+from ..heads.text import run_encoder
 from ..module_copies import unfilled_copy
 from ..weight_loading.fill_weights import fill
 

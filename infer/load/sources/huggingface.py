@@ -17,6 +17,7 @@ from .. import heads
 from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
 from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
+from ..heads.image_decoders import vision_config
 from ..hf_preprocessor import Preprocessor, preprocessing_finding, read_preprocessor
 from ..loaded_model import LoadedModel
 from ..model_metadata import (
@@ -27,8 +28,6 @@ from ..model_metadata import (
 )
 from ..model_patches.base_encoder_decoders import without_logits_bias
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
-from ..model_patches.image_decoders import vision_config
-from ..model_patches.longformer_attention import use_masked_attention
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..quantized_weights import open_quantized
@@ -79,7 +78,6 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
-        made = use_masked_attention(made)
         if name.endswith("Model"):
             made = without_logits_bias(made)
         return compute_position_tables(made, reader.names()), found, fix_frequencies(made)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ... import families
 from ...errors import SourceError
 from ...library_errors import first_sentence
 from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
-from ..model_patches.image_decoders import decoder_metadata
+from ..heads.image_decoders import decoder_metadata
 from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
 from ..sentence_transformers.sentence_folder import SentenceFolder
 from ..weights import WeightReader
@@ -76,8 +77,8 @@ def choose_part(
         return ModelPart(name, settings, config, heads.candidates(config, folder, sentence))
     if (whole := heads.whole_config(config, name, settings)) is not None:
         return ModelPart(name, settings, whole, (heads.DUAL_TOWERS,))
-    if possible[0] in heads.IMAGE_DECODERS:
-        return ModelPart(name, settings, decoder_metadata(config, settings), possible)
+    if possible[0].decodes_images:
+        return ModelPart(name, settings, decoder_metadata(config, name, settings), possible)
     if possible[0].task == "text-generation" and has_tower(config, name):
         tower = TowerReader(reader)
         settings = tower_settings(settings, tower, str(folder))
@@ -86,10 +87,11 @@ def choose_part(
 
 
 def read_settings(folder: Path) -> Any:
-    """Load the configuration object of transformers."""
+    """Load the configuration object of transformers, or of a family that registers one with it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    families.known()  # imports them, so that they are registered
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
+from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.linear_experts import by_expert
-from ..model_patches.moe_layers import ExpertLinear
 from ..weights import WeightReader, row_blocks
 
 BLOCK_BYTES = 16 << 20

@@ -14,8 +14,8 @@ from infer.errors import NotUsableError
 from infer.graph import capture  # noqa: F401  registers what an export needs
 from infer.kernels import cpu
 from infer.kernels.cpu import build
+from infer.kernels.expert_layers import ExpertLinear
 from infer.kernels.passes import prepack
-from infer.load.model_patches.moe_layers import ExpertLinear
 from infer.plan import Plan
 from infer.tune.memory import frozen_linear as module
 from infer.tune.memory.frozen_layers import pass_gradients

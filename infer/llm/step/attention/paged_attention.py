@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ....errors import NotUsableError
-from ..state_layers import StateCall, use_state_cache
+from ....kernels.ops.state_space.state_call import StateCall
+from ..state_layers import use_state_cache
 from .latent_attention import Latent, use_latents
 from .patched_attention import replaced_attention
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infer.load.gguf.pre_tokenizers import PRE_TOKENIZERS
+from infer import families
 
 # First name of each way to split → the pieces of TEXT, joined by "|".
 PIECES = {
@@ -31,10 +31,11 @@ TEXT = "It'S 1234x aBCd's naïve, 中文!ab `//\n\n\n e\u0301"
 
 @pytest.mark.parametrize("name", PIECES)
 def test_a_text_is_split_as_llama_cpp_splits_it(name: str) -> None:
-    found = PRE_TOKENIZERS[name].build().pre_tokenize_str(TEXT)
+    found = families.known().pre_tokenizers[name].build().pre_tokenize_str(TEXT)
     assert "|".join(TEXT[start:stop] for _, (start, stop) in found) == PIECES[name]
     assert PIECES[name].replace("|", "") == TEXT
 
 
 def test_every_way_to_split_is_tested() -> None:
-    assert {PRE_TOKENIZERS[name] for name in PIECES} == set(PRE_TOKENIZERS.values())
+    known = families.known().pre_tokenizers
+    assert {known[name] for name in PIECES} == set(known.values())

@@ -14,20 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WITH_GLOBAL = (
-    "ForSequenceClassification",
-    "ForQuestionAnswering",
-)  # heads that name global tokens by themselves
+from . import Family
+
+# Heads that name global tokens by themselves.
+_WITH_GLOBAL = ("ForSequenceClassification", "ForQuestionAnswering")
 
 
-def use_masked_attention(model: nn.Module) -> nn.Module:
-    """Replace the attention of a transformers Longformer in place and return `model`; other models are unchanged."""
-    if getattr(getattr(model, "config", None), "model_type", "") != "longformer":
-        return model
+def _use_masked_attention(model: nn.Module) -> nn.Module:
+    """Replace the attention of a model in place and return it."""
     head = type(model).__name__
     for module in model.modules():
         if type(module).__name__ == "LongformerSelfAttention":
-            made = _forward(has_global=head.endswith(WITH_GLOBAL))
+            made = _forward(has_global=head.endswith(_WITH_GLOBAL))
             module.forward = MethodType(made, module)  # type: ignore[method-assign]
         elif hasattr(module, "_pad_to_window_size"):
             module._pad_to_window_size = _unpadded  # type: ignore[assignment]
@@ -75,3 +73,6 @@ def _attend(
     """Attend within x [batch, seq, hidden] where `seen` [batch, 1, seq or 1, seq] is true."""
     q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in (query, key, value))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+
+
+FAMILY = Family(patches={"longformer": _use_masked_attention})
