@@ -27,9 +27,8 @@ def lower(backend: Any, graph: Graph, plan: Plan, folder: Path) -> Lowered:
         return done
     encoder: Lowered = backend.lower(graph.encoder, plan, folder / ENCODER)
     named = [msgspec.structs.replace(found, what=f"encoder {found.what}") for found in encoder.findings]
-    return Lowered(
-        [*done.findings, *named], done.quantized, tuple(dict.fromkeys(done.more_exact + encoder.more_exact))
-    )
+    more_exact = tuple(dict.fromkeys(done.more_exact + encoder.more_exact))
+    return Lowered([*done.findings, *named], done.coverage, more_exact)
 
 
 def refusal(backend: Any, graph: Graph, plan: Plan) -> str | None:
