@@ -113,7 +113,7 @@ def test_only_the_start_of_the_server_imports_the_fast_path() -> None:
     assert {name for name in known if not name.startswith(fast)} == {"infer.serve.server"}
 
 
-def test_the_reference_of_onnx_files_shares_no_code_with_what_rewrites_them() -> None:
+def test_the_reference_of_onnx_files_shares_no_code_with_backends() -> None:
     assert imports(MODULES["infer.onnx.ort_session"]) == {"infer.errors", "infer.spec"}
 
 
