@@ -156,12 +156,12 @@ def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, sig
 def test_without_vnni_onnx_runtime_gets_unsigned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ort = plugins.get("backends", "ort")
     monkeypatch.setattr(ort, "hardware", SimpleNamespace(has_vnni=lambda: False))
-    assert ort._int8_target("cpu") == "ort-u8u8"
+    assert ort._signs("cpu") == "ort-u8u8"
 
 
 @pytest.mark.parametrize(
     "path",
-    [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py")],
+    [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").rglob("*.py")],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_no_source_file_uses_a_slow_operator(path: Path) -> None:
