@@ -117,7 +117,7 @@ conformance: $(STAMP)
 # NVIDIA's builder, in a folder of its own: it parses and builds on a machine without a GPU. Tests use it where it is.
 RTX := tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116
 trt: $(STAMP) .trt/.installed
-	PYTHONPATH=.trt $(RUN) -m pytest tests/tensorrt/test_trt_builder.py
+	PYTHONPATH=.trt $(RUN) -m pytest tests/backends/trt/test_trt_builder.py
 	PYTHONPATH=.trt $(RUN) -m bench.gpu.tensorrt_forms
 
 .trt/.installed: Makefile | $(STAMP)

@@ -1,7 +1,9 @@
 """Contract of a backend: lower a graph, open and run the result. The smallest one, `eager`, is the tutorial.
 
-A backend is one file of this folder; its name is the file's name. It defines the functions of `Backend`. Imports of
-optional libraries stand inside the functions, after `missing()` has been asked.
+A backend is one file or one folder here, whose name is its name; the file, or the folder's `__init__`, defines the
+functions of `Backend`, and the folder holds all that is the backend's alone. It imports `infer`, but no other backend,
+and nothing of what calls it: the weight formats, the engine, the run. Imports of optional libraries stand inside the
+functions, after `missing()` has been asked. What several backends share is the exporter, `infer/onnx`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Runner(Protocol):
 class Backend(Protocol):
     """Functions and constants of a backend.
 
+    Single layers are lowered like whole models, by the same functions, to be timed before they are quantized.
+
     A backend that builds for GPUs of other machines also has `AHEAD_OF_TIME`, the sentence that says how such a result
     was compared ("" for any other). One that opens what it can't make here, or can't open what it makes, has
     `unopenable()`, the reason why an artifact of it can't be opened here; for any other that is `missing()`.
@@ -45,12 +49,18 @@ class Backend(Protocol):
     A backend whose lowering takes most of a run declares `COMPILES = True`: "auto" tries it after the others, and only
     where its kernels, timed in plain torch, leave it a chance (`infer/run/compilation_bounds.py`).
 
-    Layers are timed alone before they are quantized. A backend whose quantized layers call the operators of another,
+    A backend whose quantized layers call the operators of another,
     so that they need not be compiled for it, names that one in `LAYERS_AS`; one that runs layers of several formats in
     the same way has `layer_form(tensors)`, which returns the `LayerForm` of a packed weight, or None.
 
+    A backend without operators for the codes of a quantized source (GGUF, GPTQ, …) declares `CODES = False`: they are
+    decoded unless they are asked for. `INSTEAD` maps a format that it can't compute to the one that it takes instead,
+    with the reason.
+
     Where a trial is not faithful enough, others are made with the options that `Lowered.more_exact` names for quantized
     layers, else with the values of the option `CAUTIOUS`, the most exact first.
+
+    `doctor()` returns findings for `infer doctor` besides the one that says whether the backend can run here.
     """
 
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from .coverage import Coverage
 from .spec import Finding
 
 
@@ -93,13 +94,12 @@ IN_FLOAT = (
 class Lowered(msgspec.Struct, frozen=True):
     """Result of lowering a graph.
 
-    `quantized` is for backends that quantize an ONNX source themselves: the share of its weights, as the verdict says
-    it. `more_exact`: options of the backend, with their values, with which the quantized layers of this graph would
-    lose less, the most exact first.
+    `coverage`: of a backend that quantized an ONNX source itself, which of its weights. `more_exact`: options of the
+    backend, with their values, with which the quantized layers of this graph would lose less, the most exact first.
     """
 
     findings: list[Finding]
-    quantized: str = ""
+    coverage: Coverage | None = None
     more_exact: tuple[tuple[str, str], ...] = ()
 
 

@@ -186,12 +186,12 @@ def brief_timings() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def hidden_openvino() -> Iterator[None]:
     """Hide OpenVINO from tests without the mark `openvino`: `auto` would try one backend more in each of them."""
-    from backends import openvino
+    from infer.onnx import packages
 
-    find_spec = openvino.find_spec
+    find_spec = packages.find_spec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            openvino,
+            packages,
             "find_spec",
             lambda name: find_spec(name) if name != "openvino" or "openvino" in _SHOWN else None,
         )

@@ -31,7 +31,7 @@ from tests.support.page_blocks import ROOT, blocks
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
 FILES = {block.title: block.text for block in blocks(ROOT / "docs/contributing.md") if block.title}
-Install = Callable[[str], ModuleType]
+Install = Callable[..., ModuleType]
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Put an example into its plug-in folder, for this test."""
     installed: list[tuple[str, str]] = []
 
-    def put(path: str) -> ModuleType:
-        (tmp_path / Path(path).name).write_text(FILES[path])
+    def put(path: str, *, as_folder: bool = False) -> ModuleType:
+        place = tmp_path / (Path(path).stem if as_folder else "")
+        place.mkdir(exist_ok=True)
+        (place / ("__init__.py" if as_folder else Path(path).name)).write_text(FILES[path])
         package, name = str(Path(path).parent).replace("/", "."), Path(path).stem
         folder = importlib.import_module(package)
         monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
@@ -89,9 +91,12 @@ def published(tmp_path: Path, **changes: object) -> tuple[Predictor, nn.Module, 
     return Predictor.load(tmp_path / "model.infer"), module, rows[32:].numpy()
 
 
+@pytest.mark.parametrize("as_folder", [False, True])
 @pytest.mark.filterwarnings("ignore")  # of torch.export
-def test_the_example_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_path: Path) -> None:
-    install("backends/core_aten.py")
+def test_the_example_backend_makes_an_artifact_equal_to_the_model(
+    install: Install, tmp_path: Path, as_folder: bool
+) -> None:
+    install("backends/core_aten.py", as_folder=as_folder)
     predictor, module, rows = published(tmp_path, backend="core_aten")
     with predictor, torch.no_grad():
         output = next(iter(predictor.predict({"input": rows}).values()))

@@ -36,8 +36,7 @@ GPU_TESTS = {  # with their limits in seconds
     "tests/kernels/test_triton_state.py": 60,
     "tests/attention/test_triton_attention.py": 80,
     "tests/attention/test_triton_rotary.py": 40,
-    "tests/backends": 60,
-    "tests/tensorrt": 60,
+    "tests/backends": 120,
 }
 ATTENTION_TESTS = "tests/attention/test_triton_attention.py"
 

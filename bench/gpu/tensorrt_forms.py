@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 from backends import trt
+from backends.trt import builder, libraries, lowering
 from bench.gpu.tensorrt_models import MODELS
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
@@ -36,12 +37,11 @@ from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.run import stages
-from infer.tensorrt import trt_builder, trt_library, trt_lowering
 
 QUANTS = ("none", "int8", "int8:static", "int8:weight", "int4", "nf4", "fp8")
 RESOLVED = {"int8": "int8:static"}  # as `infer optimize --backend trt` does
 SM = "89"  # the first with float8; sizes are alike on all
-GROUPS = tuple(" ".join(group) for group in trt_library.RTX_GROUPS)
+GROUPS = tuple(" ".join(group) for group in libraries.RTX_GROUPS)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -103,7 +103,7 @@ def fill(model: str, cells: list[Cell]) -> Iterator[Cell]:
                 continue
             start = time.perf_counter()
             try:
-                if reason := trt_library.lacking(cell.sm.split(), cell.quant, cell.dtype):
+                if reason := libraries.lacking(cell.sm.split(), cell.quant, cell.dtype):
                     raise NotUsableError(reason)
                 small = stages.compress_model(asked, original)
                 graph = small.graph if small.windows is None else small.windows()
@@ -113,16 +113,16 @@ def fill(model: str, cells: list[Cell]) -> Iterator[Cell]:
                 _build(cell, graph, asked, Path(work) / "model.onnx")
             except InferError as error:
                 cell.why = str(error)
-                if not isinstance(error, trt_builder.BuilderError):
+                if not isinstance(error, builder.BuilderError):
                     cell.outcome = "refused"
             made[asked.quant, cell.dtype, cell.sm] = cell
             yield cell
 
 
 def _build(cell: Cell, graph: Graph, plan: Plan, path: Path) -> None:
-    options = trt_builder.BuildOptions(trt_library.RTX, None, tuple(cell.sm.split()), plan.dtype == "tf32")
+    options = builder.BuildOptions(libraries.RTX, None, tuple(cell.sm.split()), plan.dtype == "tf32")
     start = time.perf_counter()
-    built = trt_lowering.build(graph, plan.with_(device="cuda"), path, options)
+    built = lowering.build(graph, plan.with_(device="cuda"), path, options)
     cell.build_seconds = round(time.perf_counter() - start, 1)
     cell.forms = dict(built.rewritten.forms)
     cell.engine_bytes, cell.weight_bytes = len(built.engine.blob), built.engine.weight_bytes
@@ -178,7 +178,7 @@ def cells_of_today(asked: list[Cell], resume: bool) -> list[Cell]:
 def write(cells: list[Cell]) -> Path:
     """Write both result files of today; return the Markdown one."""
     path = result_path("tensorrt")
-    library = f"TensorRT-RTX {trt_library.library_version(trt_library.RTX)}"
+    library = f"TensorRT-RTX {libraries.library_version(libraries.RTX)}"
     head = machine_header(builder=library)
     order = {model: index for index, model in enumerate(MODELS)}
     cells = sorted(
@@ -227,7 +227,7 @@ def main() -> int:
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(ROOT / "models"))
-    if reason := trt_library.missing(trt_library.RTX):
+    if reason := libraries.missing(libraries.RTX):
         print(reason, file=sys.stderr)
         return 5
     if given.child:

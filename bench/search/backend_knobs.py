@@ -22,13 +22,13 @@ from unittest import mock
 
 import torch
 
+from backends.openvino.model import NumericSettings
 from bench.search.sources import arguments
 from bench.serve.reporting import progress, write_results
 from infer import Predictor, cli, latency, plugins
 from infer.artifact import golden
 from infer.errors import NotUsableError
 from infer.graph import storage
-from infer.openvino.openvino_model import NumericSettings
 
 DEFAULT = "default"
 OPENVINO: dict[str, dict[str, Any]] = {

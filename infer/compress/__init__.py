@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from .rewrites.batch_norm_folding import fold_batch_norms
     from .rewrites.split_recurrent import split_recurrent
     from .rewrites.weight_norm_folding import fold_weight_norms
-    from .weight_coverage import Coverage, cover, enforce
+    from .weight_coverage import cover
 
 _LAZY = {
     "Candidates": "layer_candidates",
-    "Coverage": "weight_coverage",
     "QuantizationResult": "packing.packing_result",
     "PackingCache": "packing.packing_result",
     "Weight": "quantizable_layers",
@@ -45,7 +44,6 @@ _LAZY = {
     "check_pins": "layer_overrides",
     "cover": "weight_coverage",
     "coverage": "calibration.data_coverage",
-    "enforce": "weight_coverage",
     "fold_batch_norms": "rewrites.batch_norm_folding",
     "fold_weight_norms": "rewrites.weight_norm_folding",
     "formats_of": "packed_layers",
@@ -64,7 +62,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Candidates",
-    "Coverage",
     "QuantizationResult",
     "Quantizer",
     "PackingCache",
@@ -77,7 +74,6 @@ __all__ = [
     "check_pins",
     "cover",
     "coverage",
-    "enforce",
     "fold_batch_norms",
     "fold_weight_norms",
     "formats_of",

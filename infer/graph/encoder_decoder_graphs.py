@@ -29,7 +29,7 @@ def lower(backend: Any, graph: Graph, plan: Plan, folder: Path) -> Lowered:
             msgspec.structs.replace(finding, what=f"{name} {finding.what}") for finding in lowered.findings
         ]
         more_exact = tuple(dict.fromkeys(done.more_exact + lowered.more_exact))
-        done = Lowered([*done.findings, *named], done.quantized, more_exact)
+        done = Lowered([*done.findings, *named], done.coverage, more_exact)
     return done
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .engine.stats import EngineStats
     from .step.encoder_decoder.capture_encoder_decoder import capture_language_model
     from .step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
-    from .step.full_sequence_runner import FullSequenceRunner, full_sequence_outputs, is_step
+    from .step.full_sequence_runner import FullSequenceRunner, full_sequence_outputs
     from .step.paged_step import capture_step, with_adapters
     from .step.probe import probe
     from .step.step_shape import StepShape
@@ -33,7 +33,6 @@ __all__ = [
     "FullSequenceRunner",
     "capture_language_model",
     "capture_step",
-    "is_step",
     "probe",
     "probe_encoder_decoder",
     "full_sequence_outputs",
@@ -51,7 +50,7 @@ _NAMES_OF = {
     "engine.stats": ("EngineStats",),
     "step.paged_step": ("capture_step", "with_adapters"),
     "step.step_shape": ("StepShape",),
-    "step.full_sequence_runner": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
+    "step.full_sequence_runner": ("FullSequenceRunner", "full_sequence_outputs"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -1,7 +1,7 @@
-"""Lowering to ONNX, shared by the backends `ort`, `openvino` and `trt`.
+"""ONNX files, shared by the backends `ort`, `openvino` and `trt`, and ONNX Runtime, which also judges ONNX sources.
 
-`export` writes the file, `layers/` its quantized layers and attention for one target; `ort/` runs it in ONNX Runtime.
+`export` writes a program with the rules of a backend for its layers, `source/` quantizes the weights of a file,
+`ort_session` opens and runs one.
 
-Nothing here is imported by the core, and every import of an ONNX library stands inside a function: a machine
-without them can still run the other backends.
+Every import of an ONNX library stands inside a function: a machine without them can still run the other backends.
 """

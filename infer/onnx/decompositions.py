@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,20 +17,39 @@ from ..kernels.ops import bitpack
 from ..kernels.ops.conv2d_int8 import output_size
 from . import masked_attention
 from .layers import paged_attention_node, recurrent_nodes
-from .layers.int8_operands import Target
-from .layers.table_layers import uniform_step
+from .layers.operands import uniform_step
+from .layers.rewrite import DOMAIN
 
-DOMAIN = "infer"
 MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
 
-_INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
-_TABLES = ("linear_lut",)
+INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
+TABLE_EMBEDDING = "embedding_lut"
 _lock = threading.RLock()
-_EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
 
 
-def experts_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
-    """Return the reason why the layers of experts among a program's nodes can't become ONNX operators, or None."""
+@dataclass(frozen=True)
+class Reader:
+    """Library that reads an exported file: the operators of `infer` that stay nodes, to be written by its rules.
+
+    `any_embedding`: embeddings of any table stay nodes, not only where every table of the program is uniform.
+    `plain_masks`: attention with a mask is written in plain operators (`masked_attention`).
+    """
+
+    nodes: frozenset[str] = frozenset((*INT8, "linear_lut"))
+    any_embedding: bool = False
+    plain_masks: bool = True
+
+
+RUNTIMES = Reader()  # ONNX Runtime and OpenVINO: what is exported for one serves the other
+
+
+def refused(nodes: Iterable[torch.fx.Node]) -> str | None:
+    """Return the reason why quantized layers among a program's nodes can't become ONNX operators, or None."""
+    calls = [node for node in nodes if node.op == "call_function"]
+    return _experts_refused(calls) or _codes_refused(calls)
+
+
+def _experts_refused(nodes: Sequence[torch.fx.Node]) -> str | None:
     layers = [node for node in nodes if str(node.target).startswith(f"{DOMAIN}.linear_experts")]
     quantized = [node for node in layers if str(node.target) != f"{DOMAIN}.linear_experts.default"]
     if quantized:
@@ -43,9 +63,8 @@ def experts_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
     return None
 
 
-def codes_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
-    """Return the reason why layers on the codes of a quantized source can't become ONNX operators, or None."""
-    count = sum(node.op == "call_function" and "groupwise" in str(node.target) for node in nodes)
+def _codes_refused(nodes: Sequence[torch.fx.Node]) -> str | None:
+    count = sum("groupwise" in str(node.target) for node in nodes)
     if not count:
         return None
     return (
@@ -54,27 +73,27 @@ def codes_refused(nodes: Iterable[torch.fx.Node]) -> str | None:
     )
 
 
-def needed(program: ExportedProgram, target: Target) -> bool:
-    """Return whether a program has `infer::` operators, or attention with masks, to decompose for a target."""
+def needed(program: ExportedProgram, reader: Reader) -> bool:
+    """Return whether a program has `infer::` operators, or attention with masks, to decompose for a reader."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     has_own = any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called)
-    return has_own or (target != "trt" and masked_attention.has_masks(program))
+    return has_own or (reader.plain_masks and masked_attention.has_masks(program))
 
 
 def decompose(
-    program: ExportedProgram, target: Target, others: Mapping[Any, Callable[..., Any]] | None = None
+    program: ExportedProgram, reader: Reader, others: Mapping[Any, Callable[..., Any]] | None = None
 ) -> ExportedProgram:
     """Decompose `infer::` operators and attention with masks, and what `others` has decompositions for: ours come
     first. Without `others` a program that has none is returned as it is.
     """
-    if not needed(program, target):
+    if not needed(program, reader):
         return program if others is None else program.run_decompositions(dict(others))
     with paged_attention_node.functional(program):
-        return program.run_decompositions({**(others or {}), **_decompositions(program, target)})
+        return program.run_decompositions({**(others or {}), **_decompositions(program, reader)})
 
 
 @contextlib.contextmanager
-def within_export(target: Target) -> Iterator[bool]:
+def within_export(reader: Reader) -> Iterator[bool]:
     """Let torch's exporter decompose our operators together with those that it has no form for.
 
     It traces the whole program to decompose it, half of the time of an export: one trace in place of two. Yields False
@@ -87,7 +106,7 @@ def within_export(target: Target) -> Iterator[bool]:
 
     def decomposed(program: ExportedProgram, registry: Any) -> ExportedProgram:
         known = set(tables.get_onnx_implemented_overloads(registry))
-        return decompose(program, target, tables.create_onnx_friendly_decomposition_table(known))
+        return decompose(program, reader, tables.create_onnx_friendly_decomposition_table(known))
 
     with _lock:
         usual = passes.decompose_with_registry
@@ -109,16 +128,14 @@ def _exporter_modules() -> tuple[Any, Any]:
     return (_fx_passes, _decomp) if complete else (None, None)
 
 
-def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
+def _decompositions(program: ExportedProgram, reader: Reader) -> dict[Any, Callable[..., Any]]:
     """Build the decompositions of one program: int8 layers to symbolic nodes, other operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
-    own = _INT8 + _TABLES
-    if target != "trt":
+    if reader.plain_masks:
         table[masked_attention.ATTENTION] = masked_attention.attention
-    if target == "trt":
-        own += (*_EMBEDDINGS, "linear_fp8")
-    elif _has_uniform_embeddings(program):
-        own += ("embedding_lut",)
+    own = set(reader.nodes)
+    if reader.any_embedding or _has_uniform_embeddings(program):
+        own.add(TABLE_EMBEDDING)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
         if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention_node.TWIN:
@@ -140,7 +157,7 @@ def _has_uniform_embeddings(program: ExportedProgram) -> bool:
     """Return true if every embedding table is uniform, so that ONNX Runtime has an operator for all."""
     stored = {**program.state_dict, **program.constants}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-    nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.embedding_lut.default"]
+    nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.{TABLE_EMBEDDING}.default"]
     tables = [stored.get(str(names.get(str(node.args[2])))) for node in nodes]
     return bool(tables) and all(t is not None and uniform_step(t.float().numpy()) is not None for t in tables)
 

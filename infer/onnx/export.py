@@ -1,7 +1,7 @@
-"""ONNX export of a graph: names and symbolic sizes of the specs, int8 operators for one target.
+"""ONNX export of a graph: names and symbolic sizes of the specs, quantized layers for the library that reads it.
 
 The linear and convolutional `infer::` operators pass through torch's exporter as symbolic nodes of the domain
-`infer`; `layers.quantized_layers` then writes them for the target. The others are decomposed to plain torch before the
+`infer`; the reader's rules then write them (`layers.rewrite`). The others are decomposed to plain torch before the
 export.
 """
 
@@ -13,7 +13,6 @@ import io
 import re
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,12 @@ from ..graph.program import Graph
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import operator_table
-from .decompositions import decompose, within_export
-from .layers.int8_linear import Form
-from .layers.int8_operands import Target, Weights
-from .layers.quantized_layers import RewriteResult, rewrite
+from .decompositions import RUNTIMES, Reader, decompose, within_export
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from .layers.rewrite import Rewriter, RewriteResult
 
 OPSET = 20
 OPSET_CAP = 23
@@ -39,53 +37,31 @@ IR_VERSION_CAP = 10
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclass(frozen=True)
-class ExportResult:
-    """Written file, its operator set, and the form of each int8 layer."""
-
-    path: Path
-    opset: int
-    num_bytes: int  # the file and its external data
-    rewritten: RewriteResult
-
-
 def export(
-    graph: Graph,
-    target: Target,
-    path: Path,
-    *,
-    form: Form = "token",
-    weights: Weights = "blocks",
-    opset: int = OPSET,
-) -> ExportResult:
+    graph: Graph, path: Path, rewriter: Rewriter, *, reader: Reader = RUNTIMES, opset: int = OPSET
+) -> RewriteResult:
     """Write the graph's program to `path`, large tensors to `path`.data beside it, and check the result.
 
-    `form` and `weights` as in `int8.rewrite`. Raises `NotUsableError` naming the operator when torch's exporter
-    can't translate the program.
+    `rewriter` writes the layers of the domain `infer`. Raises `NotUsableError` naming the operator when torch's
+    exporter can't translate the program.
     """
-    return write(to_ir(graph, target, opset=opset), target, path, form=form, weights=weights)
-
-
-def write(
-    model: ir.Model, target: Target, path: Path, *, form: Form = "token", weights: Weights = "blocks"
-) -> ExportResult:
-    """Write the model of `to_ir` for one target, and check the file; `model` is changed."""
     import onnx
 
-    rewritten = rewrite(model, target, form, weights)
+    model = to_ir(graph, reader, opset=opset)
+    done = rewriter(model)
     save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
-    return ExportResult(path, model.opset_imports[""], folder_bytes(path), rewritten)
+    return done
 
 
-def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
+def to_ir(graph: Graph, reader: Reader = RUNTIMES, *, opset: int = OPSET) -> ir.Model:
     """Convert the program to an onnx_ir model; layers we write are still nodes of the domain `infer`."""
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
     known = _exported.setdefault(graph.exported, {})
-    key = (target == "trt", opset, graph.inputs, graph.outputs)
+    key = (reader, opset, graph.inputs, graph.outputs)
     if key not in known:
-        known[key] = _translated(graph, graph.exported, target, opset)
+        known[key] = _translated(graph, graph.exported, reader, opset)
     return _copied(known[key])
 
 
@@ -107,10 +83,10 @@ def _copied(model: ir.Model) -> ir.Model:
     return found
 
 
-def _translated(graph: Graph, program: ExportedProgram, target: Target, opset: int) -> ir.Model:
+def _translated(graph: Graph, program: ExportedProgram, reader: Reader, opset: int) -> ir.Model:
     # With gradients a learned mask (T5) takes another kernel, of another layout.
-    with _quiet(), operator_table.built_once(), torch.no_grad(), within_export(target) as in_one_trace:
-        program = program if in_one_trace else decompose(program, target)
+    with _quiet(), operator_table.built_once(), torch.no_grad(), within_export(reader) as in_one_trace:
+        program = program if in_one_trace else decompose(program, reader)
         try:
             exported = torch.onnx.export(
                 program,

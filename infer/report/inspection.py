@@ -20,7 +20,6 @@ from ..kernels import cpu
 from ..predict.predictor import Predictor
 from ..regular_files import read_regular
 from ..spec import Finding
-from ..tensorrt import trt_library
 from . import document
 
 
@@ -86,13 +85,19 @@ def doctor() -> list[Finding]:
     rows.append(Finding("machine", "AMX", "no" if reason else "yes", why=reason or ""))
     reason = cpu.why_not()
     rows.append(Finding("machine", "native kernels", "no" if reason else cpu.isa(), why=reason or ""))
-    rows += trt_library.findings()
+    rows += [row for name in plugins.names("backends") for row in _details(name)]
     for folder, kind in (("backends", "backend"), ("infer.compress.formats", "quantizer")):
         for name in plugins.names(folder):
             reason = plugins.why_not(folder, name)
             rows.append(Finding(kind, name, "no" if reason else "yes", why=reason or ""))
     rows += [Finding("version", name, value) for name, value in hardware.versions().items()]
     return rows + _conflicts()
+
+
+def _details(backend: str) -> list[Finding]:
+    """Return what a backend says of itself besides whether it can run: its `doctor()`."""
+    found: list[Finding] = getattr(plugins.get("backends", backend), "doctor", list)()
+    return found
 
 
 def _cuda() -> str:

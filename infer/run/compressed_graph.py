@@ -11,6 +11,7 @@ from torch import nn
 from .. import compress, plugins
 from .. import load as sources
 from ..compress import assign
+from ..coverage import enforce
 from ..errors import NotUsableError
 from ..graph import capture
 from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
@@ -83,7 +84,7 @@ def compress_model(
         model.module, assignment.reasons(model.done), assignment.requested_float(model.pins)
     )
     reporter.found([*model.done.findings(), *covered.findings()])
-    compress.enforce(covered, plan)
+    enforce(covered, plan)
     layers = assignment.choices(model.module, model.done)
     if model.form is None:
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)

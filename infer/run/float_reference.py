@@ -27,6 +27,7 @@ from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
+from ..onnx import packages
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
 from .trial import Trial
@@ -240,7 +241,7 @@ class FloatReferences:
 
 def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None:
     """Return what runs an ONNX file without optimizations, or gives None for inputs that it does not take."""
-    if loaded.onnx is None or plugins.why_not("backends", "ort"):
+    if loaded.onnx is None or packages.missing("ort", "onnxruntime"):
         return None
     outputs = tuple(loaded.meta["outputs"])
     runner = _onnx_runtime(OnnxGraph(loaded.inputs, outputs, {}, path=loaded.onnx), "cpu", as_written=True)
@@ -260,9 +261,9 @@ def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> 
     """Open the user's ONNX file in ONNX Runtime as users do, or `as_written`: without graph optimizations."""
     if original.file is None:
         raise ValueError("expected the graph of an ONNX source")
-    if reason := plugins.why_not("backends", "ort"):
+    if reason := packages.missing("ort", "onnxruntime"):
         raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
-    from ..onnx.ort.ort_session import EXACT, USUAL, OrtRunner
+    from ..onnx.ort_session import EXACT, USUAL, OrtRunner
 
     settings = EXACT if as_written else USUAL
     return OrtRunner(original.file, original.inputs, original.outputs, device, settings=settings)

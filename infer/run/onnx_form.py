@@ -22,7 +22,7 @@ from .. import load, plugins
 from ..errors import NotUsableError
 from ..graph.program import OnnxGraph
 from ..graph.typical_inputs import typical_inputs
-from ..onnx.ort import ort_session
+from ..onnx import ort_session
 from ..onnx.source.onnx_source import FORMATS
 from ..onnx.source.source_weights import AXIS_OPSET
 from ..plan import Plan

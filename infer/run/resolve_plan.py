@@ -16,7 +16,6 @@ from ..reporter import Reporter
 from ..spec import Choice
 
 DECODED = "float"  # the --quant that decodes a quantized source
-WITHOUT_CODES = ("ort", "openvino", "trt")  # backends without operators for the codes of a source
 _WHY_KV = {
     "float32": "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off",
     "float16": "half the traffic of float32, and its error is small beside that of the weights",
@@ -117,8 +116,10 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
         run = run.choose("quant", least, "the smallest format that the budget may use")
     if plan.quant == DECODED:
         run = run.choose("quant", "none", "codes of the source are decoded to float")
-    if run.plan.backend.partition(":")[0] == "trt" and run.plan.quant == "int8":
-        run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")
+    if plan.backend != "auto":
+        instead = getattr(plugins.get("backends", plan.backend), "INSTEAD", {})
+        if run.plan.quant in instead:
+            run = run.choose("quant", *instead[run.plan.quant])
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"
         if plan.source.endswith(".onnx"):
@@ -138,9 +139,8 @@ def keep_codes(run: Resolved, stored_as: str) -> Resolved:
     asked = {choice.asked for choice in run.choices if choice.what == "quant"}
     if not stored_as or plan.quant != "none" or asked:
         return run
-    name = plan.backend.partition(":")[0]
-    if name in WITHOUT_CODES:
-        why = f"backend {name} has no operators for the codes of the source ({stored_as}): they are decoded"
+    if plan.backend != "auto" and not getattr(plugins.get("backends", plan.backend), "CODES", True):
+        why = f"backend {plan.backend} has no operators for the codes of the source ({stored_as}): they are decoded"
         return run.choose("quant", "none", why)
     why = f"the source is quantized ({stored_as}): its codes are carried over; --quant float decodes them"
     return run.choose("quant", "keep", why)

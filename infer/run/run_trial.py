@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import carried_state, fidelity, library_errors, plugins, rows
 from ..artifact import golden
+from ..coverage import enforce
 from ..errors import NotUsableError, ResourceError
 from ..fidelity import batch_sizes, extreme_values
 from ..fidelity.thresholds import LIMITS, limits, precision
@@ -57,6 +58,10 @@ def run_trial(
     backend = plugins.get("backends", plan.backend)
     ours = lowering_folder(folder, work / "small")
     lowered = encoder_decoder_graphs.lower(backend, small, plan, ours)
+    findings, quantized = lowered.findings, ""
+    if lowered.coverage is not None:
+        enforce(lowered.coverage, plan)
+        findings, quantized = [*findings, *lowered.coverage.findings()], lowered.coverage.verdict()
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference()
@@ -75,8 +80,8 @@ def run_trial(
         source_size=floats.source_size,
         reads=roofline.bytes_read(small.program) if isinstance(small, TorchGraph) else size,
         changed=plan.changes_numbers,
-        findings=lowered.findings,
-        quantized=lowered.quantized,
+        findings=findings,
+        quantized=quantized,
         more_exact=lowered.more_exact,
         runner=runner,
         task=original.task,

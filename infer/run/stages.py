@@ -29,7 +29,7 @@ from ..graph.program import Graph, StreamedGraph
 from ..kernels import cpu
 from ..llm.step.full_sequence_runner import full_sequence_outputs
 from ..llm.step.step_shape import StepShape
-from ..onnx.ort.ort_session import limited_calls
+from ..onnx.ort_session import limited_calls
 from ..plan import OURS, Plan
 from ..report.measurements import roofline
 from ..report.measurements.forked_memory import ForkingProbe

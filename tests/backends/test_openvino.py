@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 from torch import nn
 
 from backends import openvino
+from backends.openvino import model as openvino_model
+from backends.openvino.layers import LayerConverter
+from backends.openvino.model import NumericSettings, clean_error_message
 from infer import device
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph.program import OnnxGraph, TorchGraph
 from infer.kernels.ops.linear_packed import lut4_twin
-from infer.openvino import openvino_model
-from infer.openvino.openvino_layers import LayerConverter
-from infer.openvino.openvino_model import NumericSettings, clean_error_message
+from infer.onnx.layers.rewrite import rewrite
 from infer.plan import Plan
 from infer.spec import Finding, TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -86,7 +88,10 @@ def test_a_crash_of_the_compiler_is_a_refusal_with_its_signal(
 
 @needs_openvino
 def test_openvino_is_imported_without_its_telemetry() -> None:
-    code = "import sys; from infer.openvino import library; library(); sys.exit('openvino_telemetry' in sys.modules)"
+    code = (
+        "import sys; from backends.openvino.library import library; library(); "
+        "sys.exit('openvino_telemetry' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
@@ -255,7 +260,7 @@ def test_an_onnx_source_is_taken_unquantized(tmp_path: Path) -> None:
     from infer.onnx import export as exporter
 
     made = graph(nn.Linear(8, 4), "input=float32[batch,8]", torch.randn(2, 8))
-    exporter.export(made, "ort-u8s8", tmp_path / "source.onnx")
+    exporter.export(made, tmp_path / "source.onnx", partial(rewrite, rules={}))
     source = OnnxGraph(made.inputs, made.outputs, made.samples, made.sizes, path=tmp_path / "source.onnx")
     (tmp_path / "lowered").mkdir()
     lowered(nn.Linear(8, 4), "input=float32[batch,8]", torch.randn(2, 8), tmp_path / "lowered")
@@ -276,11 +281,12 @@ def test_stored_weights_of_an_onnx_source_are_decoded_once(tmp_path: Path, quant
 
     layer, x = nn.Conv2d(64, 128, 1), torch.randn(2, 64, 9, 9)
     made = graph(layer, "input=float32[batch,64,9,9]", x)
-    exporter.export(made, "ort-u8s8", tmp_path / "source.onnx")
+    exporter.export(made, tmp_path / "source.onnx", partial(rewrite, rules={}))
     source = OnnxGraph(made.inputs, made.outputs, made.samples, made.sizes, path=tmp_path / "source.onnx")
     lowered(layer, "input=float32[batch,64,9,9]", x, tmp_path)  # the signature
     done = openvino.lower(source, plan(quant=quant), tmp_path)
-    assert f"are {quant}" in done.quantized
+    assert done.coverage is not None
+    assert f"are {quant}" in done.coverage.verdict()
     ran = next(one for one in done.findings if one.what == "openvino layers").why
     assert "Convolution" in ran
     assert "Convert" not in ran

@@ -12,7 +12,7 @@ from infer import Budgets, Plan, cli, plugins
 from infer.backend_options import BackendOption
 from infer.budget_search import space
 from infer.errors import UsageError
-from infer.onnx.ort import ort_session
+from infer.onnx import ort_session
 from infer.report import inspection
 from infer.report.search_record import Candidate
 from infer.run.resolve_plan import check_plan

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from backends.ort import integer_or_float
 from infer import Plan, plugins
 from infer.artifact import store
 from infer.budget_search.trial_process.messages import Done, Setup, ToBeat, TrialRequest
@@ -18,7 +19,6 @@ from infer.budget_search.trial_process.timing_lock import NAME as TIMING_LOCK
 from infer.compress.assign import layer_timing, lowered_layers
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
-from infer.onnx.ort import integer_or_float
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
 from infer.run import compressed_graph, float_reference, stages, trial_timing

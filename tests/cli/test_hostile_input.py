@@ -24,7 +24,7 @@ from infer.errors import NotUsableError, ResourceError, SourceError
 from infer.library_errors import as_backend_error, as_resource_error, describe
 from infer.load.identification.source_names import model_folder
 from infer.load.samples.confined_tokenizer import tokens_of
-from infer.onnx.ort import ort_session
+from infer.onnx import ort_session
 
 LONG = "n" * 5000
 RANDOM = ["--data", "random", "--batch", "1", "--allow-slower"]

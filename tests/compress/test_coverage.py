@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from infer import Plan, compress
 from infer.cli import main
-from infer.compress import Coverage, QuantizationResult
+from infer.compress import QuantizationResult
+from infer.coverage import Coverage, enforce
 from infer.errors import GateError
 
 PLAN = Plan(source="model.pt", quant="int8")
@@ -125,11 +126,11 @@ def test_quantizing_under_a_tenth_is_refused_with_the_float_layers() -> None:
     coverage, _ = cover(Mixing())
     assert coverage.share < 0.1
     with pytest.raises(GateError, match="only 5.5 % of the weights are int8") as caught:
-        compress.enforce(coverage, PLAN)
+        enforce(coverage, PLAN)
     assert "Mixing: 65.6 k weights stay float" in str(caught.value)
     assert "--allow-partial" in caught.value.hint
-    compress.enforce(coverage, PLAN.with_(allow_partial=True))
-    compress.enforce(coverage, PLAN.with_(quant="none"))
+    enforce(coverage, PLAN.with_(allow_partial=True))
+    enforce(coverage, PLAN.with_(quant="none"))
 
 
 def test_layers_that_the_user_keeps_float_are_no_reason_to_refuse() -> None:
@@ -137,7 +138,7 @@ def test_layers_that_the_user_keeps_float_are_no_reason_to_refuse() -> None:
     coverage, _ = cover(model, **{"1": "float", "2": "float"})
     assert coverage.share < 0.1
     assert coverage.left["Linear"].pinned == 2 * 64 * 2048 + 2048 + 64
-    compress.enforce(coverage, PLAN)
+    enforce(coverage, PLAN)
 
 
 def test_all_layers_kept_float_by_a_budget_are_no_reason_to_refuse() -> None:

@@ -163,13 +163,13 @@ def test_cluster_refuses_experts_whose_rows_share_tables() -> None:
 
 @pytest.mark.parametrize(("quant", "experts"), [("nf4", 4), ("none", 17), ("none", 4)])
 def test_onnx_backends_refuse_experts_they_have_no_operator_for(quant: str, experts: int) -> None:
-    from infer.onnx.decompositions import experts_refused
+    from infer.onnx.decompositions import refused
 
     model, x, expert = single(False, experts), torch.randn(6, 64), torch.arange(6) % 3
     if quant != "none":
         compress.quantize_model(model, Plan(source="", quant=quant))
     program = torch.export.export(_Called(model, x, expert, 1), (torch.ones(1, 6),))
-    said = experts_refused(program.graph.nodes)
+    said = refused(program.graph.nodes)
     if quant != "none":
         assert said is not None
         assert said.startswith("ONNX has no operator for 1 layers of quantized experts")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from backends.ort import integer_or_float
 from infer import latency, plugins
 from infer.compress import assign, resolve_pins
 from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sensitivity
@@ -23,7 +24,6 @@ from infer.device import other_load
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.fidelity.thresholds import LIMITS, Limits
-from infer.onnx.ort import integer_or_float
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric

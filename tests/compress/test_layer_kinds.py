@@ -13,10 +13,10 @@ from torch.export import Dim
 from transformers.pytorch_utils import Conv1D
 
 from infer import compress
-from infer.compress import Coverage
 from infer.compress.assign import layer_calls
 from infer.compress.calibration.input_statistics import calibrate
 from infer.compress.packing.pack_model import quantize_model
+from infer.coverage import Coverage
 from infer.errors import NotUsableError
 from infer.load.weights import DictReader
 from infer.plan import Plan

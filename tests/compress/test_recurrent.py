@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import Plan, Predictor, compress
-from infer.compress import Coverage
 from infer.compress.layer_kinds import Matrix
+from infer.coverage import Coverage
 from infer.errors import NotUsableError
 from infer.graph.capture import capture
 from infer.load.weights import DictReader

@@ -123,14 +123,15 @@ def test_no_compiled_package_calls_a_slow_operator(
     assert [name for name in OPERATORS if name in text] == []
 
 
-@pytest.mark.parametrize("target", ["ort-u8u8", "ort-u8s8"])
-def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, target: str) -> None:
+@pytest.mark.parametrize("signs", ["ort-u8u8", "ort-u8s8"])
+def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, signs: Any) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
+    from backends.ort.layers import rewriter
     from infer.onnx import export
 
     path = tmp_path / "compiled" / "model.onnx"
-    export.export(graph, target, path)
+    export.export(graph, path, rewriter(signs))
     model = onnx.load(path, load_external_data=False)
     held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     wrong = []
@@ -146,7 +147,7 @@ def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, tar
             "QLinearConv",
             "ConvInteger",
         )
-        if target == "ort-u8u8" and integer and signed:
+        if signs == "ort-u8u8" and integer and signed:
             wrong.append(f"{node.op_type} with signed weights {signed}")
     assert len(model.graph.node) > 50
     assert wrong == []
@@ -155,12 +156,12 @@ def test_no_onnx_file_contains_a_slow_operator(graph: Graph, tmp_path: Path, tar
 def test_without_vnni_onnx_runtime_gets_unsigned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ort = plugins.get("backends", "ort")
     monkeypatch.setattr(ort, "hardware", SimpleNamespace(has_vnni=lambda: False))
-    assert ort._int8_target("cpu") == "ort-u8u8"
+    assert ort._signs("cpu") == "ort-u8u8"
 
 
 @pytest.mark.parametrize(
     "path",
-    [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py")],
+    [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").rglob("*.py")],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_no_source_file_uses_a_slow_operator(path: Path) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
+from backends.ort.layers import rewriter  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.graph import capture  # noqa: E402
 from infer.graph.program import flatten  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
-from infer.onnx.ort import ort_session  # noqa: E402
+from infer.onnx import ort_session  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.onnx_models import Int8Linear, graph  # noqa: E402
 
@@ -37,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
     text = "x=float32[batch,time,8];mask=float32[batch,time]"
     made = graph(TwoInputs(), text, torch.randn(2, 3, 8), mask=torch.ones(2, 3))
     path = tmp_path_factory.mktemp("export") / "model.onnx"
-    exporter.export(made, "ort-u8u8", path)
+    exporter.export(made, path, rewriter("ort-u8u8"))
     return onnx.load(str(path), load_external_data=False)
 
 
@@ -78,20 +79,20 @@ def test_an_operator_without_onnx_form_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(NotUsableError, match="linalg_eig"):
         exporter.export(
-            graph(Spectrum(), "x=float32[3,3]", torch.randn(3, 3)), "ort-u8u8", tmp_path / "m.onnx"
+            graph(Spectrum(), "x=float32[3,3]", torch.randn(3, 3)), tmp_path / "m.onnx", rewriter("ort-u8u8")
         )
 
 
 def test_an_opset_that_torch_cannot_export_is_refused(tmp_path: Path) -> None:
     made = graph(nn.Linear(4, 2), "input=float32[batch,4]", torch.randn(2, 4))
     with pytest.raises(NotUsableError, match="opset 25"):
-        exporter.export(made, "ort-u8u8", tmp_path / "m.onnx", opset=25)
+        exporter.export(made, tmp_path / "m.onnx", rewriter("ort-u8u8"), opset=25)
 
 
 def test_a_weight_used_twice_is_stored_once(tmp_path: Path) -> None:
     layer = Int8Linear(torch.randn(64, 64))
     made = graph(nn.Sequential(layer, layer), "input=float32[batch,64]", torch.randn(2, 64))
-    exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
+    exporter.export(made, tmp_path / "m.onnx", rewriter("ort-u8u8"))
     stored = onnx.load(str(tmp_path / "m.onnx")).graph.initializer
     assert [tuple(t.dims) for t in stored if t.data_type == onnx.TensorProto.UINT8].count((64, 64)) == 1
 
@@ -126,7 +127,7 @@ class Returns(nn.Module):
 def test_outputs_that_are_inputs_constants_or_views_are_right(case: str, tmp_path: Path) -> None:
     module, x = Returns(case).eval(), torch.randn(5, 8)
     made = graph(module, "x=float32[batch,8]", torch.randn(2, 8))
-    exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
+    exporter.export(made, tmp_path / "m.onnx", rewriter("ort-u8u8"))
     runner = ort_session.OrtRunner(tmp_path / "m.onnx", made.inputs, made.outputs, "cpu")
     got = runner.run({"x": x})
     runner.close()
@@ -156,8 +157,9 @@ def test_attention_with_a_learned_bias_is_exported_as_captured(tmp_path: Path) -
             return found.transpose(1, 2).contiguous().view(*x.shape[:2], -1)
 
     model, x = Attention(), torch.randn(3, 5, 8)
-    written = exporter.export(graph(model, "x=float32[batch,time,8]", x), "ort-u8u8", tmp_path / "m.onnx")
-    found = ort_session.open_session(written.path, "cpu").run(None, {"x": x.numpy()})[0]
+    path = tmp_path / "m.onnx"
+    exporter.export(graph(model, "x=float32[batch,time,8]", x), path, rewriter("ort-u8u8"))
+    found = ort_session.open_session(path, "cpu").run(None, {"x": x.numpy()})[0]
     torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -175,9 +177,10 @@ def test_a_batch_norm_of_16_bits_is_folded_into_weights_of_16_bits(
     model[1].running_var.uniform_(0.5, 2)
     x, model = torch.randn(2, 3, 8, 8), model.eval()
     whole, expected = capture.in_dtype(copy.deepcopy(model), (TensorSpec.parse(SPEC),), dtype), model(x)
-    written = exporter.export(graph(whole, SPEC, x), "ort-u8u8", tmp_path / "m.onnx", opset=22)
-    types = {tensor.data_type for tensor in onnx.load(str(written.path)).graph.initializer}
+    path = tmp_path / "m.onnx"
+    exporter.export(graph(whole, SPEC, x), path, rewriter("ort-u8u8"), opset=22)
+    types = {tensor.data_type for tensor in onnx.load(str(path)).graph.initializer}
     assert onnx.TensorProto.FLOAT not in types
     if dtype == torch.float16:  # ONNX Runtime convolves no bfloat16 on CPUs
-        found = ort_session.open_session(written.path, "cpu").run(None, {"input": x.numpy()})[0]
+        found = ort_session.open_session(path, "cpu").run(None, {"input": x.numpy()})[0]
         torch.testing.assert_close(torch.from_numpy(found), expected.detach(), rtol=0.02, atol=0.02)

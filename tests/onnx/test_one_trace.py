@@ -47,7 +47,7 @@ def masked() -> Graph:
 
 def operators(of: Graph) -> list[str]:
     exporter._exported.clear()
-    return [node.op_type for node in exporter.to_ir(of, "ort-u8s8").graph]
+    return [node.op_type for node in exporter.to_ir(of).graph]
 
 
 @pytest.fixture

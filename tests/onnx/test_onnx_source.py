@@ -13,9 +13,10 @@ pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from backends import ort  # noqa: E402
+from backends.ort.layers import rewriter  # noqa: E402
 from infer.errors import NotUsableError, SourceError  # noqa: E402
 from infer.graph.program import OnnxGraph  # noqa: E402
-from infer.onnx.ort import ort_session  # noqa: E402
+from infer.onnx import ort_session  # noqa: E402
 from infer.onnx.source import onnx_source  # noqa: E402
 from infer.plan import Plan  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
@@ -74,7 +75,7 @@ def test_external_data_outside_the_folder_is_never_read(tmp_path: Path, location
 def test_int8_covers_matmul_and_gemm_but_not_small_ones(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
     done, coverage = onnx_source.quantize(
-        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8"
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8u8")
     )
     assert (coverage.quantized_values, coverage.total_values) == (
         64 * 96 + 32 * 96,
@@ -90,7 +91,7 @@ def test_int8_covers_matmul_and_gemm_but_not_small_ones(tmp_path: Path) -> None:
 
 def test_an_int8_onnx_file_is_smaller(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
-    onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8")
+    onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8u8"))
     written = sum(file.stat().st_size for file in (tmp_path / "int8").iterdir())
     assert written < (tmp_path / "model.onnx").stat().st_size / 2
 
@@ -167,7 +168,7 @@ def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, n
     form = FORMS[name][3]
     share, x = written_form(name, tmp_path / "model.onnx")
     done, coverage = onnx_source.quantize(
-        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8"
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8u8")
     )
     assert form in done.forms
     assert 100 * coverage.share == pytest.approx(share, abs=0.1)
@@ -181,7 +182,7 @@ def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, n
 def test_weights_of_every_operator_become_fp16_and_are_counted(tmp_path: Path, name: str) -> None:
     share, x = written_form(name, tmp_path / "model.onnx")
     path = tmp_path / "fp16" / "model.onnx"
-    done, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, "ort-u8u8", format="fp16")
+    done, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, rewriter("ort-u8u8"), format="fp16")
     assert set(done.forms) == {"fp16 weights"}
     assert set(coverage.formats) == {"fp16"}
     assert 100 * coverage.share == pytest.approx(share, abs=0.1)
@@ -192,7 +193,9 @@ def test_weights_of_every_operator_become_fp16_and_are_counted(tmp_path: Path, n
 
 def test_onnx_weights_left_in_float_are_counted_with_a_reason(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
-    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")
+    _, coverage = onnx_source.quantize(
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8s8")
+    )
     assert "768 values; below 4096" in coverage.left["MatMul"].reason
     assert coverage.left["Gemm"].reason == "vectors are applied in float"
 
@@ -204,7 +207,7 @@ def test_a_source_without_a_weight_to_quantize_is_refused(tmp_path: Path) -> Non
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     onnx.save(model, str(tmp_path / "model.onnx"))
     with pytest.raises(NotUsableError, match=r"no weight of this model can be int8 \(MatMul: .*below 4096"):
-        onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")
+        onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8s8"))
 
 
 @pytest.mark.parametrize("opset", [9, 17])
@@ -219,7 +222,7 @@ def test_stored_weights_are_decoded_once_and_not_at_every_call(tmp_path: Path, o
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     onnx.save(model, str(tmp_path / "model.onnx"))
     path = tmp_path / "int8" / "model.onnx"
-    onnx_source.quantize(tmp_path / "model.onnx", path, "ort-u8u8", weights="float")
+    onnx_source.quantize(tmp_path / "model.onnx", path, rewriter("ort-u8u8", "float"))
     executed = ort_session.count_executed_ops(path, "cpu")
     assert not {"DequantizeLinear", "Cast", "Mul"} & set(executed)
     x = rng.standard_normal((2, 16, 9, 9)).astype(np.float32)
@@ -227,7 +230,7 @@ def test_stored_weights_are_decoded_once_and_not_at_every_call(tmp_path: Path, o
     assert 0 < np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
     if opset == 9:
         with pytest.raises(NotUsableError, match="integer products need an ONNX source of opset 11 or above"):
-            onnx_source.quantize(tmp_path / "model.onnx", path, "trt")
+            onnx_source.quantize(tmp_path / "model.onnx", path, rewriter("ort-u8u8"), {"x": 1.0})
 
 
 def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Path) -> None:
@@ -239,7 +242,8 @@ def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Pa
     assert lossy.more_exact == (("weights", "fp16"), ("weights", "mixed"))
     finer = ort.lower(source, plan.with_(backend_options={"weights": "fp16"}), tmp_path / "fp16")
     assert not finer.more_exact
-    assert "are fp16" in finer.quantized
+    assert finer.coverage is not None
+    assert "are fp16" in finer.coverage.verdict()
     [want] = run(tmp_path / "model.onnx", x)
     errors = [
         np.linalg.norm(run(tmp_path / name / "compiled" / "model.onnx", x)[0] - want)
@@ -264,7 +268,7 @@ def test_mixed_weights_keep_16_bits_for_the_half_that_int8_rounds_worst(tmp_path
     for format in ("int8", "mixed", "fp16"):
         path = tmp_path / format / "model.onnx"
         _, coverage = onnx_source.quantize(
-            tmp_path / "model.onnx", path, "ort-u8u8", weights="float", format=format
+            tmp_path / "model.onnx", path, rewriter("ort-u8u8", "float"), format=format
         )
         assert coverage.quantized_values == 2 * 64 * 64
         [got] = run(path, x)
@@ -286,7 +290,9 @@ def test_weights_that_are_inputs_too_are_inputs_of_no_artifact(tmp_path: Path) -
     onnx.save(model, str(tmp_path / "model.onnx"))
     [want] = run(tmp_path / "model.onnx", x)
     onnx_source.copy(tmp_path / "model.onnx", tmp_path / "copy" / "model.onnx")
-    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8")
+    _, coverage = onnx_source.quantize(
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", rewriter("ort-u8u8")
+    )
     assert coverage.quantized_values
     for name, most in (("copy", 1e-5), ("int8", 0.02)):
         there = onnx.load(str(tmp_path / name / "model.onnx"))
@@ -309,7 +315,7 @@ def test_weights_of_a_recurrent_layer_whose_gates_are_reordered_are_stored(tmp_p
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     onnx.save(model, str(tmp_path / "model.onnx"))
     path = tmp_path / "int8" / "model.onnx"
-    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, "ort-u8u8")
+    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, rewriter("ort-u8u8"))
     assert coverage.quantized_values == 2 * 128 * 32
     assert not {"DequantizeLinear", "Cast", "Mul"} & set(ort_session.count_executed_ops(path, "cpu"))
     x = rng.standard_normal((5, 3, 32)).astype(np.float32)

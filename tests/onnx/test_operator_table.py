@@ -40,7 +40,7 @@ def test_layers_are_exported_with_one_table(built: list[Any]) -> None:
         x = torch.randn(3, columns)
         specs = (TensorSpec("input", "float32", ("batch", columns)),)
         graph = capture.capture(nn.Linear(columns, 4).eval(), specs, {"input": x}, sizes={"batch": (1, 64)})
-        model = export.to_ir(graph, "ort-u8s8")
+        model = export.to_ir(graph)
         assert "Gemm" in {node.op_type for node in model.graph}
     assert len(built) == 1
     assert registration.ONNXRegistry.__dict__["from_torchlib"] is before

@@ -13,6 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+from backends.ort.layers import rewriter  # noqa: E402
 from infer import Plan, Predictor  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.onnx.source import onnx_source, static_int8  # noqa: E402
@@ -77,12 +78,12 @@ def test_calibrated_ranges_are_those_of_each_layers_inputs(source: Path) -> None
     )
 
 
-@pytest.mark.parametrize("target", ORT_TARGETS)
+@pytest.mark.parametrize("signs", ORT_TARGETS)
 def test_products_and_convolutions_become_integers_of_small_error(
-    source: Path, tmp_path: Path, target: str
+    source: Path, tmp_path: Path, signs: str
 ) -> None:
     ranges = onnx_source.input_ranges(source, [rows(32)])
-    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", target, ranges=ranges)
+    done, coverage = onnx_source.quantize(source, tmp_path / "int8.onnx", rewriter(signs), ranges)
     assert done.forms["static int8"] == 1  # the head is too small
     assert done.forms["convolution in float, int8 weights"] + done.forms["static int8 convolution"] == 1
     assert coverage.formats["int8"] >= 32 * 32 * 9 + 32 * 64

@@ -62,9 +62,9 @@ def test_a_refused_backend_name_exits_with_2(capsys: pytest.CaptureFixture[str])
 def test_a_backend_that_is_not_installed_is_named_with_its_install_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from backends import openvino
+    from infer.onnx import packages
 
-    monkeypatch.setattr(openvino, "find_spec", lambda name: None if name == "openvino" else object())
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "openvino" else object())
     assert plugins.why_not("backends", "openvino") == (
         "openvino is not installed (pip install 'infer[openvino]')"
     )

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = sorted([*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py"), ROOT / "serve.py"])
+FILES = sorted([*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").rglob("*.py"), ROOT / "serve.py"])
 WORDS = re.compile(
     r"\b(pickle|dill|marshal|shelve|cloudpickle|joblib)\b|weights_only\s*=\s*False|0\.0\.0\.0|trust_remote_code"
 )

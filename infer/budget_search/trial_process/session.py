@@ -15,7 +15,7 @@ from ...compress import assign
 from ...errors import InferError, SourceError, UsageError
 from ...graph.program import TorchGraph
 from ...library_errors import as_resource_error
-from ...onnx.ort.ort_session import limited_calls
+from ...onnx.ort_session import limited_calls
 from ...plan import Plan
 from ...report.measurements.forked_memory import ForkingProbe
 from ...report.rendering import formatting

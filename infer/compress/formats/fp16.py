@@ -9,10 +9,10 @@ is off by 1/254 of its channel's largest.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from ...kernels.expert_layers import ExpertLinear
+from ...kernels.ops.linear_int8 import halved
 from ...plan import Plan
 from ..format_constraints import refuses_embedding, refuses_padding, refuses_transposed, too_small
 from ..layer_kinds import CONVOLUTIONS, TRANSPOSED
@@ -28,7 +28,6 @@ NEEDS_STATS: frozenset[str] = frozenset()
 SEARCHED = ()  # what a search may lose is spent on fewer bits
 ROWS = 1
 SHARED: frozenset[str] = frozenset()
-EXPONENTS = (-126, 127)  # of the normal float32 that are powers of two
 
 
 def missing() -> str | None:
@@ -53,11 +52,3 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     """Quantize float [N, …] → codes float16 [N, …] in ±2, weight_scale float32 [N], powers of two."""
     codes, scale = halved(weight)
     return {"codes": codes, "weight_scale": scale}
-
-
-def halved(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes float16 [N, …] in ±2 and powers of two float32 [N] whose product is a weight [N, …], rounded."""
-    rows = weight.float().reshape(weight.shape[0], -1)
-    exponent = torch.frexp(rows.abs().amax(1)).exponent.clamp(*EXPONENTS)
-    scale = torch.ldexp(torch.ones(len(rows)), exponent)
-    return (rows / scale[:, None]).half().reshape(weight.shape), scale

@@ -21,6 +21,7 @@ LEVELS = 127
 TINY = torch.finfo(torch.float32).tiny
 # The longest sum of products of two numbers in ±127 that every order of float32 additions gets exactly right.
 EXACT_TERMS = 2**24 // LEVELS**2
+EXPONENTS = (-126, 127)  # of the normal float32 that are powers of two
 
 
 def row_step(x: Tensor) -> Tensor:
@@ -31,6 +32,14 @@ def row_step(x: Tensor) -> Tensor:
 def to_grid(x: Tensor, step: Tensor) -> Tensor:
     """Round x / step to the integers of ±127 (halves to even), as float32; NaN stays NaN."""
     return (x / step).round().clamp(-LEVELS, LEVELS)
+
+
+def halved(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes float16 [N, …] in ±2 and powers of two float32 [N] whose product is a weight [N, …], rounded."""
+    rows = weight.float().reshape(weight.shape[0], -1)
+    exponent = torch.frexp(rows.abs().amax(1)).exponent.clamp(*EXPONENTS)
+    scale = torch.ldexp(torch.ones(len(rows)), exponent)
+    return (rows / scale[:, None]).half().reshape(weight.shape), scale
 
 
 def exact_matmul(q: Tensor, codes: Tensor) -> Tensor:

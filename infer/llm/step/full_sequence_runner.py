@@ -19,11 +19,6 @@ from .step_shape import StepShape
 CONTEXT = 128  # tokens before a decode step that is timed
 
 
-def is_step(inputs: Sequence[TensorSpec]) -> bool:
-    """Tell if these are the inputs of a step over a KV cache."""
-    return any(spec.name == "kv_cache" for spec in inputs)
-
-
 def full_sequence_outputs(shape: StepShape) -> tuple[TensorSpec, ...]:
     """Return the output specs of a `FullSequenceRunner`."""
     return (TensorSpec("logits", "float32", ("batch", "seq", shape.vocab_size)),)

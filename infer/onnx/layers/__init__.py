@@ -1,1 +1,1 @@
-"""Quantized layers and attention as ONNX operators, in the form that each target runs fast."""
+"""Nodes of the domain `infer` in ONNX graphs: how operators become them, and how a backend's rules rewrite them."""

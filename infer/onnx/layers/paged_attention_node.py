@@ -1,6 +1,6 @@
 """`infer::attend_paged` on its way to ONNX: made functional, decomposed to a node of the domain `infer`.
 
-`paged_attention_lowering` writes that node in ONNX operators.
+The backend `ort` writes that node in ONNX operators.
 """
 
 from __future__ import annotations

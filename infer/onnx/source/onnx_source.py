@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ...compress import Coverage
+from ...coverage import Coverage
 from ...errors import NotUsableError, SourceError
 from ...graph.program import Graph, OnnxGraph
 from ...load.sources.onnx_outputs import quantized_nodes
 from ...plan import Plan
-from ..decompositions import DOMAIN
 from ..export import IR_VERSION_CAP, save
 from ..graph_builder import GraphBuilder, drop_unused
-from ..layers.int8_linear import Form
-from ..layers.int8_operands import Target, Weights
-from ..layers.quantized_layers import RewriteResult, rewrite
+from ..layers.rewrite import DOMAIN
 from . import source_weights, static_int8
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+    from ..layers.rewrite import Rewriter, RewriteResult
 
 FORMATS = ("int8", "int8:weight", "fp16")  # that the weights of a file get where its graph stays
 OLDEST_OPSET = 11  # of the operators that int8 layers are written with
@@ -115,9 +114,7 @@ def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[
 def quantize(
     source: Path,
     path: Path,
-    target: Target,
-    form: Form = "token",
-    weights: Weights = "blocks",
+    rewriter: Rewriter,
     ranges: Mapping[str, float] | None = None,
     format: str = source_weights.INT8,
 ) -> tuple[RewriteResult, Coverage]:
@@ -126,8 +123,8 @@ def quantize(
     Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime, and so they are
     with `format` fp16, which has no operators; mixed stores those that int8 rounds worst as fp16.
 
-    With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`); `weights`
-    as in `quantized_layers.rewrite`.
+    With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`).
+    `rewriter` writes the quantized products and convolutions.
     """
     import onnx_ir as ir
 
@@ -135,12 +132,12 @@ def quantize(
     model = ir.load(str(source))
     graph = model.graph
     is_old = model.opset_imports.get("", 0) < OLDEST_OPSET
-    if is_old and (target == "trt" or ranges):
+    if is_old and ranges:
         _refuse_opset(model, source)
     stores_only = is_old or format == source_weights.FP16
     stored = source_weights.find(model, format)
     if format == source_weights.MIXED:
-        source_weights.halve_worst(graph, stored, target)
+        source_weights.halve_worst(graph, stored)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph) if not stores_only else ():
@@ -157,11 +154,11 @@ def quantize(
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
     static_int8.make_static(graph, ranges, read)
-    done = rewrite(model, target, form, weights)
+    done = rewriter(model)
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
     kept = {name: value for name, value in graph.initializers.items() if name not in written}
-    if count := source_weights.store(graph, stored, kept, target):
+    if count := source_weights.store(graph, stored, kept):
         done.forms[f"{format} weights"] += count
     coverage = stored.count(graph, written)
     drop_unused(graph)
@@ -183,14 +180,6 @@ def _refuse_opset(model: ir.Model, source: Path) -> None:
         where=str(source),
         hint="--backend ort --quant int8 stores its weights as int8; or export it again",
     )
-
-
-def is_float32(model: ir.Model) -> bool:
-    """Return true if no stored float tensor has lower precision."""
-    import onnx_ir as ir
-
-    low = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    return not any(value.dtype in low for value in model.graph.initializers.values())
 
 
 def _external(model: onnx.ModelProto) -> set[str]:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ...backend_options import BackendOption
-from ...compress import Coverage
-from ...compress.formats import fp16
+from ...coverage import Coverage
+from ...kernels.ops.linear_int8 import halved as halved_rows
 from ..graph_builder import GraphBuilder
-from ..layers.int8_operands import Target, folded
+from ..layers.operands import folded
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 SMALLEST = 64 * 64  # values below which int8 gains nothing
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution
-AXIS_OPSET = 13  # the first whose DequantizeLinear, as TensorRT wants it, takes a scale per channel
+AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
 INT8, MIXED, FP16 = "int8", "mixed", "fp16"
 OPTION = "weights"  # of the backends that store the weights of a file, and its values
 WEIGHTS = BackendOption(
@@ -126,7 +126,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
     return np.asarray(tensor.numpy())
 
 
-def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value], target: Target) -> int:
+def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]) -> int:
     """Store the eligible `values` as codes of `stored.format`; return their number."""
     made = 0
     for name, value in values.items():
@@ -134,21 +134,21 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
             continue
         array = weight_of(value)
         origin = stored.transposed.get(name, name)
-        axis, reason = _axis(value, array, graph, target, stored.format_of(name))
+        axis, reason = _axis(value, array, graph, stored.format_of(name))
         if axis is None or array is None:
             stored.reasons[origin] = reason
         else:
-            _store(graph, value, array, axis, target, stored.format_of(name))
+            _store(graph, value, array, axis, stored.format_of(name))
             made += 1
     return made
 
 
-def halve_worst(graph: ir.Graph, stored: SourceWeights, target: Target) -> None:
+def halve_worst(graph: ir.Graph, stored: SourceWeights) -> None:
     """Choose the weights that get fp16: half of the values, those whose rounding to int8 loses most of their norm."""
     found = []
     for name, value in graph.initializers.items():
         array = weight_of(value)
-        axis, _ = _axis(value, array, graph, target, FP16)
+        axis, _ = _axis(value, array, graph, FP16)
         if axis is not None and array is not None:
             codes, scale = quantized(array, axis)
             error = np.linalg.norm(codes * scale - array) / max(float(np.linalg.norm(array)), 1e-30)
@@ -161,9 +161,7 @@ def halve_worst(graph: ir.Graph, stored: SourceWeights, target: Target) -> None:
         left -= size
 
 
-def _axis(
-    value: ir.Value, array: np.ndarray | None, graph: ir.Graph, target: Target, format: str
-) -> tuple[int | None, str]:
+def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph, format: str) -> tuple[int | None, str]:
     """Return the axis with a scale per channel, or None and the reason why the weight stays float."""
     if array is None:
         vector = value.const_value is not None and len(value.const_value.shape) < 2
@@ -172,14 +170,8 @@ def _axis(
         return None, f"weight has {array.size} values; below {SMALLEST} there is too little to gain"
     if not np.isfinite(array).all():
         return None, "it holds NaN or infinity"
-    if target == "trt" and graph.opset_imports.get("", 0) < AXIS_OPSET:
-        return None, f"int8 weights with a scale per channel need opset {AXIS_OPSET}"
     if any(value is output for output in graph.outputs):
         return None, "it is an output of the model"
-    if target == "trt" and (
-        moved := next((u.node.op_type for u in value.uses() if u.node.op_type in _MOVES), "")
-    ):
-        return None, f"{moved} has no {format} form here"
     axes = [_axis_of(use.node, use.idx, array, format) for use in value.uses()]
     refused = next((axis for axis in axes if isinstance(axis, str)), None)
     return (None, refused) if refused is not None else (axes[0], "")  # type: ignore[return-value]
@@ -208,28 +200,16 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray, format: str) -> int |
     return f"{op} has no {format} form here"
 
 
-def _store(
-    graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, target: Target, format: str
-) -> None:
-    """Let the readers of a weight read its decoded codes: a DequantizeLinear for TensorRT, which keeps them packed, and
-    operators that ONNX Runtime folds, which runs a DequantizeLinear of constants at every call.
-    """
+def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, format: str) -> None:
+    """Let the readers of a weight read its decoded codes, by operators that are folded when the file is opened."""
     import onnx_ir as ir
 
     codes, scale = quantized(array, axis) if format == INT8 else halved(array, axis)
     first = graph[0]
     emit = GraphBuilder(graph, first)
     emit.prefix = str(value.name)
-    if target == "trt":
-        operands: list[Any] = [
-            emit.constant(f"{value.name}/codes", codes),
-            emit.constant(f"{value.name}/scale", scale.reshape(-1)),
-            emit.constant(f"{value.name}/zero", np.zeros(scale.size, np.int8)),
-        ]
-        decoded = emit("DequantizeLinear", *operands, axis=axis)
-    else:
-        factor = emit.constant(f"{value.name}/scale", scale)
-        decoded = folded(emit, f"{value.name}/codes", codes, factor, np.dtype(np.float32))
+    factor = emit.constant(f"{value.name}/scale", scale)
+    decoded = folded(emit, f"{value.name}/codes", codes, factor)
     decoded.dtype, decoded.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
     ir.convenience.replace_all_uses_with(value, decoded)
     graph.insert_before(first, emit.nodes)
@@ -245,7 +225,7 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 def halved(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Quantize to codes float16 in ±2 and a power of two per channel along `axis`, its dimensions kept."""
-    codes, scale = fp16.halved(torch.from_numpy(np.moveaxis(array, axis, 0).copy()))
+    codes, scale = halved_rows(torch.from_numpy(np.moveaxis(array, axis, 0).copy()))
     shape = [-1 if i == axis else 1 for i in range(array.ndim)]
     return np.ascontiguousarray(np.moveaxis(codes.numpy(), 0, axis)), scale.numpy().reshape(shape)
 

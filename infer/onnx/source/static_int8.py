@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from ...errors import NotUsableError
-from ..decompositions import DOMAIN
+from .. import ort_session
 from ..graph_builder import GraphBuilder
-from ..ort import ort_session
+from ..layers.rewrite import DOMAIN
 from . import source_weights
 
 if TYPE_CHECKING:

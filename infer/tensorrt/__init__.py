@@ -1,1 +1,0 @@
-"""TensorRT and TensorRT-RTX: engines built from an exported graph, and run."""
