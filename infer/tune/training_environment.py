@@ -67,8 +67,12 @@ def new_accelerator(settings: TrainSettings) -> Any:
 
 
 def _end_group() -> None:
-    """End the threads of the process group before the interpreter ends: what they find then can abort the process."""
-    if torch.distributed.is_initialized():
+    """End the threads of Gloo while the interpreter lives.
+
+    They may hold tensors of Python, whose release afterwards aborts the process (pytorch pull request 179291). NCCL
+    has no such fault, and to end a group of it where another process failed can hang.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         torch.distributed.destroy_process_group()
 
 

@@ -228,7 +228,7 @@ def test_a_measure_keeps_no_hidden_states() -> None:
     found = OutputObjective(own, wanted, ["logits"], "classification", hidden=1.0, layers=([own], [wanted]))
     found.measure({"input": torch.randn(2, 4)})
     assert [len(each.taken()) for each in layers] == [1, 1], "both layers ran"
-    assert found._own.taken() == found._theirs.taken() == []
+    assert found.compared._own.taken() == found.compared._theirs.taken() == []
 
 
 def test_equal_outputs_have_no_loss_and_padding_does_not_count() -> None:
