@@ -27,19 +27,19 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AdapterSettings": "tune.adapters.settings",
+    "AdapterSettings": "tune.settings",
     "Budgets": "budgets",
-    "DistilSettings": "tune.distillation.settings",
+    "DistilSettings": "tune.settings",
     "Finding": "spec",
     "InferError": "errors",
     "Plan": "plan",
     "Predictor": "predict.predictor",
     "TensorSpec": "spec",
     "TrainSettings": "tune.settings",
-    "distil": "tune.distillation.distil_model",
+    "distil": "tune.distillation.distil",
     "optimize": "run.stages",
     "search": "budget_search.run_search",
-    "train_adapter": "tune.adapters.train_adapter",
+    "train_adapter": "tune.adapter",
 }
 
 

@@ -24,9 +24,9 @@ class OurStep:
 
         self.memory, self.options = memory, options
         self.model, language_model = _our_model(folder, options)
+        from infer.tune.data.rows import TensorRows
         from infer.tune.memory.frozen_layers import pass_gradients
-        from infer.tune.objective import TensorRows
-        from infer.tune.objectives.next_token_objective import NextTokenObjective
+        from infer.tune.objectives.language import NextTokenObjective
         from infer.tune.settings import TrainSettings
 
         pass_gradients(language_model, options.get("forward", "inference"))
@@ -145,8 +145,8 @@ def _our_model(folder: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Open the checkpoint in the base format and add adapters, or make every weight trainable."""
     from infer import compress, load
     from infer.plan import Plan
-    from infer.tune.adapters.low_rank import add_adapter
-    from infer.tune.adapters.settings import AdapterSettings
+    from infer.tune.adapter import add_adapter
+    from infer.tune.settings import AdapterSettings
 
     base = options.get("base", "nf4")
     plan = Plan(source=folder, quant=base, data="random")

@@ -8,8 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..tune.distillation.settings import STUDENT, WEIGHTS, DistilSettings
-from ..tune.settings import DATA, TRAINING, TrainSettings
+from ..tune.settings import DATA, STUDENT, TRAINING, WEIGHTS, DistilSettings, TrainSettings
 from .options import AsJson, with_options
 
 
@@ -27,7 +26,7 @@ def distil(
     `--student half` leaves out every second layer of the teacher.
     Several processes: accelerate launch -m infer distil …
     """
-    from ..tune.distillation.distil_model import distil as run
+    from ..tune.distillation.distil import distil as run
     from . import output as printed
 
     with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:

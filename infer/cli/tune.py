@@ -10,8 +10,7 @@ import msgspec
 import typer
 
 from ..errors import UsageError
-from ..tune.adapters.settings import ADAPTER, AdapterSettings
-from ..tune.settings import DATA, TRAINING, TrainSettings
+from ..tune.settings import ADAPTER, DATA, TRAINING, AdapterSettings, TrainSettings
 from .options import AsJson, with_options
 
 
@@ -35,7 +34,7 @@ def tune(
     The weights of SOURCE stay frozen, packed as --base says. `infer serve ARTIFACT --lora NAME=FOLDER` serves it.
     Several processes: accelerate launch -m infer tune …
     """
-    from ..tune.adapters.train_adapter import plan_adapter, train_adapter
+    from ..tune.adapter import plan_adapter, train_adapter
     from . import output as printed
 
     if plan_memory:

@@ -7,10 +7,12 @@ FOLDER/best-00000100.safetensors   trained parameters at the best held-out measu
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -22,29 +24,34 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import InferError, SourceError, UsageError
+from ..paths import unfinished, writing
 from ..regular_files import MAX_JSON, read_regular
+from .objective import Rows
+from .settings import TrainSettings
 from .training_state import TrainState
 
 STATE, TENSORS = "state.json", "state.safetensors"
 _STEP = re.compile(r"step-(\d{8})")
+_FREE = {"checkpoint_every": 0.0, "fresh": False, "max_memory": None}  # settings that change no number
 CHOICES = "memory-choices.json"  # of a run with --max-memory
+
+
+def identity(settings: TrainSettings, rows: Rows, parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return digests by name of settings, parameters and data, which must equal those of a checkpoint to resume."""
+    shapes = [(name, str(each.dtype), list(each.shape)) for name, each in parameters.items()]
+    fixed = msgspec.structs.replace(settings, **_FREE)
+    values = {"settings": msgspec.json.encode(fixed), "parameters": msgspec.json.encode(shapes)}
+    found = {kind: hashlib.sha256(value).hexdigest()[:16] for kind, value in values.items()}
+    return {**found, "data": rows.digest[:16]}
 
 
 def save_checkpoint(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
     """Write a checkpoint and remove older ones; older ones stay where the disk is full."""
     final = folder / f"step-{state.step:08d}"
-    staging = folder / f".{final.name}.tmp"
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        staging.mkdir(parents=True)
+    with publish_folder(final) as staging:
         _write_tensors(staging / TENSORS, tensors)
         (staging / STATE).write_bytes(msgspec.json.encode(state))
         _sync(staging / STATE)
-        shutil.rmtree(final, ignore_errors=True)
-        staging.rename(final)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
     _sync(folder)
     for step, path in _saved(folder):
         if step != state.step:
@@ -53,6 +60,19 @@ def save_checkpoint(folder: Path, state: TrainState, tensors: Mapping[str, Tenso
         if state.best_step is None or path != best_path(folder, state.best_step):
             path.unlink(missing_ok=True)
     return final
+
+
+@contextmanager
+def publish_folder(final: Path) -> Iterator[Path]:
+    """Give a folder beside the final one, which becomes it at the end and is removed when an error is raised."""
+    with unfinished(final.with_name(f".{final.name}.tmp")) as folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        with writing(final):
+            folder.mkdir(parents=True)
+        yield folder
+        if final.exists():
+            shutil.rmtree(final)
+        folder.rename(final)
 
 
 def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> tuple[TrainState, dict[str, Tensor]] | None:
@@ -94,14 +114,10 @@ def remove_checkpoints(folder: Path) -> None:
 def save_best(folder: Path, step: int, parameters: Mapping[str, Tensor]) -> None:
     """Write the trained parameters of the best step so far."""
     path = best_path(folder, step)
-    staging = path.with_suffix(".tmp")
     folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with unfinished(path.with_suffix(".tmp")) as staging:
         _write_tensors(staging, parameters)
         staging.rename(path)
-    except BaseException:
-        staging.unlink(missing_ok=True)
-        raise
 
 
 def restore_best(folder: Path, step: int, parameters: Mapping[str, Tensor]) -> None:

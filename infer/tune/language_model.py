@@ -7,11 +7,15 @@ from pathlib import Path
 
 from torch import nn
 
+from .. import compress
 from ..errors import NotUsableError, UsageError
 from ..llm.text.chat_template import ChatTemplate
 from ..llm.text.tokenizer import LLMTokenizer
-from ..load import LoadedModel
+from ..load import LoadedModel, fill, load
 from ..load.heads.text import Decoder
+from ..plan import Plan
+from ..reporter import Reporter
+from .memory.frozen_layers import pass_gradients
 
 LENGTH = 1024  # tokens of a row
 
@@ -55,3 +59,25 @@ def language_model_of(loaded: LoadedModel, source: str) -> TrainableLanguageMode
         int(loaded.meta.get("vocab_size") or tokenizer.vocab_size),
         loaded.meta.get("max_length"),
     )
+
+
+def open_base(source: str, format: str, reporter: Reporter) -> TrainableLanguageModel:
+    """Load a language model, pack its weights as `format` says ("none" keeps float32), and freeze it.
+
+    Raises `NotUsableError` for a model that is no decoder of text, or whose packed layers pass no gradient.
+    """
+    plan = Plan(source=source, quant=format, data="random")
+    reporter.step("load", source)
+    loaded = load(plan)
+    base = language_model_of(loaded, source)
+    if format != "none" and loaded.module is not None:
+        reporter.step("compress", format)
+        made = compress.quantize_model(
+            loaded.module, plan, reader=loaded.reader, renames=loaded.renames, progress=reporter.progress
+        )
+        reporter.found(made.findings()[-5:])
+    fill(loaded)
+    base.model.requires_grad_(False)
+    if format != "none":
+        pass_gradients(base.model)
+    return base

@@ -1,4 +1,4 @@
-"""Settings of a training run: the options that every command that trains has."""
+"""Options of training: those of every command that trains, of `infer tune` and of `infer distil`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated
 import msgspec
 
 from ..options import Option, search_values, values
+from ..options.values import MAX_RANK, RANK
 
 TRAINING, DATA = "Training", "Data"
 OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw8bit", "muon")
 SCHEDULES = ("cosine", "wsd", "linear", "constant")
 PRECISIONS = ("float32", "bfloat16", "float16")
+FORMS = "half, layers:N, width:SHARE, or both as layers:N,width:SHARE"  # of a student made of its teacher
 
 
 RowLength = Annotated[
@@ -31,6 +33,9 @@ HeldOutShare = Annotated[
         shown_default="5%",
     ),
 ]
+ADAPTER = "Adapter"
+STUDENT = "Student"
+WEIGHTS = "student.pt"  # of a module of the user's, in the output
 
 
 def _choice(kind: str, known: tuple[str, ...], text: str, metavar: str) -> Option:
@@ -126,3 +131,112 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         if epochs is not None:
             limits.append(max(1, -(-round(epochs * num_rows) // self.batch)))
         return min(limits, default=None)
+
+
+class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A language model, what is trained beside it, and the text to train on; a frozen struct."""
+
+    source: Annotated[
+        str, Option("a Hugging Face folder or a GGUF file of a language model", flag="", metavar="SOURCE")
+    ]
+    data: Annotated[
+        str,
+        Option(
+            "chats or texts: JSON lines with messages, prompt and completion, or text; text files; a folder of these",
+            group=DATA,
+            metavar="PATH",
+            path=True,
+        ),
+    ]
+    base: Annotated[
+        str,
+        Option(
+            "format of the frozen weights: none, or one of infer optimize --quant",
+            group=ADAPTER,
+            metavar="FORMAT",
+        ),
+    ] = "nf4"
+    lora: Annotated[
+        int, Option("rank of the adapter", group=ADAPTER, metavar="RANK", minimum=1, maximum=MAX_RANK)
+    ] = RANK
+    lora_alpha: Annotated[
+        float | None,
+        Option(
+            "strength: the adapter counts ALPHA / RANK; default: twice the rank",
+            group=ADAPTER,
+            metavar="ALPHA",
+            above=0,
+        ),
+    ] = None
+    lora_dropout: Annotated[
+        float, Option("share of the adapter's inputs that are dropped", group=ADAPTER, minimum=0, maximum=0.9)
+    ] = 0.0
+    lora_layers: Annotated[
+        str,
+        Option(
+            "layers that get it, by the last part of their names (q_proj,v_proj); all: every linear layer but the head",
+            group=ADAPTER,
+            metavar="NAMES",
+        ),
+    ] = "all"
+    length: RowLength = None
+    packing: Annotated[
+        bool, Option("several short sequences in one row, unseen by each other", group=DATA)
+    ] = True
+    held_out: HeldOutShare = 0.05
+
+
+class DistilSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A teacher, its student, what the student learns from it, and the data; a frozen struct."""
+
+    source: Annotated[
+        str, Option("the teacher: anything that infer optimize takes", flag="", metavar="TEACHER")
+    ]
+    student: Annotated[
+        str,
+        Option(
+            f"{FORMS}: made of the teacher's weights; or a Hugging Face folder; or FILE.py:FACTORY",
+            group=STUDENT,
+            metavar="STUDENT",
+        ),
+    ]
+    data: Annotated[
+        str,
+        Option(
+            "inputs without labels: text, JSON lines or chats for a language model, else as for infer optimize",
+            group=DATA,
+            metavar="PATH",
+            path=True,
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Option(
+            "FILE.py:FACTORY of a teacher that is a file of weights", group=STUDENT, metavar="FILE.py:FACTORY"
+        ),
+    ] = None
+    trust_code: Annotated[bool, Option("open a teacher that can run code", group=STUDENT, one_way=True)] = (
+        False
+    )
+    temperature: Annotated[
+        float, Option("divisor of both models' logits in the loss", group=STUDENT, above=0)
+    ] = 1.0
+    hard: Annotated[
+        float,
+        Option(
+            "share of the loss that is the next token of the text itself (language models)",
+            group=STUDENT,
+            minimum=0,
+            maximum=1,
+        ),
+    ] = 0.0
+    hidden: Annotated[
+        float,
+        Option(
+            "weight of the error of hidden states, for a student made of its teacher",
+            group=STUDENT,
+            minimum=0,
+        ),
+    ] = 0.1
+    length: RowLength = None
+    held_out: HeldOutShare = 0.05

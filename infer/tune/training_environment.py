@@ -1,25 +1,18 @@
-"""Surroundings of a training run: the Accelerate object, Ctrl-C, and the identity of what a checkpoint belongs to."""
+"""Accelerate's object for this process, as `accelerate launch` or `torchrun` configured it."""
 
 from __future__ import annotations
 
-import hashlib
+import atexit
 import os
-import signal
-import threading
-from collections.abc import Mapping
 from importlib.util import find_spec
-from types import FrameType
 from typing import Any
 
-import msgspec
-from torch import nn
+import torch
 
 from ..errors import NotUsableError
-from .objective import Rows
 from .settings import TrainSettings
 
 AUTOCAST = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-_FREE = {"checkpoint_every": 0.0, "fresh": False, "max_memory": None}  # settings that change no number
 
 
 def missing() -> str | None:
@@ -67,7 +60,20 @@ def new_accelerator(settings: TrainSettings) -> Any:
         state.distributed_type = DistributedType.FSDP
     if state.distributed_type == DistributedType.FSDP:
         _check_sharding(accelerator, settings)
+    if accelerator.num_processes > 1:
+        atexit.unregister(_end_group)
+        atexit.register(_end_group)
     return accelerator
+
+
+def _end_group() -> None:
+    """End the threads of Gloo while the interpreter lives.
+
+    They may hold tensors of Python, whose release afterwards aborts the process (pytorch pull request 179291). NCCL
+    has no such fault, and to end a group of it where another process failed can hang.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        torch.distributed.destroy_process_group()
 
 
 def _check_sharding(accelerator: Any, settings: TrainSettings) -> None:
@@ -81,41 +87,3 @@ def _check_sharding(accelerator: Any, settings: TrainSettings) -> None:
 
 def _switched_on(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true")
-
-
-def identity(settings: TrainSettings, rows: Rows, parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return digests by name of settings, parameters and data, which must equal those of a checkpoint to resume."""
-    shapes = [(name, str(each.dtype), list(each.shape)) for name, each in parameters.items()]
-    fixed = msgspec.structs.replace(settings, **_FREE)
-    values = {"settings": msgspec.json.encode(fixed), "parameters": msgspec.json.encode(shapes)}
-    found = {kind: hashlib.sha256(value).hexdigest()[:16] for kind, value in values.items()}
-    return {**found, "data": rows.digest[:16]}
-
-
-def step_seed(seed: int, step: int, process: int) -> int:
-    """Return the seed of all random numbers that a process draws in a step."""
-    text = f"{seed} {step} {process}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
-
-
-class Interrupt:
-    """Ctrl-C as a request that is met between two steps; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a job in the background
-        if threading.current_thread() is threading.main_thread() and not ignored:
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True

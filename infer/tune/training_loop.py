@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -15,15 +19,17 @@ from ..library_errors import as_resource_error
 from ..reporter import Reporter
 from ..spec import Finding
 from . import checkpoints
+from .data.rows import rows_of_step
 from .memory.memory_plan import MemoryPlan
-from .objective import Objective, Rows, rows_of_step
+from .objective import Objective, Rows
 from .prepared_model import PreparedModel
-from .schedules import factor
 from .settings import TrainSettings
-from .training_environment import Interrupt, identity, missing
+from .training_environment import missing
 from .training_state import CurvePoint, DivergedError, TrainResult, TrainState, stop_phrase
 
 STAGE = "train"
+DECAY = 0.2  # share of the run in which wsd falls
+FLOOR = 0.1  # of the largest learning rate, at the end of cosine
 
 
 def train(
@@ -88,7 +94,7 @@ class TrainingRun:
         self.held_out = held_out if held_out is not None and len(held_out) else None
         self.model = PreparedModel(objective, settings)
         reporter.found(self.model.findings)
-        self.state = TrainState(identity=identity(settings, rows, self.model.parameters))
+        self.state = TrainState(identity=checkpoints.identity(settings, rows, self.model.parameters))
         self.total = settings.total_steps(len(rows))
         self.before_step: Callable[[float], None] | None = None
 
@@ -212,19 +218,49 @@ class TrainingRun:
         return self._result(stopped)
 
     def _result(self, stopped: str) -> TrainResult:
-        state = self.state
-        result = TrainResult(
-            steps=state.step,
-            rows=state.rows,
-            terms=state.terms,
-            seconds=state.seconds,
-            curve=tuple(state.curve),
-            first_held_out=state.first_held_out,
-            best_held_out=state.best_held_out,
-            best_step=state.best_step,
-            stopped=stopped,
-            peak_memory=self.model.peak_memory(),
-        )
+        result = self.state.result(stopped, self.model.peak_memory())
         self.model.accelerator.free_memory()
-        self.reporter.found([Finding(STAGE, "stopped", stop_phrase(stopped, state.step))])
+        self.reporter.found([Finding(STAGE, "stopped", stop_phrase(stopped, result.steps))])
         return result
+
+
+def factor(schedule: str, share: float, warmup: float) -> float:
+    """Return the factor of the learning rate at `share` (0 to 1) of the run.
+
+    It rises linearly to 1 during `warmup`. cosine then falls to `FLOOR`, linear to 0; wsd (Hu et al. 2024, MiniCPM)
+    stays and falls linearly to 0 in the last fifth; constant stays.
+    """
+    share = min(max(share, 0.0), 1.0)
+    if share < warmup:
+        return max(share / warmup, 0.01)  # a run whose budget is time starts at share 0
+    rest = (share - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    if schedule == "cosine":
+        return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * rest)) / 2
+    if schedule == "linear":
+        return 1 - rest
+    if schedule == "wsd":
+        return min(1.0, (1 - share) / DECAY)
+    return 1.0
+
+
+class Interrupt:
+    """Ctrl-C as a request that is met between two steps; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a job in the background
+        if threading.current_thread() is threading.main_thread() and not ignored:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

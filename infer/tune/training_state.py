@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from ..errors import GateError
@@ -91,6 +89,21 @@ class TrainState(msgspec.Struct, kw_only=True):
             return None
         return f"the loss diverges: {mean:.4g} in the mean of {WINDOW} steps, it was {self.lowest_mean:.4g}"
 
+    def result(self, stopped: str, peak_memory: int) -> TrainResult:
+        """Return the outcome of the run that ends with this state."""
+        return TrainResult(
+            steps=self.step,
+            rows=self.rows,
+            terms=self.terms,
+            seconds=self.seconds,
+            curve=tuple(self.curve),
+            first_held_out=self.first_held_out,
+            best_held_out=self.best_held_out,
+            best_step=self.best_step,
+            stopped=stopped,
+            peak_memory=peak_memory,
+        )
+
 
 STOP_REASONS = {  # by `TrainResult.stopped`
     "steps": "as many as were asked for",
@@ -107,8 +120,7 @@ def stop_phrase(stopped: str, steps: int) -> str:
     return f"after {steps} steps: {STOP_REASONS.get(stopped, stopped)}"
 
 
-@dataclass(frozen=True)
-class TrainResult:
+class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a run: `stopped` is a key of `STOP_REASONS`, `peak_memory` is in bytes.
 
     The model holds the parameters of the best held-out measure, or of the last step without held-out data.

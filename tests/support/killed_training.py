@@ -17,7 +17,7 @@ from typing import Any
 
 import accelerate  # noqa: F401  imported once, before the forks
 
-from infer.tune.objective import digest_of
+from infer.tune.data.rows import digest_of
 from infer.tune.settings import TrainSettings
 from infer.tune.training_loop import train
 from tests.support.tiny_objective import TokenObjective, token_rows

@@ -26,10 +26,8 @@ from infer.predict.generation_options import Options
 from infer.run.publish import Outcome
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
-from infer.tune.adapters.settings import AdapterSettings
-from infer.tune.distillation.settings import DistilSettings
-from infer.tune.learning_curve import TrainingReport
-from infer.tune.settings import TrainSettings
+from infer.tune.settings import AdapterSettings, DistilSettings, TrainSettings
+from infer.tune.training_folder import TrainingReport
 
 WRITTEN = "Written by `make docs-reference`; a test compares."
 EXIT_CODES = {

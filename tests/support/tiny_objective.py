@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from infer.tune.objective import TensorRows
+from infer.tune.data.rows import TensorRows
 
 WIDTH = 12
 

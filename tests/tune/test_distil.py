@@ -18,16 +18,13 @@ from infer.errors import NotUsableError, UsageError
 from infer.load import fill, load
 from infer.load.samples.read_samples import read_data
 from infer.plan import Plan
-from infer.tune.distillation.distil_model import distil
-from infer.tune.distillation.language_objective import LanguageObjective
-from infer.tune.distillation.sample_rows import SampleRows, split_rows
-from infer.tune.distillation.settings import DistilSettings
-from infer.tune.distillation.student_model import student_of
-from infer.tune.distillation.student_shape import StudentShape
-from infer.tune.learning_curve import TrainingReport
-from infer.tune.objectives.layer_outputs import LayerOutputs, hidden_error
-from infer.tune.objectives.output_objective import OutputObjective
-from infer.tune.settings import TrainSettings
+from infer.tune.data.rows import SampleRows, split_rows
+from infer.tune.distillation.distil import distil
+from infer.tune.distillation.student import StudentShape, student_of
+from infer.tune.objectives.language import LanguageObjective
+from infer.tune.objectives.outputs import LayerOutputs, OutputObjective, hidden_error
+from infer.tune.settings import DistilSettings, TrainSettings
+from infer.tune.training_folder import TrainingReport
 from tests.support.tiny_chats import chats, source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
@@ -231,7 +228,7 @@ def test_a_measure_keeps_no_hidden_states() -> None:
     found = OutputObjective(own, wanted, ["logits"], "classification", hidden=1.0, layers=([own], [wanted]))
     found.measure({"input": torch.randn(2, 4)})
     assert [len(each.taken()) for each in layers] == [1, 1], "both layers ran"
-    assert found._own.taken() == found._theirs.taken() == []
+    assert found.compared._own.taken() == found.compared._theirs.taken() == []
 
 
 def test_equal_outputs_have_no_loss_and_padding_does_not_count() -> None:

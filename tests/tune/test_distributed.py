@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infer.errors import NotUsableError
-from infer.tune.gradient_accumulation import micro_batches
+from infer.tune.prepared_model import micro_batches
 from infer.tune.settings import TrainSettings
 from infer.tune.training_environment import _check_sharding, new_accelerator
 from tests.conftest import ROOT

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from infer.errors import NotUsableError, UsageError
-from infer.tune.distillation.student_model import evenly, student_of
-from infer.tune.distillation.student_shape import StudentShape, parse_shape
+from infer.tune.distillation.student import StudentShape, evenly, parse_shape, student_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

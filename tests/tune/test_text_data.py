@@ -14,10 +14,9 @@ pytest.importorskip("transformers")
 from infer.errors import SourceError, UsageError
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.tokenizer import LLMTokenizer
-from infer.tune.data.chat_sequences import TokenSequence
 from infer.tune.data.packed_sequences import SequenceRows, pack, packing_fault
-from infer.tune.data.sequences import TextData, read_text_data, split_documents
-from infer.tune.objectives.next_token_objective import NextTokenObjective
+from infer.tune.data.text import TextData, TokenSequence, read_text_data, split_documents
+from infer.tune.objectives.language import NextTokenObjective
 from tests.support.llm_artifacts import bytes_as_tokens
 from tests.support.tiny_decoders import build
 

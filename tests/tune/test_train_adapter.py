@@ -20,11 +20,10 @@ from infer.errors import BusyError, UsageError
 from infer.llm.lora.adapters import Adapters
 from infer.plan import Plan
 from infer.reporter import Reporter
-from infer.tune.adapters.base_model import open_base
-from infer.tune.adapters.settings import AdapterSettings
-from infer.tune.adapters.train_adapter import train_adapter
-from infer.tune.learning_curve import TrainingReport
-from infer.tune.settings import TrainSettings
+from infer.tune.adapter import train_adapter
+from infer.tune.language_model import open_base
+from infer.tune.settings import AdapterSettings, TrainSettings
+from infer.tune.training_folder import TrainingReport
 from tests.llm.test_lora import Graph, logits, merged, together
 from tests.support.tiny_chats import chats, source
 from tests.support.tiny_decoders import build
@@ -116,7 +115,7 @@ def trained_logits(home: Path, format: str) -> Tensor:
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    from infer.tune.adapters.low_rank import add_adapter
+    from infer.tune.adapter import add_adapter
 
     base = open_base(str(home / "llama"), format, Reporter()).model.eval()
     wrapped = add_adapter(base, AdapterSettings(source="", data="", lora=4))
@@ -157,7 +156,7 @@ def test_ctrl_c_names_the_checkpoint_and_exits_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt("interrupted after step 3; the checkpoint stays in here")
 
-    monkeypatch.setattr("infer.tune.adapters.train_adapter.train_adapter", interrupted)
+    monkeypatch.setattr("infer.tune.adapter.train_adapter", interrupted)
     words = [
         "tune",
         str(home / "llama"),

@@ -17,10 +17,10 @@ from torch import Tensor
 from infer.errors import GateError, ResourceError, UsageError
 from infer.options import from_values
 from infer.tune import checkpoints
-from infer.tune.objective import Rows, TensorRows, rows_of_step
-from infer.tune.settings import TrainSettings
-from infer.tune.training_environment import Interrupt
-from infer.tune.training_loop import train
+from infer.tune.data.rows import TensorRows, rows_of_step
+from infer.tune.objective import Rows
+from infer.tune.settings import SCHEDULES, TrainSettings
+from infer.tune.training_loop import Interrupt, factor, train
 from infer.tune.training_state import TrainResult
 from tests.support.interrupted_training import DROPOUT, HELD_OUT, ROWS, SETTINGS
 from tests.support.tiny_objective import TokenObjective, token_rows
@@ -215,3 +215,22 @@ def test_global_random_numbers_are_left_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     run(tmp_path, steps=2)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_rate_rises_in_the_warmup_and_never_leaves_its_bounds(schedule: str) -> None:
+    shares = [i / 100 for i in range(101)]
+    factors = [factor(schedule, share, 0.1) for share in shares]
+    assert factors[:11] == sorted(factors[:11])
+    assert factors[10] == pytest.approx(1.0)
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert all(0 <= each <= 1 for each in factors)
+
+
+def test_each_schedule_ends_where_it_says() -> None:
+    assert factor("cosine", 1.0, 0.1) == pytest.approx(0.1)
+    assert factor("linear", 1.0, 0.1) == 0
+    assert factor("wsd", 0.8, 0.1) == pytest.approx(1.0)
+    assert factor("wsd", 0.9, 0.1) == pytest.approx(0.5)
+    assert factor("constant", 1.0, 0.0) == 1
+    assert factor("cosine", 0.0, 1.0) > 0

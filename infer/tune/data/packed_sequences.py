@@ -9,12 +9,17 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..objective import IGNORED, digest_of, shuffled
-from .chat_sequences import TokenSequence
+from ...reporter import Reporter
+from ...spec import Finding
+from ..language_model import TrainableLanguageModel
+from ..objective import IGNORED
+from .rows import digest_of, shuffled
+from .text import TokenSequence, read_text_data, split_documents
 
 SAME = 1e-2  # relative difference of logits, for kernels whose sums depend on the shape
 
@@ -122,3 +127,40 @@ def packing_fault(model: nn.Module, vocab: int) -> str | None:
     if error <= SAME:
         return None
     return f"logits change by {error:.0%} when another sequence stands before one in its row"
+
+
+def text_rows(
+    base: TrainableLanguageModel,
+    path: str,
+    length: int | None,
+    seed: int,
+    share: float,
+    reporter: Reporter,
+    *,
+    packing: bool = True,
+) -> tuple[SequenceRows, SequenceRows | None]:
+    """Read the data at `path`, set `share` of it aside, and say what came of it; return rows to train on and held out.
+
+    `length` are the tokens of a row, by default 1024 or what the model takes.
+    """
+    length = base.length(length)
+    reporter.step("data", path)
+    data = read_text_data(Path(path), base.tokenizer, base.template, length, base.end)
+    fault = packing_fault(base.model.eval(), base.vocab) if packing else None
+    packed = packing and fault is None
+    sequences, aside = split_documents(data, share, seed)
+    rows = SequenceRows(sequences, length, base.end or 0, packed=packed)
+    held_out = SequenceRows(aside, length, base.end or 0, packed=packed) if aside else None
+    full = rows.tokens / (len(rows) * length)
+    why = f"{len(sequences)} sequences, {full:.0%} of {length} tokens each"
+    found = [
+        Finding("data", "rows", len(rows), "rows", why),
+        Finding("data", "trained tokens", rows.trained_tokens, "tokens", f"of {rows.tokens}"),
+        Finding("data", "held out", len(aside), "sequences", "measured, never trained on"),
+    ]
+    if fault is not None:
+        found.append(Finding("data", "packing", False, why=fault))
+    if data.cut:
+        found.append(Finding("data", "cut", data.cut, "sequences", f"longer than --length {length}"))
+    reporter.found(found)
+    return rows, held_out

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...load import LoadedModel
 from ...load.sentence_transformers.sentence_folder import read_sentence_folder
-from .settings import WEIGHTS
+from ..settings import WEIGHTS
 
 NO_TEXT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot", ".index.json")
 

@@ -56,14 +56,7 @@ def cross_entropy_twin(
     hidden: Tensor, head: OutputHead, labels: Tensor, *, ignore_index: int = IGNORED
 ) -> tuple[Tensor, Tensor]:
     """Compute `cut_cross_entropy` from the logits of the whole batch, with torch's own gradients."""
-    weight = (
-        head.rows(0, head.vocab, hidden.dtype) if head.trainable_weight is None else head.trainable_weight
-    )
-    logits = F.linear(hidden, weight.to(hidden.dtype)).to(torch.promote_types(hidden.dtype, torch.float32))
-    logits = logits if head.bias is None else logits + head.bias
-    logits = logits * head.scale
-    logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
-    logits, labels = logits.reshape(-1, head.vocab), labels.reshape(-1)
+    logits, labels = head.whole_logits(hidden).reshape(-1, head.vocab), labels.reshape(-1)
     total = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
     return total, (labels != ignore_index).sum()
 

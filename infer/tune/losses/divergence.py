@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from ..memory.packed_rows import is_abstract
 from .output_head import HeadGradients, OutputHead, token_chunks
 
+PIECE = 1 << 18  # logits at a time
+
 
 def cut_divergence(
     hidden: Tensor,
@@ -67,19 +69,8 @@ def divergence_twin(
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Compute `cut_divergence` from whole logits, with torch's own gradients."""
-
-    def log_shares(hidden: Tensor, head: OutputHead) -> Tensor:
-        weight = head.trainable_weight
-        weight = head.rows(0, head.vocab, hidden.dtype) if weight is None else weight
-        logits = F.linear(hidden, weight.to(hidden.dtype)).to(
-            torch.promote_types(hidden.dtype, torch.float32)
-        )
-        logits = (logits if head.bias is None else logits + head.bias) * head.scale
-        logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
-        return F.log_softmax(logits / temperature, -1)
-
-    student = log_shares(hidden, head)
-    teacher = log_shares(teacher_hidden, teacher_head).detach()
+    student = F.log_softmax(head.whole_logits(hidden) / temperature, -1)
+    teacher = F.log_softmax(teacher_head.whole_logits(teacher_hidden) / temperature, -1).detach()
     each = (teacher.exp() * (teacher - student)).sum(-1)
     each = each if mask is None else each[mask]
     return each.sum() * temperature**2, torch.tensor(each.numel())
@@ -157,3 +148,40 @@ class DivergenceSums:
     def divergence(self) -> Tensor:
         """Return KL(teacher ‖ student) of each token: the mean of log-ratios of probabilities."""
         return self.mean - self.teacher + self.student
+
+
+def row_divergence(expected: Tensor, got: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return T² · Σ KL(expected ‖ got) over rows of logits [R, V], float32 and differentiable in `got`.
+
+    Logits of any float dtype are divided by the temperature T; classes that the teacher excludes (-inf) add nothing.
+    """
+    total: Tensor = _RowDivergence.apply(got, expected, float(temperature))
+    return total
+
+
+class _RowDivergence(torch.autograd.Function):
+    """The gradient, a difference of probabilities, is computed with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, got: Tensor, expected: Tensor, temperature: float) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=got.device)
+        gradient = torch.empty_like(got) if ctx.needs_input_grad[0] else None
+        size = max(PIECE // max(got.shape[1], 1), 1)
+        for start in range(0, len(got), size):
+            rows = slice(start, start + size)
+            p, q = ((side[rows].float() / temperature).log_softmax(-1) for side in (expected, got))
+            share = p.exp()
+            total += (share * (p - q)).where(p > -torch.inf, 0.0).sum() * temperature**2
+            if gradient is not None:
+                gradient[rows] = q.exp_().sub_(share).mul_(temperature)
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream.to(gradient.dtype), None, None

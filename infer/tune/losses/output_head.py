@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ...compress.packed_layers import QuantizedConv1D, QuantizedLinear
 from ...compress.quantizer import Quantizer
 from ...errors import NotUsableError
-from ..memory.frozen_linear import Forward
-from ..memory.inference_linear import inference_linear
-from ..memory.packed_rows import PackedRows, note_workspace, quantizer_of
+from ..memory.frozen_layers import Forward
+from ..memory.packed_rows import PackedRows, inference_linear, note_workspace, quantizer_of
 
 CHUNK = 1 << 22  # logits that exist at once: 16 MiB of float32
 FEWEST_ROWS = 256  # of the vocabulary in one tile
@@ -70,6 +69,14 @@ class OutputHead:
         if self.scale != 1.0:
             z *= self.scale
         return z if self.softcap is None else z.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden [..., H] for the whole vocabulary, with torch's own gradients."""
+        weight = self.trainable_weight
+        weight = self.rows(0, self.vocab, hidden.dtype) if weight is None else weight.to(hidden.dtype)
+        z = nn.functional.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
+        z = (z if self.bias is None else z + self.bias) * self.scale
+        return z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap)
 
     def before_cap(self, grad: Tensor, logits: Tensor) -> Tensor:
         """Return the gradient of hidden · Wᵀ + bias from that of the logits, in place; `logits` is overwritten."""

@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..data.rows import to_device
 from ..optimizers import trainable
 from .activation_checkpointing import repeated_blocks
 
@@ -74,7 +75,7 @@ def step_memory(
 
     Runs without data, or with it where the loss asks for values.
     """
-    moved = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
+    moved = to_device(batch, device)
     try:
         return _traced(model, loss, moved, fake=True)
     except NEEDS_DATA:
@@ -87,7 +88,7 @@ def _traced(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, fake
     held: list[Tensor] = [*model.parameters(), *model.buffers()]
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext() as mode:
         if mode is not None:
-            batch = tree_map(lambda t: mode.from_tensor(t) if isinstance(t, Tensor) else t, batch)
+            batch = tree_map_only(Tensor, mode.from_tensor, batch)
             held = [mode.from_tensor(tensor) for tensor in held]  # what operators then get in their place
         storages = {tensor.untyped_storage()._cdata for tensor in held}
         kept, tracker = _SavedTensors(model, storages), AllocationTracker(storages)

@@ -12,27 +12,20 @@ from ...compress.packed_weight import Packed
 from ...errors import UsageError
 from ...reporter import Reporter
 from ...spec import Finding
-from ..objective import TensorRows
-from ..settings import TrainSettings
-from ..training_loop import train
+from ..data.rows import PaddedRows, TensorRows, is_padded_text
 from ..training_state import TrainResult, stop_phrase
-from .compared_layers import compared_layers
-from .original_rows import original_rows
-from .padded_rows import PaddedRows, is_padded_text
-from .recover_layers import LAYER_ROWS, LayersTask, num_codes, recover_layers_if_better
-from .recovery_objective import RecoveryObjective
+from .objectives import RecoveryObjective, compared_layers
+from .recover_layers import LAYER_ROWS, LayersTask, num_codes, recover_layers_if_better, train_layers
 from .recovery_settings import (
     CODE_BATCH,
     RecoveryBudget,
     few_steps,
-    frozen_share,
-    measure_call,
+    measure_model,
     no_room,
-    ramp_width,
     recovery_settings,
     split_budget,
 )
-from .trainable_layers import TrainableLayers
+from .trainable_layers import TrainableLayers, original_rows
 
 STAGE = "recover"
 HELD_OUT, MOST_HELD_OUT = 8, 32  # every eighth row chooses the best step, at most so many rows
@@ -69,8 +62,8 @@ def recover(
     pairs = compared_layers(student, teacher, training.batch([0]), names, task)
     objective = RecoveryObjective(student, teacher, names, task, hidden=HIDDEN, layers=pairs)
     with ExitStack() as after:
-        after.callback(objective.release)
-        call = measure_call(objective, training)
+        after.callback(objective.compared.release)
+        call = measure_model(objective, training)
         by_layers: list[Finding] = []
         originals: dict[Packed, Tensor] = {}
         why = no_room(num_codes(student), call.device)
@@ -87,37 +80,12 @@ def recover(
             originals = original_rows(student, teacher)
             why = "" if originals else "no weight of the float model is that of a quantized layer"
         count = sum(each.numel() for each in originals.values())
-        layers = objective.layers = TrainableLayers(student, originals)
+        trained = TrainableLayers(student, originals)
         settings = recovery_settings(call, training, budget, seed, codes=count)
-        result = _train(objective, layers, training, held_out, settings, folder, reporter)
-    better = _is_better(result)
-    layers.store() if better else layers.discard()
-    for parameter in student.parameters():
-        parameter.requires_grad_(False)
+        result, better = train_layers(objective, trained, training, held_out, settings, folder, reporter)
     codes = by_layers or [Finding(STAGE, "codes trained", count, "codes", why)]
-    compared = Finding(STAGE, "layers compared", objective.num_layers, "layers", COMPARED_WHY)
+    compared = Finding(STAGE, "layers compared", objective.compared.count, "layers", COMPARED_WHY)
     return [*codes, *_findings(result, objective.unit, better), compared, _rows_finding(training, held_out)]
-
-
-def _train(
-    objective: RecoveryObjective,
-    layers: TrainableLayers,
-    training: TensorRows,
-    held_out: TensorRows,
-    settings: TrainSettings,
-    folder: Path,
-    reporter: Reporter,
-) -> TrainResult:
-    def prepare(share: float) -> None:
-        layers.set_progress(ramp_width(share), frozen_share(share))
-
-    try:
-        return train(
-            objective, training, held_out, settings, folder, reporter, keep_best=True, before_step=prepare
-        )
-    except BaseException:
-        layers.discard()
-        raise
 
 
 def split_rows(rows: Mapping[str, Tensor]) -> tuple[TensorRows, TensorRows]:
@@ -135,11 +103,6 @@ def split_rows(rows: Mapping[str, Tensor]) -> tuple[TensorRows, TensorRows]:
     if is_padded_text(rows):
         return PaddedRows(parts[0], CODE_BATCH), PaddedRows(parts[1], CODE_BATCH)
     return TensorRows(parts[0]), TensorRows(parts[1])
-
-
-def _is_better(result: TrainResult) -> bool:
-    first, best = result.first_held_out, result.best_held_out
-    return first is not None and best is not None and best < first
 
 
 def _findings(result: TrainResult, unit: str, better: bool) -> list[Finding]:

@@ -7,7 +7,7 @@ has there (block-wise training, EfficientQAT: Chen et al. 2024, arXiv 2407.11062
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,37 +15,34 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ... import device as hardware
 from ...compress.packed_weight import PackedLayer
 from ...device import memory
 from ...errors import NotUsableError
 from ...reporter import Reporter
 from ...spec import Finding
-from ..gradient_accumulation import to_device
-from ..objective import TensorRows
+from ..data.rows import TensorRows, to_device
+from ..objective import Rows
+from ..settings import TrainSettings
 from ..training_loop import train
-from .compared_layers import layer_lists
-from .layer_chain import LayerChain
-from .layer_objective import LayerBatches, LayerObjective
-from .original_rows import original_rows
-from .recovery_objective import RecoveryObjective
+from ..training_state import TrainResult
+from .layer_calls import LayerCall, SharedTensors, layer_calls
+from .objectives import LayerBatches, LayerObjective, RecoveryObjective, Taught, layer_lists
 from .recovery_settings import (
     CODE_BYTES,
     FEWEST_CODE_STEPS,
-    NOISE,
     Call,
     RecoveryBudget,
-    frozen_share,
-    ramp_width,
+    measure_call,
     recovery_settings,
 )
-from .trainable_layers import TrainableLayers, is_table
+from .trainable_layers import TrainableLayers, is_table, original_rows
 
 STAGE = "recover"
 LAYER_RATE = 4e-3  # of codes
 LAYER_ROWS = 4  # of a step: hidden states say more about a layer than logits about the model
 EPOCHS = 4  # at least, over rows whose hidden states are kept: computing them takes time too
 STATES_SHARE = 0.4  # of the free memory, for hidden states
+SETS = 3  # of hidden states: what both layers get, and the targets
 
 
 @dataclass(frozen=True)
@@ -202,46 +199,131 @@ def _train_layer(
     """Train one layer in place where that makes it better on held-out rows, and add to what was found."""
     layer, original = task.student.get_submodule(name), task.teacher.get_submodule(name)
     objective = LayerObjective(layer)
-    call = _measure_call(objective, rows)
+    device = next(layer.parameters(), torch.empty(0)).device
+    batch = to_device(rows.batch([0]), device)
+    call = measure_call(objective, batch, device.type, batch["hidden"].numel(), 1)
     originals = original_rows(layer, original) if call.steps(1, budget) >= FEWEST_CODE_STEPS else {}
     count = sum(each.numel() for each in originals.values())
     settings = recovery_settings(call, rows, budget, task.seed, codes=count, batch=1)
     if count:
         settings = msgspec.structs.replace(settings, learning_rate=LAYER_RATE)
-    trained = objective.trained = TrainableLayers(layer, originals)
-
-    def prepare(share: float) -> None:
-        trained.set_progress(ramp_width(share), frozen_share(share))
-
-    try:
-        folder = task.folder / name
-        result = train(
-            objective, rows, judged, settings, folder, reporter, keep_best=True, before_step=prepare
-        )
-        first, best = result.first_held_out or 0.0, result.best_held_out or 0.0
-        if better := best < first:
-            trained.store()
-    finally:
-        trained.discard()
-        for parameter in layer.parameters():
-            parameter.requires_grad_(False)
+    trained, folder = TrainableLayers(layer, originals), task.folder / name
+    result, better = train_layers(objective, trained, rows, judged, settings, folder, reporter)
+    first, best = result.first_held_out or 0.0, result.best_held_out or 0.0
     found.steps += result.steps
     found.before, found.after = found.before + first, found.after + (best if better else first)
     if better:
         found.layers, found.codes = found.layers + 1, found.codes + count
 
 
-@torch.no_grad()
-def _measure_call(objective: LayerObjective, rows: LayerBatches) -> Call:
-    """Choose the precision of a layer's steps and time its forward pass on a batch, twice as if of two models."""
-    device = next(objective.model.parameters(), torch.empty(0)).device
-    batch = to_device(rows.batch([0]), device)
-    slow = hardware.why_slow("bfloat16", device.type)
-    precision = "float32" if slow else objective.precision(batch, NOISE)
-    times = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            _, terms = objective.loss(batch)
-        times.append(time.perf_counter() - begin)
-    return Call(int(terms), batch["hidden"].numel(), 2 * min(times), device.type, precision)
+def train_layers(
+    objective: Taught,
+    trained: TrainableLayers,
+    rows: Rows,
+    held_out: Rows,
+    settings: TrainSettings,
+    folder: Path,
+    reporter: Reporter,
+) -> tuple[TrainResult, bool]:
+    """Train in place, and pack what was trained where a step is better on held-out rows than the start.
+
+    Return the result and true where one is; else, and where an error is raised, the model stays as it was.
+    """
+    objective.trained = trained
+    step, better = trained.set_progress, False
+    try:
+        result = train(
+            objective, rows, held_out, settings, folder, reporter, keep_best=True, before_step=step
+        )
+        first, best = result.first_held_out, result.best_held_out
+        if better := first is not None and best is not None and best < first:
+            trained.store()
+    finally:
+        trained.discard()
+        for parameter in objective.model.parameters():
+            parameter.requires_grad_(False)
+    return result, better
+
+
+class _Side:
+    """Layers of one model, their calls in each batch, and the hidden states that the next of them gets."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], shared: SharedTensors) -> None:
+        self.layers = [model.get_submodule(name) for name in names]
+        self.calls: list[list[LayerCall]] = []
+        self.hidden: list[Tensor] = []
+        self._model, self._shared = model, shared
+
+    def record(self, batch: Mapping[str, Tensor]) -> None:
+        """Add the layers' calls in a batch, and the hidden states that the first one gets.
+
+        Where all layers had equal calls in the first batch, the pass of a further one ends with the first layer.
+        """
+        equal = bool(self.calls) and all(call == self.calls[0][0] for call in self.calls[0])
+        layers = self.layers[:1] if equal else self.layers
+        calls, hidden = layer_calls(self._model, layers, batch, self._shared)
+        self.calls.append(calls * len(self.layers) if equal else calls)
+        self.hidden.append(hidden.cpu())
+
+    @torch.no_grad()
+    def outputs(self, index: int) -> list[Tensor]:
+        """Return the hidden states behind a layer, as it is now, in each batch."""
+        layer = self.layers[index].eval()
+        tensors = (*layer.parameters(), *layer.buffers())
+        device = next((each.device for each in tensors), torch.device("cpu"))
+        return [
+            LayerCall(to_device(dict(calls[index]), device)).run(layer, hidden.to(device)).cpu()
+            for calls, hidden in zip(self.calls, self.hidden, strict=True)
+        ]
+
+
+class LayerChain:
+    """Layers `names` of student and teacher, and the hidden states that the layer to be trained gets in each batch.
+
+    Batches are read until their states take `room` bytes, one at least. Raises `NotUsableError` where the layers are
+    no chain (`layer_calls`).
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        names: Sequence[str],
+        batches: Iterable[Mapping[str, Tensor]],
+        room: float,
+    ) -> None:
+        shared, size = SharedTensors(), 0
+        self._student, self._teacher = (_Side(model, names, shared) for model in (student, teacher))
+        self._masks: list[Tensor | None] = []
+        self._targets: list[Tensor] = []
+        for batch in batches:
+            if size and size > room:
+                break
+            self._student.record(batch)
+            self._teacher.record(batch)
+            hidden = self._student.hidden[-1]
+            self._masks.append(_mask(batch, hidden))
+            size += SETS * hidden.numel() * hidden.element_size()
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def batches(self, index: int, start: int, stop: int) -> LayerBatches:
+        """Return batches `start` to `stop` of a layer, with the targets that were set."""
+        part = slice(start, stop)
+        calls = [calls[index] for calls in self._student.calls[part]]
+        return LayerBatches(calls, self._student.hidden[part], self._targets[part], self._masks[part])
+
+    def set_targets(self, index: int) -> None:
+        """Compute what the float layer returns after the float layers before it."""
+        self._targets = self._teacher.outputs(index)
+
+    def advance(self, index: int) -> None:
+        """Take the hidden states behind a layer, as it is now, for the next one."""
+        self._student.hidden = self._student.outputs(index)
+        self._teacher.hidden, self._targets = self._targets, []
+
+
+def _mask(batch: Mapping[str, Tensor], hidden: Tensor) -> Tensor | None:
+    mask = batch.get("attention_mask")
+    return mask.bool().cpu() if mask is not None and mask.shape == hidden.shape[:-1] else None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ... import device as hardware
 from ...device import memory
 from ...graph.program import flatten
-from ..objective import Rows, TensorRows
+from ..data.rows import TensorRows
+from ..objective import Rows
 from ..settings import TrainSettings
-from .recovery_objective import RecoveryObjective
-from .table_decoding import RAMP
+from .objectives import RecoveryObjective, Taught
 
 RATE, BATCH, MEASURES = 1e-3, 8, 6
 CODE_BATCH = 16  # rows: decoding and updating every weight costs as much as several rows of a small model
@@ -24,7 +26,6 @@ CODE_RATE = (
 CODE_RATES = (2e-4, 4e-3)  # the lowest and the highest
 LAYERS_SHARE = 0.8  # of the budget, for layers one after another where codes of the whole model have no room
 FEWEST_CODE_STEPS = 60  # fewer disturb more codes than they mend
-FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
 CODE_BYTES = 33  # of a trained code: position, gradient, two moments, its best step, weight, temporaries
 BACKWARD = 2.5  # time of a step by that of both models' forward passes
 PROBE = 4  # rows whose forward passes are timed
@@ -67,27 +68,9 @@ class Call:
         return max(int((budget.seconds or 0) / (self.seconds * BACKWARD * batch)), 1)
 
 
-def ramp_width(share: float) -> float:
-    """Return the width of ramps between codes at a share of the run, in codes: it falls to 0.
-
-    On a ramp a value changes as far as its position moves. Without ramps, positions near a threshold would cross it
-    back and forth, a whole code each time.
-    """
-    return RAMP * (1 - share)
-
-
-def frozen_share(share: float) -> float:
-    """Return the share of codes that are frozen at a share of the run."""
-    return max(share - FREE, 0) / (1 - FREE)
-
-
 @torch.no_grad()
-def measure_call(objective: RecoveryObjective, training: TensorRows) -> Call:
-    """Choose the precision, and time forward passes of a few rows in it."""
-    batch = training.batch(list(range(min(PROBE, len(training)))))
-    rows = len(next(iter(batch.values())))
-    outputs = flatten(objective.model(**batch))
-    device = outputs[0].device.type
+def measure_call(objective: Taught, batch: Mapping[str, Any], device: str, size: int, rows: int) -> Call:
+    """Choose the precision, and time forward passes of a batch of `rows` rows and `size` numbers of outputs in it."""
     precision = "float32" if hardware.why_slow("bfloat16", device) else objective.precision(batch, NOISE)
     times = []
     for _ in range(2):  # the first call allocates and compiles
@@ -95,8 +78,17 @@ def measure_call(objective: RecoveryObjective, training: TensorRows) -> Call:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             _, terms = objective.loss(batch)
         times.append(time.perf_counter() - begin)
-    size = sum(each.numel() for each in outputs)
-    return Call(int(terms) / rows, size / rows, min(times) / rows, device, precision)
+    seconds = objective.MODELS * min(times)
+    return Call(int(terms) / rows, size / rows, seconds / rows, device, precision)
+
+
+@torch.no_grad()
+def measure_model(objective: RecoveryObjective, training: TensorRows) -> Call:
+    """Measure forward passes of both models on a few rows."""
+    batch = training.batch(list(range(min(PROBE, len(training)))))
+    outputs = flatten(objective.model(**batch))
+    size, rows = sum(each.numel() for each in outputs), len(next(iter(batch.values())))
+    return measure_call(objective, batch, outputs[0].device.type, size, rows)
 
 
 def few_steps(call: Call, batch: int, budget: RecoveryBudget) -> str:

@@ -16,14 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...compress.conv_layers import QuantizedConv, QuantizedConvTranspose
+from ...compress.layer_kinds import is_layer, rows_of
 from ...compress.packed_layers import QuantizedEmbedding, QuantizedExperts, QuantizedLinear, QuantizedMatrix
 from ...compress.packed_weight import Packed, PackedLayer
 from ...errors import NotUsableError
 from ..memory.frozen_layers import FrozenCompute, FrozenExperts
 from ..memory.packed_rows import quantizer_of
-from .table_weight import PARTS, TableWeight
+from .table_weight import PARTS, RAMP, TableWeight
+
+FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
 
 Compute = Callable[..., Tensor]
+LARGEST_ERROR = 0.5  # squared, as a share of the weight's; cluster:2 has 0.15, another weight 1 and more
 
 
 class TrainableLayers:
@@ -75,11 +79,15 @@ class TrainableLayers:
                     )
                 module._parameters[name] = made[parameter]
 
-    def set_progress(self, width: float, frozen: float) -> None:
-        """Set the width of ramps between codes, and keep this share of the codes, in the next step."""
+    def set_progress(self, share: float) -> None:
+        """Narrow the ramps between codes, and freeze codes, as is due at a share of the run.
+
+        On a ramp a value changes as far as its position moves. Without ramps, positions near a threshold would cross
+        it back and forth, a whole code each time.
+        """
         for weight in self.weights.values():
-            weight.width = width
-            weight.freeze(frozen)
+            weight.width = RAMP * (1 - share)
+            weight.freeze(max(share - FREE, 0) / (1 - FREE))
 
     @contextmanager
     def rounded(self) -> Iterator[None]:
@@ -155,3 +163,34 @@ def _experts(x: Tensor, expert: Tensor, weight: Tensor, features: int, top_k: in
         part = x[own // top_k].float() @ weight[e * features : (e + 1) * features].t()
         result = result.index_put((own,), part.to(x.dtype))
     return result
+
+
+@torch.no_grad()
+def original_rows(student: nn.Module, teacher: nn.Module) -> dict[Packed, Tensor]:
+    """Return float weights [N, K] by packed weight in a table format, without copies where they are float32.
+
+    A layer that the teacher does not have by this name (recurrent layers are split), or with another weight (a batch
+    norm was folded into the student's) has none: its codes can't be trained.
+    """
+    found: dict[Packed, Tensor] = {}
+    for name, layer in student.named_modules():
+        if not isinstance(layer, PackedLayer) or not is_table(layer) or layer.packed in found:
+            continue
+        try:
+            own = teacher.get_submodule(name)
+        except AttributeError:
+            continue
+        if not is_layer(own):
+            continue
+        rows = rows_of(own).detach()
+        rows = rows.reshape(len(rows), -1).float()
+        decoded = layer.packed.decode(layer.packed.tensors()).float()
+        decoded = decoded.reshape(len(decoded), -1)
+        if rows.shape == decoded.shape and _is_near(decoded, rows):
+            found[layer.packed] = rows
+    return found
+
+
+def _is_near(decoded: Tensor, rows: Tensor) -> bool:
+    error, size = (decoded - rows).square().sum(), rows.square().sum()
+    return bool(error <= LARGEST_ERROR * size)

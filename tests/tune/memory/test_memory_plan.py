@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from infer.errors import ResourceError, UsageError
 from infer.reporter import Reporter
 from infer.tune.checkpoints import remove_checkpoints
+from infer.tune.data.rows import TensorRows
 from infer.tune.memory import memory_plan
-from infer.tune.memory.memory_plan import MemoryPlan, fit_memory, plan_memory
-from infer.tune.memory.plan_run import plan_run
+from infer.tune.memory.memory_plan import MemoryPlan, fit_memory, plan_memory, plan_run
 from infer.tune.memory.simulated_step import OUTSIDE, step_memory
 from infer.tune.memory.technique_table import measure_techniques, techniques
-from infer.tune.objective import TensorRows
 from infer.tune.settings import TrainSettings
 
 SIZE, WIDE, COUNT = 32, 256, 4

@@ -16,13 +16,11 @@ from infer.compress.packed_weight import Packed
 from infer.errors import NotUsableError, UsageError
 from infer.plan import Plan
 from infer.tune import training_loop, training_state
-from infer.tune.recovery import recover as stage
-from infer.tune.recovery import recovery_settings
-from infer.tune.recovery.original_rows import original_rows
+from infer.tune.recovery import recover_layers, recovery_settings
+from infer.tune.recovery.objectives import RecoveryObjective
 from infer.tune.recovery.recover import recover, split_rows
-from infer.tune.recovery.recovery_objective import RecoveryObjective
 from infer.tune.recovery.recovery_settings import RecoveryBudget
-from infer.tune.recovery.trainable_layers import TrainableLayers
+from infer.tune.recovery.trainable_layers import TrainableLayers, original_rows
 from infer.tune.training_state import TrainResult
 from tests.support.packed_tensors import packed
 
@@ -112,12 +110,12 @@ def test_a_resumed_recovery_of_codes_equals_an_uninterrupted_one(
         iter(range(1000)),
     )
 
-    def interrupted(self: TrainableLayers, width: float, frozen: float) -> None:
+    def interrupted(self: TrainableLayers, share: float) -> None:
         if next(calls) == 45:
             raise KeyboardInterrupt
-        set_progress(self, width, frozen)
+        set_progress(self, share)
 
-    monkeypatch.setattr(stage, "train", train_with_checkpoints)
+    monkeypatch.setattr(recover_layers, "train", train_with_checkpoints)
     wanted = recovered(tmp_path / "whole")
     monkeypatch.setattr(TrainableLayers, "set_progress", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -16,11 +16,10 @@ from infer.graph.program import flatten
 from infer.plan import Plan
 from infer.tune.recovery import recover_layers as layers_stage
 from infer.tune.recovery import recovery_settings
-from infer.tune.recovery.compared_layers import layer_lists
 from infer.tune.recovery.layer_calls import LayerCall, SharedTensors, layer_calls
-from infer.tune.recovery.layer_chain import LayerChain
-from infer.tune.recovery.layer_objective import LayerObjective, token_errors
+from infer.tune.recovery.objectives import LayerObjective, layer_lists, token_errors
 from infer.tune.recovery.recover import recover
+from infer.tune.recovery.recover_layers import LayerChain
 from infer.tune.recovery.recovery_settings import RecoveryBudget
 from tests.support.packed_tensors import packed
 

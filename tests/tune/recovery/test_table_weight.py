@@ -9,8 +9,7 @@ from torch import Tensor
 from infer import compress
 from infer.compress import Quantizer
 from infer.plan import Plan
-from infer.tune.recovery.table_decoding import POSITION_UNIT, codes_at
-from infer.tune.recovery.table_weight import RANKS, TableWeight
+from infer.tune.recovery.table_weight import POSITION_UNIT, RANKS, TableWeight, codes_at
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3", "cluster:6"]
 ROWS, COLUMNS = 70, 128

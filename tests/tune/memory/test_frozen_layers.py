@@ -17,9 +17,8 @@ from infer.kernels.cpu import build
 from infer.kernels.expert_layers import ExpertLinear
 from infer.kernels.passes import prepack
 from infer.plan import Plan
-from infer.tune.memory import frozen_linear as module
-from infer.tune.memory.frozen_layers import pass_gradients
-from infer.tune.memory.frozen_linear import frozen_linear, frozen_linear_twin
+from infer.tune.memory import frozen_layers as module
+from infer.tune.memory.frozen_layers import frozen_linear, frozen_linear_twin, pass_gradients
 from infer.tune.memory.packed_rows import PackedRows, quantizer_of
 
 FORMATS = (

@@ -1,20 +1,28 @@
-"""Report of a training run: its options, its learning curve and its findings, as JSON and one HTML file."""
+"""Folder that a training run writes, and the report in it: options, learning curve and findings as JSON and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
+from ..errors import BusyError
 from ..options import command_line
 from ..report.rendering import formatting
 from ..report.rendering.cells import words_html
 from ..report.rendering.style import CSS
+from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
+from .checkpoints import publish_folder, remove_checkpoints, whole
+from .memory.memory_plan import plan_run
+from .objective import Objective, Rows
 from .settings import TrainSettings
+from .training_environment import first_process
+from .training_loop import train
 from .training_state import CurvePoint, TrainResult, stop_phrase
 
 JSON_FILE, HTML_FILE = "report.json", "report.html"
@@ -26,37 +34,12 @@ PLOT = (
 )
 
 
-class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingReport(TrainResult, frozen=True, kw_only=True):
     """Outcome of a training run: losses are means over terms, sizes bytes, times seconds; what is unknown is null."""
 
     format: int = 1
     command: str
-    stopped: str
-    steps: int
-    rows: int
-    terms: int
-    seconds: float
-    first_held_out: float | None
-    best_held_out: float | None
-    best_step: int | None
-    peak_memory: int
-    curve: tuple[CurvePoint, ...]
     findings: tuple[Finding, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        command: str,
-        result: TrainResult,
-        task: msgspec.Struct,
-        training: TrainSettings,
-        findings: Sequence[Finding],
-    ) -> TrainingReport:
-        """Make the report of a run of `infer COMMAND` with these options."""
-        words = ["infer", command, *command_line(task), *command_line(training)]
-        names = [name for name in cls.__struct_fields__ if name not in ("format", "command", "findings")]
-        values = {name: getattr(result, name) for name in names}
-        return cls(command=" ".join(words), findings=tuple(findings), **values)
 
     def facts(self) -> dict[str, str]:
         """Return what is read first, by name, for display."""
@@ -72,6 +55,50 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
             best = f"{self.first_held_out:.4g} → {self.best_held_out:.4g}, the best, at step {self.best_step}"
             found["held-out loss"] = best
         return found
+
+
+def require_free(output: Path, mark: str, *, replace: bool) -> None:
+    """Raise `BusyError` where the folder exists, unless it is to be replaced and holds the file `mark` of its kind."""
+    if not output.exists():
+        return
+    if not replace:
+        raise BusyError(f"{output} exists", hint="Choose another --output, or replace it with --force")
+    if not (output / mark).is_file():
+        raise BusyError(
+            f"{output} exists and has no {mark}, so it is not replaced", hint="Choose another --output"
+        )
+
+
+def train_to_folder(
+    command: str,
+    task: msgspec.Struct,
+    settings: TrainSettings,
+    data: tuple[Objective, Rows, Rows | None],
+    trained: Callable[[], Mapping[str, Tensor]],
+    save: Callable[[Mapping[str, Tensor], Path], None],
+    output: Path,
+    reporter: Reporter,
+) -> TrainingReport:
+    """Plan, train and publish what `infer COMMAND` trains; return the report in the folder.
+
+    `data` are an objective, its rows and those held out. `trained` gives the tensors that `save` writes to a folder;
+    they are asked for after training. Checkpoints are in `OUTPUT.checkpoints` until the folder is published.
+    """
+    objective, rows, held_out = data
+    checkpoints = output.with_name(f"{output.name}.checkpoints")
+    chosen, plan = plan_run(objective, rows, settings, checkpoints, reporter)
+    result = train(objective, rows, held_out, chosen, checkpoints, reporter, plan)
+    words = ["infer", command, *command_line(task), *command_line(settings)]
+    report = TrainingReport(
+        command=" ".join(words), findings=tuple(reporter.findings), **msgspec.structs.asdict(result)
+    )
+    tensors = {name: whole(each) for name, each in trained().items()}
+    if first_process():
+        with publish_folder(output) as folder:
+            save(tensors, folder)
+            write_report(report, folder)
+        remove_checkpoints(checkpoints)
+    return report
 
 
 def write_report(report: TrainingReport, folder: Path) -> None:

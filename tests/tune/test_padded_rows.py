@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infer.tune.recovery.padded_rows import PaddedRows, is_padded_text
+from infer.tune.data.rows import PaddedRows, is_padded_text
 
 COUNT, TOKENS = 203, 64
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.tune.recovery import recover as stage
-from infer.tune.recovery.compared_layers import compared_layers
-from infer.tune.recovery.recovery_objective import RecoveryObjective
+from infer.tune.recovery.objectives import RecoveryObjective, compared_layers
 from infer.tune.recovery.recovery_settings import RecoveryBudget
 
 WIDTH, TOKENS = 64, 12
@@ -79,7 +78,7 @@ def test_compared_layers_enter_the_loss_and_not_the_measure() -> None:
     both = RecoveryObjective(student, teacher, ["embedding"], task, hidden=1.0, layers=pairs)
     assert float(both.loss(batch)[0]) > float(plain.loss(batch)[0]) * 1.1
     assert torch.equal(both.measure(batch)[0], plain.measure(batch)[0])
-    both.release()
+    both.compared.release()
     assert torch.equal(both.loss(batch)[0], plain.loss(batch)[0])
     hooks = [len(m._forward_hooks) for model in (student, teacher) for m in model.modules()]
     assert not any(hooks)
@@ -89,7 +88,7 @@ def test_a_failed_recovery_leaves_no_hooks(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(stage, "measure_call", fail)
+    monkeypatch.setattr(stage, "measure_model", fail)
     teacher, student = Encoder("mean"), Encoder("mean")
     budget = RecoveryBudget(terms=8)
     with pytest.raises(RuntimeError, match="planted"):
