@@ -270,14 +270,14 @@ def _times_as_small(known: KnownTrials, other: TrialRecord, candidate: Candidate
     """Return how many times as long as those of another format the layers of a candidate may take that is no smaller:
     it could win by noise alone, or by being more faithful. Infinite where it may win otherwise.
 
-    Layers of formats of one size differ by noise: those of a more faithful one have to be clearly slower. What has not
-    been judged must be coarser than the best trial by its bits.
+    Layers of formats of one size differ by noise: those of a more faithful one have to be clearly slower. Where the
+    layers are not those of the trials that judged them, the candidate must be coarser than the best one by its bits.
     """
     best, theirs = known.best, other.candidate
     if best is None or known.memory_counts or not candidate.is_quantized or candidate.bits or theirs.bits:
         return math.inf
-    own, twin = known.twin_measured(candidate), known.twin_measured(theirs)
-    if own is not None and twin is not None and own.size is not None and twin.size is not None:
+    own, twin = (known.twin_measured(one) or Measured() for one in (candidate, theirs))
+    if own.size and twin.size and space.layers_as(candidate.backend) != candidate.backend:
         if own.size < FASTER * twin.size or known.cost(other) <= FASTER * known.cost(best):
             return math.inf
         coarser = own.error is not None and twin.error is not None and own.error >= twin.error
