@@ -28,7 +28,7 @@ from . import trial_result
 from .lower_bounds import lower_bounds
 from .messages import LowerBounds, Setup, ToBeat, TrialRequest
 from .round_timing import time_artifacts
-from .source_cache import PreparedSource, SourceCache, SourceFailure, TrialReporter
+from .source_cache import PreparedSource, SourceCache, SourceFailure
 from .timing_lock import TimingLock
 from .user_metric import UserMetric
 
@@ -71,7 +71,7 @@ class Session:
 
     def _run(self, plan: Plan, request: TrialRequest, output: Path) -> TrialRecord:
         """Quantize, lower, judge and time a candidate, and publish it unless it is refused or known to lose."""
-        reporter = TrialReporter(self._reporter)
+        reporter = self._reporter.attempt()
         prepared, resolved = self._opened(plan, reporter)
         to_beat, rivals = request.to_beat, request.rivals
         self._sources.open_float_forms(prepared, resolved.plan, rivals or ())
@@ -162,7 +162,7 @@ class Session:
         plan = candidate.plan(self._setup.plan)
         with self._lock.working():
             try:
-                prepared, run = self._opened(plan, TrialReporter(self._reporter))
+                prepared, run = self._opened(plan, self._reporter.attempt())
                 run = stages.within_sizes(run, prepared.original.graph)
                 with self._lock.timing():
                     return lower_bounds(prepared.original, run.plan, formats)
@@ -177,7 +177,7 @@ class Session:
         """
         plan = candidate.plan(self._setup.plan)
         with self._lock.working():
-            prepared = self._sources.last or self._opened(plan, TrialReporter(self._reporter))[0]
+            prepared = self._sources.last or self._opened(plan, self._reporter.attempt())[0]
             self._reporter.step("time", "the best trials in turns")
             return time_artifacts(artifacts, batches, prepared.original.graph, self._lock.timing)
 
