@@ -11,28 +11,23 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
 from ..budgets import Budgets
 from ..errors import InferError, NotUsableError, UsageError
 from ..plan import Plan
-from ..report.search_record import Candidate, TrialRecord
+from ..report.search_record import TrialRecord
 from ..reporter import Reporter
 from ..spec import Finding
 from . import journal
 from .trial_process.messages import Setup, TrialRequest
 from .trial_process.worker_process import TrialLimits, Worker, default_limits
-
-if TYPE_CHECKING:
-    from .trial_loop import Search
 
 START_SECONDS = 120.0  # until an actor answers: it waits for CPUs that other work of the cluster holds
 CLOSE_SECONDS = 10.0
@@ -46,59 +41,6 @@ class NodeLostError(Exception):
 
 def no_step(name: str, detail: str) -> None:
     """Ignore a step: those of trials side by side say nothing on one line."""
-
-
-def run_stage(search: Search, candidates: Sequence[Candidate]) -> None:
-    """Run candidates on `search.nodes` until each has a record; an error that ends the search is raised."""
-    waiting = deque(candidates)
-    if waiting:
-        search.survey(waiting[0])
-    with ThreadPoolExecutor(len(search.nodes)) as pool:
-        try:
-            _run_all(search, waiting, pool)
-        except BaseException:
-            search.close()  # the threads wait for trials, which end by it
-            raise
-
-
-def _run_all(search: Search, waiting: deque[Candidate], pool: ThreadPoolExecutor) -> None:
-    """Run what waits, one trial at a time on each node; a node that is lost leaves `search.nodes`."""
-    lost = Counter[Candidate]()
-    running: dict[Future[TrialRecord], tuple[Worker | RayNode, TrialRequest]] = {}
-    while waiting or running:
-        busy = [id(node) for node, _ in running.values()]
-        for node in [one for one in search.nodes if id(one) not in busy]:
-            if (candidate := _next_to_run(search, waiting)) is not None:
-                search.step(candidate, "trial", f"on {node.name}" if node.name else "")
-                request = search.request(candidate)
-                running[pool.submit(node.run, request, search.seconds_left(), no_step)] = node, request
-        for ended in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-            node, request = running.pop(ended)
-            try:
-                search.add(search.ended(request, ended.result()))
-            except NodeLostError as error:
-                search.nodes.remove(node)
-                candidate = request.candidate
-                lost[candidate] += 1
-                again = lost[candidate] < ATTEMPTS
-                then = "its trial runs elsewhere" if again else "its trial lost others before"
-                said = f"lost while it ran {candidate.label}, {then}: {error}"
-                search.reporter.found([Finding("search", f"node {node.name}", None, why=said)])
-                if again:
-                    waiting.appendleft(candidate)
-                    continue
-                reason = f"{ATTEMPTS} nodes were lost while they ran it, the last one: {error}"
-                search.add(TrialRecord(candidate=candidate, outcome="crashed", reason=reason, node=node.name))
-
-
-def _next_to_run(search: Search, waiting: deque[Candidate]) -> Candidate | None:
-    """Take the first candidate that has to run; those before it are recorded."""
-    while waiting:
-        candidate = waiting.popleft()
-        if (record := search.without_running(candidate)) is None:
-            return candidate
-        search.add(record)
-    return None
 
 
 @dataclass

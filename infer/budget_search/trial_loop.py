@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -16,16 +17,15 @@ from ..budgets import Budgets
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import bounds, feasibility, finalists, journal, ray_nodes, space
+from ..spec import Finding
+from . import bounds, feasibility, finalists, journal, space
 from .feasibility import trial_finding
 from .final_artifact import may_win, search_record
 from .known_trials import KnownTrials
 from .progress import SearchReporter, State, current_state, progress_text
+from .ray_nodes import ATTEMPTS, NodeLostError, RayNode, no_step
 from .trial_process.messages import Setup, TrialRequest
 from .trial_process.worker_process import SHORTEST, Start, TrialLimits, Worker, WorkerProcess
-
-if TYPE_CHECKING:
-    from .ray_nodes import RayNode
 
 
 @dataclass
@@ -101,12 +101,64 @@ class Search:
         fresh = [one for one in dict.fromkeys(candidates) if one not in self.known.records]
         fresh.sort(key=self.known.expected_cost)
         if self.nodes:
-            ray_nodes.run_stage(self, fresh)
+            self.stage_on_nodes(fresh)
             return
         for candidate in fresh:
             if candidate not in self.known.records:
                 self.add(self.without_running(candidate) or self.run(candidate))
                 self.stage(self.known.followers(candidate))
+
+    def stage_on_nodes(self, candidates: Sequence[Candidate]) -> None:
+        """Run candidates on `nodes` until each has a record; an error that ends the search is raised."""
+        waiting = deque(candidates)
+        if waiting:
+            self.survey(waiting[0])
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            try:
+                self._run_all(waiting, pool)
+            except BaseException:
+                self.close()  # the threads wait for trials, which end by it
+                raise
+
+    def _run_all(self, waiting: deque[Candidate], pool: ThreadPoolExecutor) -> None:
+        """Run what waits, one trial at a time on each node; a node that is lost leaves `nodes`."""
+        lost = Counter[Candidate]()
+        running: dict[Future[TrialRecord], tuple[Worker | RayNode, TrialRequest]] = {}
+        while waiting or running:
+            busy = [id(node) for node, _ in running.values()]
+            for node in [one for one in self.nodes if id(one) not in busy]:
+                if (candidate := self._next_to_run(waiting)) is not None:
+                    self.step(candidate, "trial", f"on {node.name}" if node.name else "")
+                    request = self.request(candidate)
+                    running[pool.submit(node.run, request, self.seconds_left(), no_step)] = node, request
+            for ended in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                node, request = running.pop(ended)
+                try:
+                    self.add(self.ended(request, ended.result()))
+                except NodeLostError as error:
+                    self.nodes.remove(node)
+                    candidate = request.candidate
+                    lost[candidate] += 1
+                    again = lost[candidate] < ATTEMPTS
+                    then = "its trial runs elsewhere" if again else "its trial lost others before"
+                    said = f"lost while it ran {candidate.label}, {then}: {error}"
+                    self.reporter.found([Finding("search", f"node {node.name}", None, why=said)])
+                    if again:
+                        waiting.appendleft(candidate)
+                        continue
+                    reason = f"{ATTEMPTS} nodes were lost while they ran it, the last one: {error}"
+                    self.add(
+                        TrialRecord(candidate=candidate, outcome="crashed", reason=reason, node=node.name)
+                    )
+
+    def _next_to_run(self, waiting: deque[Candidate]) -> Candidate | None:
+        """Take the first candidate that has to run; those before it are recorded."""
+        while waiting:
+            candidate = waiting.popleft()
+            if (record := self.without_running(candidate)) is None:
+                return candidate
+            self.add(record)
+        return None
 
     def without_running(self, candidate: Candidate) -> TrialRecord | None:
         """Return the record of a candidate known from the journal or skipped by a bound; None for one to run."""

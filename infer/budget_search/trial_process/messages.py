@@ -12,7 +12,7 @@ from ...run.trial import TimesToBeat
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What all trials of a worker share."""
+    """Values that all trials of a worker share."""
 
     plan: Plan
     name: str  # of the artifacts, `model.infer`
