@@ -111,8 +111,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     ray: Annotated[
         bool,
         Option(
-            "run trials on the other nodes of a Ray cluster too (extra ray): whole ones on machines like this one, "
-            "fidelity alone on others. They need the source and the data at the same paths",
+            "run trials on the other nodes of a Ray cluster too (extra ray) that are machines like this one. They need "
+            "the source and the data at the same paths",
             group=SEARCH,
             one_way=True,
         ),

@@ -16,8 +16,7 @@ import psutil
 
 from infer import cli
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.trial_process.messages import Done, LowerBounds, Survey, TrialRequest
-from infer.report.search_record import Candidate
+from infer.report.search_record import Candidate, TrialRecord
 
 START = "start"  # of a trial, before its first step
 
@@ -75,22 +74,27 @@ class Profile:
 def main(words: list[str]) -> int:
     """Run the command line, and print the table."""
     profile = Profile()
-    ask, step = Search.question, Search.step
+    run, survey, step = Search.run, Search.survey, Search.step
 
-    def question(self: Search, candidate: Candidate, asked: TrialRequest | Survey) -> Done | LowerBounds:
-        label = candidate.label if isinstance(asked, TrialRequest) else "bounds"
-        profile.switch(label, START)
-        answer = ask(self, candidate, asked)
+    def profiled_run(self: Search, candidate: Candidate) -> TrialRecord:
+        profile.switch(candidate.label, START)
+        record = run(self, candidate)
         profile.switch("", "")
-        print(profile.row(label), flush=True)  # noqa: T201
-        return answer
+        print(profile.row(candidate.label), flush=True)  # noqa: T201
+        return record
+
+    def profiled_survey(self: Search, candidate: Candidate) -> None:
+        profile.switch("bounds", START)
+        survey(self, candidate)
+        profile.switch("", "")
 
     def stepped(self: Search, candidate: Candidate, name: str, detail: str) -> None:
         kind = f"{name} float" if detail.endswith("to time against") else name
         profile.switch(profile.running[0], kind)
         step(self, candidate, name, detail)
 
-    Search.question, Search.step = question, stepped  # type: ignore[method-assign]
+    Search.run, Search.survey = profiled_run, profiled_survey  # type: ignore[method-assign]
+    Search.step = stepped  # type: ignore[method-assign]
     code = cli.main(words)
     print("\n".join(profile.table()))  # noqa: T201
     return code

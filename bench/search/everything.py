@@ -8,19 +8,19 @@ from __future__ import annotations
 import sys
 
 from infer import cli
-from infer.budget_search import best_to_beat, skip_bounds
+from infer.budget_search import bounds
 from infer.budget_search.known_trials import KnownTrials
 from infer.budget_search.trial_process.messages import ToBeat
 from infer.report.search_record import Candidate
 
-BOUNDS = ("_too_large", "_above_roofline", "_unfaithful", "_too_slow", "_slower_layers", "_no_better_layers")
+BOUNDS = ("without_a_trial", "by_forms", "by_layers")
 
 
 def main(words: list[str]) -> int:
     """Run the command line without bounds."""
     for name in BOUNDS:
-        setattr(skip_bounds, name, _no_bound)
-    best_to_beat.to_beat = _nothing_to_beat
+        setattr(bounds, name, _no_bound)
+    bounds.to_beat = _nothing_to_beat
     return cli.main(words)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from infer.artifact import store
-from infer.budget_search.trial_process.messages import Rounds, Setup
+from infer.budget_search.trial_process.messages import Setup
 from infer.budget_search.trial_process.session import Session
 from infer.report.search_record import Candidate
 from infer.reporter import Reporter
@@ -23,14 +23,11 @@ def main(words: list[str]) -> int:
     """Write the seconds of both, a list for each, as JSON."""
     first, second = (Path(word).absolute() for word in words)
     plan = store.read_manifest(first).plan.with_(layers={}, quant="none", dtype="float32")
-    asked = Rounds(
-        candidate=Candidate(backend=plan.backend),
-        artifacts=(str(first), str(second)),
-        batches=(min(plan.batches), min(plan.batches)),
-    )
+    candidate, smallest = Candidate(backend=plan.backend), min(plan.batches)
     with tempfile.TemporaryDirectory() as work:
-        times = Session(Setup(plan=plan, name="model.infer", work=work), Reporter()).rounds(asked)
-    print(json.dumps(times.seconds))  # noqa: T201
+        session = Session(Setup(plan=plan, name="model.infer", work=work), Reporter())
+        seconds = session.rounds(candidate, (first, second), (smallest, smallest))
+    print(json.dumps(seconds))  # noqa: T201
     return 0
 
 

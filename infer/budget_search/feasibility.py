@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..budgets import Budgets
@@ -15,7 +15,6 @@ from ..report.search_record import Measured, TrialRecord
 from ..spec import Finding
 
 NEAREST = 3
-DOUBT = 2.0  # a thread that shares its core with another takes about twice as long
 Value = float | None
 
 
@@ -102,45 +101,10 @@ def keeps_slower(budgets: Budgets, plan: Plan) -> str:
     return "--allow-slower" if plan.allow_slower else ""
 
 
-def cost(measured: Measured, budgets: Budgets, reference: Mapping[str, Mapping[int, float]]) -> float:
-    """Return what the objective minimizes. Times are ratios to a float form times its first known seconds, so that a
-    machine that slowed down during the search does not decide.
+def nothing_fits(records: Sequence[TrialRecord], limits: Sequence[Limit]) -> GateError:
+    """Make the error that names the nearest trials and what each budget would have to be for them; of trials that were
+    not run the first ones.
     """
-    sequences, tokens = budgets.cache_tokens
-    if budgets.aim == "memory":
-        value: Value = measured.memory_with_cache(sequences, tokens)
-    elif budgets.aim == "size":
-        value = measured.size
-    else:
-        times = typical(measured, reference)
-        if budgets.aim == "latency":
-            value = times[min(times)] if times else None
-        else:
-            value = min((s / batch for batch, s in times.items()), default=None)
-    return math.inf if value is None else float(value)
-
-
-def typical(measured: Measured, reference: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """Return seconds by batch size, comparable among trials; the measured ones where no float form is known.
-
-    A float form that was held up makes a ratio far too small, a trial that was, far too large. Other work only
-    lengthens calls, so that the shortest one is near the truth whatever the machine did: times count up to `DOUBT`
-    times it, and from it over `DOUBT` on.
-    """
-    found = {}
-    for batch, seconds in measured.seconds.items():
-        form = reference.get(measured.rivals.get(batch, ""), {}).get(batch)
-        value = seconds if form is None else measured.ratios[batch] * form
-        if (least := measured.least.get(batch)) is not None:
-            value = min(max(value, least / DOUBT), least * DOUBT)
-        found[batch] = value
-    return found
-
-
-def nothing_fits(
-    records: Sequence[TrialRecord], limits: Sequence[Limit], budgets: Budgets, *, skipped: int = 0
-) -> GateError:
-    """Make the error that names the nearest trials and what each budget would have to be for them."""
     measured = [record for record in records if record.measured is not None and record.measured.seconds]
     if not measured and records and all(record.outcome == "skipped" for record in records):
         least = "; ".join(f"{r.candidate.label}: {r.reason}" for r in records[:NEAREST])
@@ -156,6 +120,7 @@ def nothing_fits(
         )
     ranked = sorted(measured, key=lambda record: _distance(record, limits))[:NEAREST]
     lines = [f"{record.candidate.label} would need {_needs(record, limits)}" for record in ranked]
+    skipped = sum(record.outcome == "skipped" for record in records)
     out = f"; {skipped} trials were not run" if skipped else ""
     return GateError(
         f"no trial meets the budgets. The nearest: {'; '.join(lines)}{out}",

@@ -6,6 +6,7 @@ trial seem fast. The few that may be the best are timed once more, all of them i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from ..reporter import Reporter
 from ..spec import Finding
 from .feasibility import eligible
 from .known_trials import TIMED, KnownTrials
-from .trial_process.messages import Done, Rounds, RoundTimes
+from .trial_process.worker_process import RoundTimes, TrialEndedError
 
 NEAR = 1.5  # times the least cost: within it the order of costs may be the machine's
 MOST = 6  # all of them are open at once
 UNCERTAIN = 1.05  # high over low of an interval from which on its median is not believed
 UNDISTURBED = 0.1  # quantile of the rounds that counts then
-Ask = Callable[[Rounds], RoundTimes | Done]
+Rounds = Callable[[Candidate, Sequence[Path], Sequence[int]], RoundTimes]  # see `Worker.rounds`
 
 
 def nearest(known: KnownTrials) -> list[TrialRecord]:
@@ -47,20 +48,12 @@ def nearest(known: KnownTrials) -> list[TrialRecord]:
 def _distance(known: KnownTrials, record: TrialRecord, best: TrialRecord) -> float:
     """Return how many times the best one's time a trial takes: by cost or by shortest calls, whichever says less."""
     by_cost = known.cost(record) / known.cost(best)
-    own, other = (_shortest(r, known.budgets.aim) for r in (record, best))
-    return by_cost if own is None or other is None else min(by_cost, own / other)
-
-
-def _shortest(record: TrialRecord, aim: str) -> float | None:
-    """Return the seconds of a row in the shortest call, at the batch size that the objective measures."""
-    least = (record.measured or Measured()).least
-    if not least:
-        return None
-    return least[min(least)] if aim == "latency" else min(s / batch for batch, s in least.items())
+    own, other = (known.of_row((r.measured or Measured()).least) for r in (record, best))
+    return by_cost if math.inf in (own, other) else min(by_cost, own / other)
 
 
 def compare(
-    known: KnownTrials, artifacts: Mapping[Candidate, Path], ask: Ask, reporter: Reporter
+    known: KnownTrials, artifacts: Mapping[Candidate, Path], rounds: Rounds, reporter: Reporter
 ) -> list[TrialRecord]:
     """Time the nearest trials whose artifacts are here in turns; return their records with what was found.
 
@@ -77,18 +70,16 @@ def compare(
         reporter.found([Finding("search", "the best trials in turns", None, why=why)])
     if len(found) < 2:
         return []
-    asked = Rounds(
-        candidate=found[0].candidate,
-        artifacts=tuple(str(artifacts[record.candidate]) for record in found),
-        batches=tuple(_batch(record, known.budgets.aim) for record in found),
-    )
     reporter.step("time", f"in turns: {', '.join(record.candidate.label for record in found)}")
-    answer = ask(asked)
-    if isinstance(answer, Done):
-        failed = f"{answer.outcome}: {answer.reason}; the order is that of the trials alone"
+    places = [artifacts[record.candidate] for record in found]
+    batches = [_batch(record, known.budgets.aim) for record in found]
+    try:
+        seconds = rounds(found[0].candidate, places, batches)
+    except TrialEndedError as ended:
+        failed = f"{ended}; the order is that of the trials alone"
         reporter.found([Finding("search", "the best trials in turns", None, why=failed)])
         return []
-    turns = standings([record.candidate.label for record in found], answer.seconds)
+    turns = standings([record.candidate.label for record in found], seconds)
     turns = [msgspec.structs.replace(one, aim=known.budgets.aim) for one in turns]
     return [msgspec.structs.replace(one, turns=own) for one, own in zip(found, turns, strict=True)]
 

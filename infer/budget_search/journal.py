@@ -1,14 +1,21 @@
-"""Journal of trials measured before, by source, data, machine, versions and code, in SQLite."""
+"""Journal of trials measured before, by source, data, machine, versions and code, in SQLite.
+
+Beside it are the artifacts of the best of them, `artifacts/SOURCE/TRIAL`: with its artifact a trial can be timed once
+more, and published, without being made.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import os
+import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +23,14 @@ import msgspec
 
 from .. import __version__, paths
 from .. import device as hardware
+from ..artifact import store
 from ..budgets import Budgets
+from ..errors import InferError
 from ..plan import Plan
 from ..report.search_record import Candidate, TrialRecord
 
 KEPT = ("published", "refused", "crashed", "failed", "out of memory")  # what a repeated trial would say again
+MOST_BYTES = 1 << 30  # of all artifacts that are kept
 _TABLE = """CREATE TABLE IF NOT EXISTS trials (
     trial TEXT NOT NULL, machine TEXT NOT NULL, source TEXT NOT NULL, made REAL NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (trial, machine))"""
@@ -29,8 +39,10 @@ _TABLE = """CREATE TABLE IF NOT EXISTS trials (
 class Journal:
     """Trials of one source with its data. A file that can't be read or written only costs the resuming."""
 
-    def __init__(self, plan: Plan, budgets: Budgets, path: Path | None = None) -> None:
-        self._path = path or default_path()
+    def __init__(
+        self, plan: Plan, budgets: Budgets, path: Path | None = None, room: int = MOST_BYTES
+    ) -> None:
+        self._path, self._room = path or default_path(), room
         self._plan, self._shared = plan, _digest(json.dumps(digests(plan, budgets), sort_keys=True))
         self._machine = machine(plan.device)
 
@@ -60,9 +72,44 @@ class Journal:
                 "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", (*row, msgspec.json.encode(record))
             )
 
-    def key(self, candidate: Candidate) -> str:
-        """Return the digest of all that a trial on this machine depends on."""
-        return _digest(self._key(candidate), self._machine)
+    def keep(self, artifacts: Sequence[tuple[Candidate, Path]]) -> None:
+        """Link artifacts, the best first, and delete the oldest ones of all sources beyond the room.
+
+        What is larger than the room is left out. A disk that is full costs the resuming and nothing else.
+        """
+        with contextlib.suppress(OSError):
+            for candidate, artifact in reversed(artifacts):
+                place = self._place(candidate)
+                if place.exists():
+                    os.utime(place)
+                elif store.size(artifact) <= self._room:
+                    _link_tree(artifact, place / artifact.name)
+            every = _artifacts(self._path).glob("*/*")
+            kept = sorted(every, key=lambda folder: folder.stat().st_mtime, reverse=True)
+            sizes = list(itertools.accumulate(map(store.size, kept)))
+            for folder, used in zip(kept, sizes, strict=True):
+                if used > self._room:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def restore(self, candidate: Candidate, work: Path) -> Path | None:
+        """Link the artifact of a trial into a folder of its own below `work`, verified; None where there is none."""
+        place = self._place(candidate)
+        kept = next(place.glob("*"), None)
+        if kept is None:
+            return None
+        artifact = work / f"kept-{place.name[:16]}" / kept.name
+        with contextlib.suppress(OSError, InferError):
+            _link_tree(kept, artifact)
+            store.verify(artifact, store.read_manifest(artifact))
+            if store.signed_here(artifact):
+                return artifact
+        for folder in (artifact.parent, place):
+            shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def _place(self, candidate: Candidate) -> Path:
+        """Return the folder of a trial's artifact, by all that it depends on, the machine included."""
+        return _artifacts(self._path, self._plan.source) / _digest(self._key(candidate), self._machine)
 
     def _key(self, candidate: Candidate) -> str:
         asked = msgspec.json.encode(candidate.plan(self._plan)).decode()
@@ -88,10 +135,38 @@ def listed(source: str | None = None, path: Path | None = None) -> list[tuple[st
 
 
 def forget(source: str | None = None, path: Path | None = None) -> int:
-    """Forget the trials of a source, or all; return how many there were."""
+    """Forget the trials of a source, or all, with their artifacts; return how many trials there were."""
+    shutil.rmtree(_artifacts(path or default_path(), source), ignore_errors=True)
     where, values = _of_source(source)
     with _opened(path or default_path()) as file:
         return file.execute(f"DELETE FROM trials {where}", values).rowcount
+
+
+def _artifacts(path: Path, source: str | None = None) -> Path:
+    """Return the folder of the artifacts of a source, or of all, beside the journal at `path`."""
+    every = path.parent / "artifacts"
+    return every if source is None else every / _digest(os.path.abspath(source))[:16]
+
+
+def _link_tree(source: Path, place: Path) -> None:
+    """Make a tree of hard links, an artifact being never edited, or of copies on another file system.
+
+    The tree is there as a whole or not at all.
+    """
+
+    def link(old: str, new: str) -> None:
+        try:
+            os.link(old, new)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                raise
+            shutil.copy2(old, new)
+
+    try:
+        shutil.copytree(source, place, copy_function=link)
+    except OSError:
+        shutil.rmtree(place.parent, ignore_errors=True)
+        raise
 
 
 def _of_source(source: str | None) -> tuple[str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,20 +17,10 @@ from . import feasibility, space
 from .feasibility import Limit
 from .space import eager_twin
 from .trial_process.messages import LowerBounds
-from .trial_process.trial_runner import SHORTEST
+from .trial_process.worker_process import SHORTEST
 
-CLEARLY = 1.25  # times the best trial: a bound from the times of other forms holds but for their noise
+DOUBT = 2.0  # a thread that shares its core with another takes about twice as long
 TIMED = ("latency", "throughput")  # objectives
-
-
-@dataclass(frozen=True)
-class SameLayers:
-    """A timed trial of another format: its seconds by batch size, those of its layers alone, and of a candidate's."""
-
-    record: TrialRecord
-    times: Mapping[int, float]
-    alone: Mapping[int, float]
-    own: Mapping[int, float]
 
 
 @dataclass
@@ -106,17 +96,42 @@ class KnownTrials:
         return turns.ratio * min(map(self._own_cost, [*same, record]))
 
     def _own_cost(self, record: TrialRecord) -> float:
-        return feasibility.cost(
-            record.measured or Measured(), self.budgets, self.reference_of(record.candidate)
-        )
+        measured, aim = record.measured or Measured(), self.budgets.aim
+        if aim in TIMED:
+            return self.of_row(self.typical(record))
+        size = measured.size if aim == "size" else measured.memory_with_cache(*self.budgets.cache_tokens)
+        return math.inf if size is None else float(size)
+
+    def of_row(self, seconds: Mapping[int, float]) -> float:
+        """Return the seconds of a row that the objective looks at, of those by batch size."""
+        if not seconds:
+            return math.inf
+        if self.budgets.aim == "latency":
+            return seconds[min(seconds)]
+        return min(value / size for size, value in seconds.items())
 
     def reference_of(self, candidate: Candidate) -> dict[str, dict[int, float]]:
         """Return the seconds of the float forms with the same number of threads as the candidate."""
         return self.reference.setdefault(candidate.threads, {})
 
     def typical(self, record: TrialRecord) -> dict[int, float]:
-        """Return the seconds by batch size, scaled by those of the float forms of the same trial."""
-        return feasibility.typical(record.measured or Measured(), self.reference_of(record.candidate))
+        """Return the seconds by batch size, comparable among trials: ratios to float forms times the first known
+        seconds of these, so that a machine that slowed down during the search does not decide; the measured ones where
+        no float form is known.
+
+        A float form that was held up makes a ratio far too small, a trial that was, far too large. Other work only
+        lengthens calls, so that the shortest one is near the truth whatever the machine did: times count up to `DOUBT`
+        times it, and from it over `DOUBT` on.
+        """
+        measured, reference = record.measured or Measured(), self.reference_of(record.candidate)
+        typical = {}
+        for batch, seconds in measured.seconds.items():
+            form = reference.get(measured.rivals.get(batch, ""), {}).get(batch)
+            value = seconds if form is None else measured.ratios[batch] * form
+            if (least := measured.least.get(batch)) is not None:
+                value = min(max(value, least / DOUBT), least * DOUBT)
+            typical[batch] = value
+        return typical
 
     def expected_cost(self, candidate: Candidate) -> float:
         """Return the cost of the candidate's format on the first backend, or, on a backend that calls its operators,
@@ -125,10 +140,10 @@ class KnownTrials:
         twin = self.records.get(eager_twin(candidate, self.first))
         if twin is None:
             return math.inf
-        alone = self.per_row(twin.measured.layer_seconds if twin.measured else {})
-        if alone is None or self.budgets.aim not in TIMED or space.layers_as(candidate.backend) != self.first:
+        alone = twin.measured.layer_seconds if twin.measured else {}
+        if self.budgets.aim not in TIMED or space.layers_as(candidate.backend) != self.first:
             return self.cost(twin)
-        return min(alone, self.cost(twin))
+        return min(self.of_row(alone), self.cost(twin))
 
     def followers(self, candidate: Candidate) -> list[Candidate]:
         """Return the format of a trial on the backends that call the same operators: they come next, as what they
@@ -146,63 +161,16 @@ class KnownTrials:
             return found
         return [one for one in found if one.backend in timed or self.expected_cost(one) < self.cost(best)]
 
-    def per_row(self, seconds: Mapping[int, float]) -> float | None:
-        """Return the seconds of a row that the objective looks at, of those by batch size; None of none."""
-        if not seconds:
-            return None
-        if self.budgets.aim == "latency":
-            return seconds[min(seconds)]
-        return min(value / size for size, value in seconds.items())
-
     @property
     def memory_counts(self) -> bool:
         """True where memory or the size of an artifact is a budget or the objective."""
         by_size = self.budgets.aim == "size" or self.budgets.max_size is not None
         return by_size or space.memory_matters(self.budgets)
 
-    def layers_alone(self, candidate: Candidate) -> Mapping[int, float]:
-        """Return what the layers of a candidate's format, or of float, take alone, by batch size, as trials on the
-        backend found whose operators they call; of float in another dtype the least that they could. {} where not all
-        of its layers were timed: convolutions are not.
-        """
-        twin = eager_twin(candidate, space.layers_as(candidate.backend))
-        if candidate.is_quantized:
-            measured = self.records[twin].measured if twin in self.records else None
-            if measured is None:
-                return {}
-            return {size: s for size, s in measured.layer_seconds.items() if size in measured.layer_gain}
-        place, most = (twin.backend, twin.threads), 1.0 if candidate.is_float else space.dtype_gain()
-        for record in self.records.values():
-            found = record.measured
-            if (
-                found is not None
-                and found.layer_gain
-                and (record.candidate.backend, record.candidate.threads) == place
-            ):
-                return {
-                    size: (found.layer_seconds[size] + gain) / most for size, gain in found.layer_gain.items()
-                }
-        return {}
-
-    def same_layers(self, candidate: Candidate) -> Iterator[SameLayers]:
-        """Yield the timed trials of other formats on a backend that calls the operators of another one (`LAYERS_AS`),
-        where the layers of both were timed alone, at the batch sizes that the objective looks at.
-        """
-        named = space.layers_as(candidate.backend) != candidate.backend
-        if not named or self.budgets.aim not in TIMED or candidate.options:
-            return
-        own = self.layers_alone(candidate)
-        for record in self.records.values():
-            other = record.candidate
-            if not other.is_quantized or (other.backend, other.threads) != (
-                candidate.backend,
-                candidate.threads,
-            ):
-                continue
-            alone, times = self.layers_alone(other), self.typical(record)
-            sizes = sorted(times)[:1] if self.budgets.aim == "latency" else sorted(times)
-            if sizes and all(size in own and size in alone for size in sizes):
-                yield SameLayers(record, *({size: by[size] for size in sizes} for by in (times, alone, own)))
+    def twin_measured(self, candidate: Candidate) -> Measured | None:
+        """Return the measurements of the candidate's format on the first backend; None where there are none."""
+        twin = self.records.get(eager_twin(candidate, self.first))
+        return None if twin is None else twin.measured
 
     def float_trial(self, candidate: Candidate) -> TrialRecord | None:
         """Return the float trial with the candidate's backend and threads."""

@@ -1,72 +1,69 @@
-"""Nodes of a Ray cluster as places of trials: one actor on each, which holds the node's CPUs while the search runs.
+"""Trials on the other nodes of a Ray cluster: an actor on each, which holds the node's CPUs while the search runs.
 
-A node takes part when it has the same infer, libraries, source and data as this machine, at the same paths.
+A node takes part when it is a machine like this one, as times depend on it, and has the same infer, libraries, source
+and data at the same paths. A node that is lost costs no trial. Artifacts of other nodes are deleted there: the winner
+is made on the machine of the search, which it is for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import structs
 
 from ..budgets import Budgets
-from ..errors import NotUsableError, UsageError
+from ..errors import InferError, NotUsableError, UsageError
 from ..plan import Plan
+from ..report.search_record import TrialRecord
 from ..reporter import Reporter
 from ..spec import Finding
-from .node_actor import THREADS, Facts, NodeTrials, facts_of
-from .parallel_trials import NodeLostError
-from .trial_process.messages import (
-    Done,
-    Failed,
-    LowerBounds,
-    Result,
-    Setup,
-    StepStarted,
-    Survey,
-    TrialRequest,
-)
-from .trial_process.worker_process import TrialLimits
+from . import journal
+from .trial_process.messages import Setup, TrialRequest
+from .trial_process.worker_process import TrialLimits, Worker, default_limits
 
 START_SECONDS = 120.0  # until an actor answers: it waits for CPUs that other work of the cluster holds
 CLOSE_SECONDS = 10.0
-LOOK = 0.5  # seconds between two looks at the step of a trial
+ATTEMPTS = 3  # on nodes that were lost: then it is the trial that loses them
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # Ray sets the first one to the actor's CPUs
+
+
+class NodeLostError(Exception):
+    """The node does not answer any more; the text says why."""
+
+
+def no_step(name: str, detail: str) -> None:
+    """Ignore a step: those of trials side by side say nothing on one line."""
 
 
 @dataclass
 class RayNode:
-    """A node with its actor; see `parallel_trials.Node`."""
+    """A node with its actor, a `NodeTrials`; `run` and `close` are those of a `Worker`."""
 
     name: str
-    times: bool
     actor: Any
 
     def run(
-        self, question: TrialRequest | Survey, seconds_left: float | None, step: Callable[[str, str], None]
-    ) -> Done | LowerBounds:
-        """Run a trial on the node."""
+        self, request: TrialRequest, seconds_left: float | None, step: Callable[[str, str], None]
+    ) -> TrialRecord:
+        """Run a trial on the node; raises `NodeLostError`, and the `InferError` that every trial would meet."""
         import ray
         from ray.exceptions import RayError
 
         try:
-            running = self.actor.run.remote(msgspec.json.encode(question), seconds_left)
-            said = None
-            while not ray.wait([running], timeout=LOOK)[0]:
-                if (now := ray.get(self.actor.step.remote())) != said and now is not None:
-                    said = now
-                    found = msgspec.json.decode(now, type=StepStarted)
-                    step(found.name, found.detail)
-            answer: Any = msgspec.json.decode(ray.get(running), type=Result)
+            answer = ray.get(self.actor.run.remote(request, seconds_left))
         except RayError as error:
             raise NodeLostError(_first_line(error)) from error
-        if isinstance(answer, Failed):
-            raise answer.error()
-        return answer  # type: ignore[no-any-return]
+        if isinstance(answer, InferError):
+            raise answer
+        return structs.replace(answer, node=self.name)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the node's worker and delete its artifacts, then the actor."""
@@ -78,31 +75,93 @@ class RayNode:
         ray.kill(self.actor)
 
 
+class NodeTrials:
+    """A `Worker` in the process of an actor. `limits` of a trial; None: by the node's free memory.
+
+    `environment`: thread settings of the machine of the search.
+    """
+
+    def __init__(self, setup: Setup, limits: TrialLimits | None, environment: Mapping[str, str]) -> None:
+        for name in THREADS:
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        self._folder = Path(tempfile.mkdtemp(prefix="infer-search-"))
+        self._worker = Worker(replace(setup, work=str(self._folder)), limits or default_limits())
+
+    def facts(self, plan: Plan, budgets: Budgets) -> dict[str, str]:
+        """Return what this node has."""
+        return facts_of(plan, budgets)
+
+    def run(self, request: TrialRequest, seconds_left: float | None) -> TrialRecord | InferError:
+        """Run a trial; an error that ends the search is returned, as Ray would raise it as one of its own."""
+        try:
+            return self._worker.run(request, seconds_left, no_step)
+        except InferError as error:
+            return error
+        finally:
+            shutil.rmtree(self._worker.setup.artifact(request.number).parent, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the worker and delete the folder."""
+        self._worker.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def facts_of(plan: Plan, budgets: Budgets) -> dict[str, str]:
+    """Return by name what a node has to have like this machine, digested."""
+    return {**journal.digests(plan, budgets), "machine": journal.machine(plan.device)}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Return what another node has not the same, for display; "" for nothing."""
+    names = [name for name, value in here.items() if there.get(name) != value]
+    return f"not the same there: {', '.join(names)}" if names else ""
+
+
 @contextlib.contextmanager
 def joined(
     plan: Plan, budgets: Budgets, setup: Setup, limits: TrialLimits | None, reporter: Reporter
 ) -> Iterator[list[RayNode]]:
     """Connect to the cluster and yield its other nodes that can take part; findings tell which can't, and why.
 
+    An actor holds all CPUs and GPUs of a node, this one's too, so that Ray runs nothing beside what is timed there.
     `limits` of a trial; None: of each node's own memory. Raises `NotUsableError` without ray and without a cluster.
     """
     connect(budgets.ray_address or "auto")
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     try:
-        own = ray.get_runtime_context().get_node_id()
-        alive = [found for found in ray.nodes() if found["Alive"]]
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         reporter.step("nodes", f"starting a worker on each of the {len(alive)} nodes of the cluster")
-        actors = {found["NodeID"]: _actor(found, setup, limits) for found in alive}
+        environment = {name: os.environ[name] for name in THREADS if name in os.environ}
+        actors = {
+            place: ray.remote(NodeTrials)
+            .options(
+                num_cpus=node["Resources"].get("CPU", 0),
+                num_gpus=node["Resources"].get("GPU", 0),
+                max_concurrency=2,  # a trial, and its end
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False),
+            )
+            .remote(setup, limits, environment)
+            for place, node in alive.items()
+        }
         answers = {place: actor.facts.remote(plan, budgets) for place, actor in actors.items()}
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=START_SECONDS)
-        nodes, here = [], facts_of(plan, budgets)
-        for found in alive:
-            place = found["NodeID"]
-            name = f"{found.get('NodeManagerHostname') or found['NodeManagerAddress']} ({place[:8]})"
-            facts = _answer(answers[place])
-            node = _judged(name, facts, here, actors[place], reporter, own=place == own)
-            nodes += [] if node is None else [node]
+        own, here = ray.get_runtime_context().get_node_id(), facts_of(plan, budgets)
+        nodes = []
+        for place, node in alive.items():
+            name = f"{node.get('NodeManagerHostname') or node['NodeManagerAddress']} ({place[:8]})"
+            why = _why_not(answers[place], here)
+            if place == own:  # its CPUs stay held
+                said = f"here, and other work of the cluster may disturb its times: {why}" if why else "here"
+            elif why:
+                said = f"left out: {why}"
+                ray.kill(actors[place])
+            else:
+                said = "runs trials"
+                nodes.append(RayNode(name, actors[place]))
+            reporter.found([Finding("search", f"node {name}", None, why=said)])
         yield nodes
     finally:
         ray.shutdown()
@@ -130,54 +189,17 @@ def connect(address: str) -> None:
         ) from error
 
 
-def _actor(found: dict[str, Any], setup: Setup, limits: TrialLimits | None) -> Any:
-    """Start an actor that holds all CPUs and GPUs of a node, so that Ray runs nothing beside what is timed there."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    held = found["Resources"]
-    environment = {name: os.environ[name] for name in THREADS if name in os.environ}
-    made = ray.remote(NodeTrials).options(
-        num_cpus=held.get("CPU", 0),
-        num_gpus=held.get("GPU", 0),
-        max_concurrency=3,  # a trial, its step, and the end of both
-        scheduling_strategy=NodeAffinitySchedulingStrategy(found["NodeID"], soft=False),
-    )
-    return made.remote(msgspec.json.encode(setup), limits, environment)
-
-
-def _answer(reference: Any) -> Facts | str:
-    """Return the facts of a node, or the reason why it did not answer."""
+def _why_not(answer: Any, here: Mapping[str, str]) -> str:
+    """Return why a node can't take part, by its answer to `facts`; "" where it can."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
     try:
-        return ray.get(reference, timeout=0)  # type: ignore[no-any-return]
+        return difference(here, ray.get(answer, timeout=0))
     except GetTimeoutError:
         return f"its CPUs were not free, or it did not start, within {START_SECONDS:.0f} s"
     except RayError as error:
         return _first_line(error)
-
-
-def _judged(
-    name: str, facts: Facts | str, here: Facts, actor: Any, reporter: Reporter, *, own: bool
-) -> RayNode | None:
-    """Return the node unless it is this one, whose CPUs stay held, or can't take part; report which."""
-    why = facts if isinstance(facts, str) else "" if own else here.differs(facts)
-    node = None
-    if own:
-        said = f"here, and other work of the cluster may disturb its times: {why}" if why else "here"
-    elif why or isinstance(facts, str):
-        import ray
-
-        said = f"left out: {why}"
-        ray.kill(actor)
-    else:
-        times = facts.machine == here.machine
-        said = "runs whole trials" if times else "another kind of machine: judges fidelity alone"
-        node = RayNode(name, times, actor)
-    reporter.found([Finding("search", f"node {name}", None, why=said)])
-    return node
 
 
 def _first_line(error: Exception) -> str:

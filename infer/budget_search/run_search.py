@@ -8,7 +8,6 @@ Before each trial the ones before it say if it can still win; what the journal k
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ..reporter import Reporter
 from ..run import stages
 from ..run.publish import Outcome
 from ..run.resolve_plan import check_plan
-from . import space
+from . import ray_nodes, space
 from .final_artifact import publish_best
 from .progress import StateFile
 from .trial_loop import Search
@@ -117,7 +116,10 @@ def search(
         work.mkdir()
         run = Search(base, budgets, output, work, reporter, limits or default_limits())
         run.announce = file.write
-        with _nodes(run, limits):
+        with contextlib.ExitStack() as cluster:
+            if budgets.ray:
+                joined = ray_nodes.joined(base, budgets, run.worker.setup, limits, reporter)
+                run.spread(cluster.enter_context(joined))
             interrupted = run.all_trials()
         best = run.best_with_artifact(interrupted=bool(interrupted))
         record = run.record(best, interrupted)
@@ -128,19 +130,6 @@ def search(
 def _trial_plan(plan: Plan, budgets: Budgets) -> Plan:
     """Return the plan that all trials start from: one slower than float is kept where memory or size is the aim."""
     return plan.with_(allow_slower=plan.allow_slower or budgets.aim in ("memory", "size"))
-
-
-@contextlib.contextmanager
-def _nodes(run: Search, limits: TrialLimits | None) -> Iterator[None]:
-    """Give the search the other nodes of the cluster that --ray names."""
-    if not run.budgets.ray:
-        yield
-        return
-    from . import ray_nodes
-
-    with ray_nodes.joined(run.plan, run.budgets, run.runner.setup, limits, run.reporter) as nodes:
-        run.spread(nodes)
-        yield
 
 
 def check_budgets(budgets: Budgets, plan: Plan) -> Budgets:

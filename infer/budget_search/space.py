@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from msgspec.structs import replace
+
 from .. import backend_options, compress, plugins
 from .. import device as hardware
 from ..budgets import Budgets
@@ -85,7 +87,7 @@ def first_candidates(plan: Plan, budgets: Budgets) -> list[list[Candidate]]:
 def same_operators(candidate: Candidate, plan: Plan, budgets: Budgets) -> list[Candidate]:
     """Return the candidate on the backends whose layers call the operators of its own backend (`LAYERS_AS`)."""
     names = [name for name in backends(plan, budgets) if layers_as(name) == candidate.backend]
-    return [_with(candidate, backend=name, options=()) for name in names if name != candidate.backend]
+    return [replace(candidate, backend=name, options=()) for name in names if name != candidate.backend]
 
 
 def dtype_gain() -> float:
@@ -132,15 +134,15 @@ def refinements(best: Candidate, plan: Plan, budgets: Budgets, *, generates: boo
     free = [name for name in ("dtype", "kv_dtype") if name not in budgets.space]
     if generates and "kv_dtype" in free and plan.kv_dtype == "auto" and memory_matters(budgets):
         used = best.kv_dtype if best.kv_dtype != "auto" else default_kv_dtype(best.plan(plan))
-        found += [_with(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != used]
+        found += [replace(best, kv_dtype=kind) for kind in ("float16", "int8") if kind != used]
     searched = getattr(plugins.get(BACKENDS, best.backend), "searched_dtypes", None)
     if searched is not None and "dtype" in free and plan.dtype == "auto":
-        float_form = _with(best, quant="none", bits=None, drop=False)
-        found += [_with(float_form, dtype=kind) for kind in searched() if kind != "float32"]
+        float_form = replace(best, quant="none", bits=None, drop=False)
+        found += [replace(float_form, dtype=kind) for kind in searched() if kind != "float32"]
     found += _with_options(best, plan, budgets)
     small = budgets.aim in ("size", "memory") or budgets.max_size is not None
     if small and not best.drop and best.bits is None and {"quant", "bits"}.isdisjoint(budgets.space):
-        found += [_with(best, quant="none", bits=bits) for bits in BITS]
+        found += [replace(best, quant="none", bits=bits) for bits in BITS]
     return [one for one in dict.fromkeys(found) if one != best]
 
 
@@ -160,7 +162,7 @@ def _with_options(best: Candidate, plan: Plan, budgets: Budgets) -> list[Candida
         for value in values:
             own = {**now, name: value}
             changed = tuple(f"{key}={own[key]}" for key in sorted(own) if own[key] != _default(backend, key))
-            found.append(_with(best, options=changed))
+            found.append(replace(best, options=changed))
     return found
 
 
@@ -181,11 +183,6 @@ def memory_matters(budgets: Budgets) -> bool:
     return bool(budgets.sequences or budgets.max_memory) or budgets.aim == "memory"
 
 
-def _with(candidate: Candidate, **changes: Any) -> Candidate:
-    values = {name: getattr(candidate, name) for name in candidate.__struct_fields__}
-    return Candidate(**{**values, **changes})
-
-
 def eager_twin(candidate: Candidate, first: str) -> Candidate:
     """Return the candidate on the first backend, where its fidelity is measured."""
-    return _with(candidate, backend=first, options=())
+    return replace(candidate, backend=first, options=())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,23 +17,22 @@ from ..budgets import Budgets
 from ..plan import Plan
 from ..report.search_record import Candidate, SearchRecord, TrialRecord
 from ..reporter import Reporter
-from . import best_to_beat, feasibility, finalists, journal, kept_artifacts, skip_bounds, space
+from ..spec import Finding
+from . import bounds, feasibility, finalists, journal, space
 from .feasibility import trial_finding
 from .final_artifact import may_win, search_record
-from .kept_artifacts import KeptArtifacts
 from .known_trials import KnownTrials
-from .parallel_trials import Node, ParallelTrials
 from .progress import SearchReporter, State, current_state, progress_text
-from .trial_process.messages import Done, LowerBounds, Setup, Survey, TrialRequest
-from .trial_process.trial_runner import SHORTEST, Start, TrialRunner
-from .trial_process.worker_process import TrialLimits, WorkerProcess
+from .ray_nodes import ATTEMPTS, NodeLostError, RayNode, no_step
+from .trial_process.messages import Setup, TrialRequest
+from .trial_process.worker_process import SHORTEST, Start, TrialLimits, Worker, WorkerProcess
 
 
 @dataclass
 class Search:
     """State of one search: what is known, what runs trials, and artifacts of the trials that were published here.
 
-    Trials run one after the other on this machine, or side by side on the nodes of `spread`.
+    Trials run one after the other on this machine, or side by side on `nodes`: this machine and others of a cluster.
     """
 
     plan: Plan
@@ -43,28 +45,26 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     announce: Callable[[State], None] = lambda state: None  # to other processes
     artifacts: dict[Candidate, Path] = field(default_factory=dict)
-    cluster: ParallelTrials | None = None
+    nodes: list[Worker | RayNode] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         work = str(self.work.absolute())
         keeps = feasibility.keeps_slower(self.budgets, self.plan)
         metric, name = self.budgets.metric, self.output.name
         setup = Setup(plan=self.plan, name=name, work=work, metric=metric, keeps_slower=keeps)
-        self.runner = TrialRunner(setup, self.limits, self.start)
+        self.worker = Worker(setup, self.limits, self.start)
         self.num_requests = 0
         self.began = self.clock()
         self.journal = journal.Journal(self.plan, self.budgets)
-        self.kept = KeptArtifacts(self.plan.source, self.journal)
         if self.budgets.fresh:
             journal.forget(self.plan.source)
-            kept_artifacts.forget(self.plan.source)
         first = space.backends(self.plan, self.budgets)[0]
-        bounds = feasibility.limits_of(self.budgets, self.plan)
-        self.known = KnownTrials(self.plan, self.budgets, first, bounds)
+        limits = feasibility.limits_of(self.budgets, self.plan)
+        self.known = KnownTrials(self.plan, self.budgets, first, limits)
 
-    def spread(self, nodes: Sequence[Node]) -> None:
+    def spread(self, nodes: Sequence[RayNode]) -> None:
         """Run the trials on these nodes too."""
-        self.cluster = ParallelTrials(self, [self.runner, *nodes])
+        self.nodes = [self.worker, *nodes]
 
     def all_trials(self) -> str:
         """Run the stages and end the workers; return what interrupted the search, "" for nothing."""
@@ -100,23 +100,74 @@ class Search:
         """Run the candidates that have no record, those that promise most first: what they reach skips others."""
         fresh = [one for one in dict.fromkeys(candidates) if one not in self.known.records]
         fresh.sort(key=self.known.expected_cost)
-        if self.cluster is not None:
-            self.cluster.stage(fresh)
+        if self.nodes:
+            self.stage_on_nodes(fresh)
             return
         for candidate in fresh:
             if candidate not in self.known.records:
                 self.add(self.without_running(candidate) or self.run(candidate))
                 self.stage(self.known.followers(candidate))
 
+    def stage_on_nodes(self, candidates: Sequence[Candidate]) -> None:
+        """Run candidates on `nodes` until each has a record; an error that ends the search is raised."""
+        waiting = deque(candidates)
+        if waiting:
+            self.survey(waiting[0])
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            try:
+                self._run_all(waiting, pool)
+            except BaseException:
+                self.close()  # the threads wait for trials, which end by it
+                raise
+
+    def _run_all(self, waiting: deque[Candidate], pool: ThreadPoolExecutor) -> None:
+        """Run what waits, one trial at a time on each node; a node that is lost leaves `nodes`."""
+        lost = Counter[Candidate]()
+        running: dict[Future[TrialRecord], tuple[Worker | RayNode, TrialRequest]] = {}
+        while waiting or running:
+            busy = [id(node) for node, _ in running.values()]
+            for node in [one for one in self.nodes if id(one) not in busy]:
+                if (candidate := self._next_to_run(waiting)) is not None:
+                    self.step(candidate, "trial", f"on {node.name}" if node.name else "")
+                    request = self.request(candidate)
+                    running[pool.submit(node.run, request, self.seconds_left(), no_step)] = node, request
+            for ended in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                node, request = running.pop(ended)
+                try:
+                    self.add(self.ended(request, ended.result()))
+                except NodeLostError as error:
+                    self.nodes.remove(node)
+                    candidate = request.candidate
+                    lost[candidate] += 1
+                    again = lost[candidate] < ATTEMPTS
+                    then = "its trial runs elsewhere" if again else "its trial lost others before"
+                    said = f"lost while it ran {candidate.label}, {then}: {error}"
+                    self.reporter.found([Finding("search", f"node {node.name}", None, why=said)])
+                    if again:
+                        waiting.appendleft(candidate)
+                        continue
+                    reason = f"{ATTEMPTS} nodes were lost while they ran it, the last one: {error}"
+                    self.add(
+                        TrialRecord(candidate=candidate, outcome="crashed", reason=reason, node=node.name)
+                    )
+
+    def _next_to_run(self, waiting: deque[Candidate]) -> Candidate | None:
+        """Take the first candidate that has to run; those before it are recorded."""
+        while waiting:
+            candidate = waiting.popleft()
+            if (record := self.without_running(candidate)) is None:
+                return candidate
+            self.add(record)
+        return None
+
     def without_running(self, candidate: Candidate) -> TrialRecord | None:
         """Return the record of a candidate known from the journal or skipped by a bound; None for one to run."""
-        if (known := self.journal.find(candidate)) is not None and best_to_beat.still_holds(
-            self.known, known
-        ):
+        known = self.journal.find(candidate)
+        if known is not None and bounds.still_holds(self.known, known):
             return known
         self.survey(candidate)
         left = self.seconds_left()
-        if why := skip_bounds.why_skip(self.known, candidate) or self.known.out_of_time(candidate, left):
+        if why := bounds.why_skip(self.known, candidate) or self.known.out_of_time(candidate, left):
             return TrialRecord(candidate=candidate, outcome="skipped", reason=why)
         return None
 
@@ -125,9 +176,8 @@ class Search:
         if self.known.bounds is not None or self.known.out_of_time(candidate, self.seconds_left()):
             return
         self.reporter.step("bounds", "sizes of the packed weights, roofline of this machine")
-        asked = Survey(candidate=candidate, formats=tuple(space.formats(self.plan, self.budgets)))
-        answer = self.question(candidate, asked)
-        self.known.bounds = answer if isinstance(answer, LowerBounds) else LowerBounds()
+        formats, step = space.formats(self.plan, self.budgets), partial(self.step, candidate)
+        self.known.bounds = self.worker.survey(candidate, formats, self.seconds_left(), step)
 
     def seconds_left(self) -> float | None:
         if self.budgets.time is None:
@@ -136,44 +186,27 @@ class Search:
 
     def run(self, candidate: Candidate) -> TrialRecord:
         """Run a trial on this machine."""
-        began = self.clock()
         text = progress_text(self.known, self.seconds_left())
         self.reporter.step(f"trial {len(self.known.records) + 1}", candidate.label + text)
-        answer = self.question(candidate, self.request(candidate))
-        if isinstance(answer, LowerBounds):
-            raise TypeError("a trial was answered with bounds")
-        return self.ended(candidate, answer, began)
+        request, step = self.request(candidate), partial(self.step, candidate)
+        return self.ended(request, self.worker.run(request, self.seconds_left(), step))
 
-    def ended(self, candidate: Candidate, done: Done, began: float, node: str = "") -> TrialRecord:
-        """Return the record of a trial; the artifact of one that ran here is kept."""
-        if done.artifact:
-            self.artifacts[candidate] = Path(done.artifact)
-        return TrialRecord(
-            candidate=candidate,
-            outcome=done.outcome,
-            reason=done.reason,
-            took=self.clock() - began - done.waited,
-            measured=done.measured,
-            command=done.command,
-            node=node,
-        )
-
-    def request(self, candidate: Candidate, *, judge_only: bool = False) -> TrialRequest:
+    def request(self, candidate: Candidate) -> TrialRequest:
         """Build the request of a trial from the trials known now."""
         self.num_requests += 1
         return TrialRequest(
             number=self.num_requests - 1,
             candidate=candidate,
             rivals=self.known.rivals(),
-            to_beat=best_to_beat.to_beat(self.known, candidate),
-            judge_only=judge_only,
+            to_beat=bounds.to_beat(self.known, candidate),
         )
 
-    def question(self, candidate: Candidate, asked: TrialRequest | Survey) -> Done | LowerBounds:
-        """Send a request to the worker of this machine and wait for its result."""
-        return self.runner.run(
-            asked, self.seconds_left(), lambda name, detail: self.step(candidate, name, detail)
-        )
+    def ended(self, request: TrialRequest, record: TrialRecord) -> TrialRecord:
+        """Return the record of a trial that ended; the artifact of one that ran here is kept."""
+        artifact = self.worker.setup.artifact(request.number)
+        if record.outcome == "published" and artifact.exists():
+            self.artifacts[record.candidate] = artifact
+        return record
 
     def step(self, candidate: Candidate, name: str, detail: str) -> None:
         """Report a step of the running trial."""
@@ -186,7 +219,8 @@ class Search:
         self.known.add(record)
         self.journal.add(record)
         self.reporter.found([trial_finding(record, self.known.limits)])
-        kept_artifacts.delete_others(self.artifacts, may_win(self.known))
+        for candidate in self.artifacts.keys() - may_win(self.known):  # the disk holds the front and no more
+            shutil.rmtree(self.artifacts.pop(candidate).parent, ignore_errors=True)
         self.show(None)
 
     def show(self, running: Candidate | None, step: str = "") -> None:
@@ -204,15 +238,15 @@ class Search:
             return
         for record in finalists.nearest(self.known):
             self.has_artifact(record)
-        ask = partial(self.runner.rounds, seconds_left=left, step=self.reporter.step)
-        for record in finalists.compare(self.known, self.artifacts, ask, self.reporter):
+        rounds = partial(self.worker.rounds, seconds_left=left, step=self.reporter.step)
+        for record in finalists.compare(self.known, self.artifacts, rounds, self.reporter):
             self.known.records[record.candidate] = record
             self.journal.add(structs.replace(record, from_journal=False))
 
     def has_artifact(self, record: TrialRecord) -> bool:
         """Return whether the artifact of a trial is here, after a look for one that an earlier search kept."""
         missing = record.candidate not in self.artifacts and record.from_journal
-        if missing and (path := self.kept.restore(record.candidate, self.work)) is not None:
+        if missing and (path := self.journal.restore(record.candidate, self.work)) is not None:
             self.artifacts[record.candidate] = path
         return record.candidate in self.artifacts
 
@@ -229,7 +263,9 @@ class Search:
             self.close()
         if interrupted:
             raise KeyboardInterrupt
-        raise skip_bounds.nothing_fits(self.known)
+        records, smallest = self.known.records.values(), partial(bounds.least_bytes, self.known)
+        ordered = sorted(records, key=lambda record: smallest(record.candidate))
+        raise feasibility.nothing_fits(ordered, self.known.limits)
 
     def record(self, best: TrialRecord, interrupted: str) -> SearchRecord:
         took = self.clock() - self.began
@@ -237,11 +273,9 @@ class Search:
 
     def close(self) -> None:
         """End the worker processes of this machine and of other nodes; keep the best artifacts for the search again."""
-        self.runner.close()
-        if self.cluster is not None:
-            self.cluster.close()
-            self.cluster = None
+        for node in self.nodes or [self.worker]:
+            node.close()
+        self.nodes = []
         near = finalists.nearest(self.known) or ([best] if (best := self.known.best) else [])
-        self.kept.keep(
-            (r.candidate, self.artifacts[r.candidate]) for r in near if r.candidate in self.artifacts
-        )
+        artifacts = ((r.candidate, self.artifacts.get(r.candidate)) for r in near)
+        self.journal.keep([(candidate, path) for candidate, path in artifacts if path is not None])

@@ -43,12 +43,11 @@ def trials(
             raise UsageError("--watch shows what runs now, --fresh forgets what is kept: give one of them")
         watch_searches(source, as_json=as_json)
         return
-    from ..budget_search import journal, kept_artifacts
+    from ..budget_search import journal
 
     found = journal.listed(source)
     if fresh:
         journal.forget(source)
-        kept_artifacts.forget(source)
     if as_json:
         rows = [
             {"source": s, "made": made, **msgspec.to_builtins(record, str_keys=True)}

@@ -75,13 +75,12 @@ class TimingRules:
     """Rules by which trials are timed: of a run alone by default, in a search by what it knows of its other trials.
 
     `rivals`: backends whose float form is worth making; None: all that the plan names. `to_beat`: what another trial
-    takes. `is_timed`: False where only fidelity is wanted. `uses_bounds`: a backend that compiles is left out where its
-    kernels alone take too long. `alone`: entered while something is timed.
+    takes. `uses_bounds`: a backend that compiles is left out where its kernels alone take too long. `alone`: entered
+    while something is timed.
     """
 
     rivals: frozenset[str] | None = None
     to_beat: TimesToBeat | None = None
-    is_timed: bool = True
     uses_bounds: bool = True
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
     patience: Patience = field(default_factory=Patience)
@@ -103,7 +102,7 @@ def time_trials(
     """
     rules = rules or TimingRules()
     judged = [t for t in trials if t.unfaithful(plan) is None and not t.ahead_of_time]
-    if not plan.batches or not judged or not rules.is_timed:
+    if not plan.batches or not judged:
         return []
     step("time", ", ".join(t.backend for t in judged))
     for trial in judged:

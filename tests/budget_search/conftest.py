@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,13 @@ from infer import plugins
 from infer.budget_search import run_search
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import session
-from infer.budget_search.trial_process.messages import Failed, Inquiry, Result, Rounds, Setup, Survey
+from infer.budget_search.trial_process.messages import Setup
 from infer.budget_search.trial_process.session import Session
-from infer.budget_search.trial_process.source_cache import SourceFailure
-from infer.budget_search.trial_process.worker_process import TrialLimits
+from infer.budget_search.trial_process.worker_process import OnStep, TrialLimits
 from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.plan import Plan
 from infer.report.measurements.memory import Memory
+from infer.report.search_record import TrialRecord
 from infer.reporter import Reporter
 from tests.support import planted_backends
 
@@ -98,16 +98,10 @@ class InProcess:
         self.setup, self.trials, self.alive = setup, 0, True
         self.session = Session(setup, Reporter())
 
-    def run(self, asked: Inquiry, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
-        try:
-            if isinstance(asked, Survey):
-                return self.session.survey(asked)
-            if isinstance(asked, Rounds):
-                return self.session.rounds(asked)
-            self.trials += 1
-            return self.session.run(asked)
-        except SourceFailure as failure:
-            return Failed.of(failure.error)
+    def ask(self, method: str, arguments: tuple[Any, ...], limits: TrialLimits, step: OnStep) -> Any:
+        answer = getattr(self.session, method)(*arguments)
+        self.trials += isinstance(answer, TrialRecord)
+        return answer
 
     def close(self) -> None:
         self.alive = False

@@ -14,25 +14,15 @@ from torch import nn
 
 from infer import Budgets, Plan, device
 from infer.budget_search import space
-from infer.budget_search.best_to_beat import still_lost
+from infer.budget_search.bounds import GAIN, MOST_GAIN, still_holds, why_skip
 from infer.budget_search.feasibility import limits_of
 from infer.budget_search.journal import Journal
 from infer.budget_search.known_trials import KnownTrials
-from infer.budget_search.skip_bounds import GAIN, MOST_GAIN, why_skip
 from infer.budget_search.trial_loop import Search
 from infer.budget_search.trial_process import lower_bounds
-from infer.budget_search.trial_process.messages import (
-    Done,
-    Inquiry,
-    LowerBounds,
-    Rounds,
-    Setup,
-    Survey,
-    ToBeat,
-    TrialRequest,
-)
+from infer.budget_search.trial_process.messages import LowerBounds, Setup, ToBeat, TrialRequest
 from infer.budget_search.trial_process.session import Session
-from infer.budget_search.trial_process.worker_process import TrialLimits
+from infer.budget_search.trial_process.worker_process import TrialEndedError, TrialLimits
 from infer.report.measurements import roofline
 from infer.report.search_record import Candidate, Measured, TrialRecord
 from infer.reporter import Reporter
@@ -88,21 +78,26 @@ class Machine:
         self.setup, self.trials, self.alive = setup, 0, True
         return self
 
-    def run(self, asked: Inquiry, limits: TrialLimits, step: Any) -> Done | LowerBounds:
-        if isinstance(asked, Survey):
+    def ask(self, method: str, arguments: Any, limits: TrialLimits, step: Any) -> TrialRecord | LowerBounds:
+        if method == "survey":
             return self.bounds
-        if isinstance(asked, Rounds):
-            return Done(outcome="failed", reason="these machines have no artifacts")
+        if method == "rounds":
+            raise TrialEndedError("failed", "these machines have no artifacts", 0.0)
+        asked: TrialRequest = arguments[0]
         self.asked.append(asked.candidate.label)
         found = self.true[asked.candidate]
         if (other := asked.to_beat) is not None:
             slower = min(found.ratios[b] / ratio for by in other.ratios.values() for b, ratio in by.items())
             if slower > LOST and found.size >= other.size and found.error >= other.error:  # type: ignore[operator]
-                return Done(outcome="skipped", reason="lost", measured=found)
-        return Done(outcome="published", measured=found)
+                return timed_trial(asked.candidate, "skipped", found, reason="lost")
+        return timed_trial(asked.candidate, "published", found)
 
     def close(self) -> None:
         self.alive = False
+
+
+def timed_trial(candidate: Candidate, outcome: Any, measured: Measured, reason: str = "") -> TrialRecord:
+    return TrialRecord(candidate=candidate, outcome=outcome, reason=reason, measured=measured)
 
 
 class NoJournal:
@@ -110,6 +105,9 @@ class NoJournal:
         return None
 
     def add(self, record: TrialRecord) -> None:
+        return None
+
+    def keep(self, artifacts: object) -> None:
         return None
 
 
@@ -266,11 +264,11 @@ def test_a_trial_known_as_lost_runs_again_where_nothing_beats_it_now(tmp_path: P
     found = journal.find(lost.candidate)
     assert found is not None
     known = KnownTrials(plan, own, "eager", limits_of(own, plan))
-    assert not still_lost(known, found)
+    assert not still_holds(known, found)
     known.add(timed(Candidate(backend="eager"), 0.01))
-    assert still_lost(known, found)
+    assert still_holds(known, found)
     by_size = KnownTrials(plan, Budgets(objective="size"), "eager", (), known.records, known.reference)
-    assert not still_lost(by_size, found)
+    assert not still_holds(by_size, found)
 
 
 def timed(candidate: Candidate, seconds: float, outcome: Any = "published") -> TrialRecord:
@@ -300,7 +298,7 @@ def test_bounds_of_a_model_are_below_what_its_artifacts_take(
     monkeypatch.setattr(roofline, "multiply_peak", lambda *_: (peak, ""))
     monkeypatch.setattr(device, "bandwidth_for", lambda *_: bandwidth)
     monkeypatch.setattr(device, "busy_factor", lambda *_: 1.0)
-    bounds = session.survey(Survey(candidate=Candidate(backend="eager"), formats=("none", "int8")))
+    bounds = session.survey(Candidate(backend="eager"), ("none", "int8"))
     assert bounds.size == bounds.read == {"none": 4 * values, "int8": values}
     for number, (quant, size) in enumerate(bounds.size.items()):
         takes = max(size / bandwidth, 2 * values / peak)
@@ -313,16 +311,16 @@ def test_bounds_of_a_model_are_below_what_its_artifacts_take(
 
 
 def test_a_busy_machine_loosens_the_bounds_of_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    survey = Survey(candidate=Candidate(backend="eager"), formats=("none",))
+    asked = Candidate(backend="eager"), ("none",)
     monkeypatch.setattr(device, "busy_factor", lambda *_: 1.0)
-    quiet = session.survey(survey).seconds["none"][1]
+    quiet = session.survey(*asked).seconds["none"][1]
     monkeypatch.setattr(device, "busy_factor", lambda *_: 10.0)
-    assert session.survey(survey).seconds["none"][1] == pytest.approx(quiet / 10)
+    assert session.survey(*asked).seconds["none"][1] == pytest.approx(quiet / 10)
 
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(1e-9, "skipped"), (1e9, "published")])
 def test_a_trial_that_lost_its_short_round_is_not_published(
-    session: Session, ratio: float, outcome: str
+    session: Session, tmp_path: Path, ratio: float, outcome: str
 ) -> None:
     best = ToBeat(label="ort int8", ratios={"torch eager": {1: ratio}}, size=0, error=0.0)
     done = session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), rivals=(), to_beat=best))
@@ -330,7 +328,7 @@ def test_a_trial_that_lost_its_short_round_is_not_published(
     assert ("slower than ort int8, no smaller and no more faithful" in done.reason) is (outcome == "skipped")
     assert done.measured is not None
     assert done.measured.seconds
-    assert bool(done.artifact) is (outcome == "published")
+    assert (tmp_path / "trial-0" / "model.infer").exists() is (outcome == "published")
 
 
 def test_a_trial_that_lost_but_is_smaller_is_published(session: Session) -> None:

@@ -8,15 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from infer.budget_search.feasibility import (
-    cost,
-    eligible,
-    keeps_slower,
-    limits_of,
-    misses,
-    nothing_fits,
-    typical,
-)
+from infer.budget_search.feasibility import eligible, keeps_slower, limits_of, misses, nothing_fits
+from infer.budget_search.known_trials import KnownTrials
 from infer.budgets import Budgets
 from infer.cli.optimize import optimize
 from infer.options import command_line, from_values
@@ -118,11 +111,24 @@ def test_a_slower_trial_is_kept_for_an_option_that_was_given(budgets: dict[str, 
     assert asked == (option or "--allow-slower")
 
 
+def cost(measured: Measured, budgets: Budgets) -> float:
+    return KnownTrials(PLAN, budgets, "eager", ()).cost(trial_of(measured))
+
+
+def typical(measured: Measured, reference: dict[str, dict[int, float]]) -> dict[int, float]:
+    known = KnownTrials(PLAN, Budgets(), "eager", (), reference={None: reference})
+    return known.typical(trial_of(measured))
+
+
+def trial_of(measured: Measured) -> TrialRecord:
+    return TrialRecord(candidate=Candidate(backend="ort"), outcome="published", measured=measured)
+
+
 @pytest.mark.parametrize(
     ("aim", "expected"), [("latency", 0.004), ("throughput", 0.00125), ("memory", 3e8), ("size", 2e7)]
 )
 def test_the_objective_is_minimized(aim: str, expected: float) -> None:
-    assert cost(measured(), Budgets(objective=aim), {}) == expected
+    assert cost(measured(), Budgets(objective=aim)) == expected
 
 
 def test_times_are_compared_by_their_ratio_to_a_float_form() -> None:
@@ -140,7 +146,8 @@ def test_nothing_fits_names_the_three_nearest_trials() -> None:
         record("inductor", seconds={1: 0.003}, slower=True, size=5_000_000),
         record("openvino", outcome="refused", seconds={1: 0.0005}, size=1),
     ]
-    error = nothing_fits(trials, limits, Budgets(max_latency=0.001), skipped=2)
+    trials += [TrialRecord(candidate=Candidate(backend="trt"), outcome="skipped")] * 2
+    error = nothing_fits(trials, limits)
     text = str(error)
     assert error.exit_code == 4
     assert "ort int8 would need --max-latency 2ms; inductor int8 would need --max-latency 3ms" in text
@@ -149,13 +156,13 @@ def test_nothing_fits_names_the_three_nearest_trials() -> None:
 
 
 def test_a_gate_counts_as_further_away_than_any_budget() -> None:
-    text = str(nothing_fits([record(outcome="refused")], limits_of(Budgets(max_size=1), PLAN), Budgets()))
+    text = str(nothing_fits([record(outcome="refused")], limits_of(Budgets(max_size=1), PLAN)))
     assert "a looser gate (top1 0.5 is below 0.98)" in text
 
 
 def test_a_search_without_any_measurement_says_why() -> None:
     crashed = TrialRecord(candidate=Candidate(backend="ort"), outcome="crashed", reason="SIGSEGV")
-    assert "ort float crashed: SIGSEGV" in str(nothing_fits([crashed], [], Budgets()))
+    assert "ort float crashed: SIGSEGV" in str(nothing_fits([crashed], []))
 
 
 def test_any_budget_option_starts_a_search() -> None:

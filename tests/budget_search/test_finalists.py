@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,22 +14,13 @@ from typing import Any
 import pytest
 
 from infer import Budgets, Plan
-from infer.budget_search import finalists, kept_artifacts, space
+from infer.budget_search import finalists, journal, space
 from infer.budget_search.finalists import standings
 from infer.budget_search.journal import Journal
-from infer.budget_search.kept_artifacts import KeptArtifacts
 from infer.budget_search.trial_loop import Search
-from infer.budget_search.trial_process.messages import (
-    Done,
-    LowerBounds,
-    Rounds,
-    RoundTimes,
-    Setup,
-    Survey,
-    TrialRequest,
-)
+from infer.budget_search.trial_process.messages import LowerBounds, Setup, TrialRequest
 from infer.budget_search.trial_process.round_timing import LEAST_ROUNDS, MOST_ROUNDS, in_rounds
-from infer.budget_search.trial_process.worker_process import TrialLimits
+from infer.budget_search.trial_process.worker_process import TrialEndedError, TrialLimits
 from infer.report.search_record import Candidate, InTurns, Measured, TrialRecord
 from infer.report.search_tables import in_turns
 from infer.reporter import Reporter
@@ -70,24 +62,25 @@ class BusyMachine:
     """Trials whose float form stalled: the ratio of one of them is far off; rounds are told by a busy clock."""
 
     seed: int
-    rounds: list[Rounds] = field(default_factory=list)
+    rounds: list[list[str]] = field(default_factory=list)  # the backends of each
     fails: bool = False
 
     def start(self, setup: Setup, log: Path) -> BusyMachine:
         self.setup, self.trials, self.alive = setup, 0, True
         return self
 
-    def run(self, asked: Any, limits: TrialLimits, step: Any) -> Done | LowerBounds | RoundTimes:
-        if isinstance(asked, Survey):
+    def ask(self, method: str, arguments: Any, limits: TrialLimits, step: Any) -> Any:
+        if method == "survey":
             return LowerBounds()
-        if isinstance(asked, Rounds):
-            self.rounds.append(asked)
+        if method == "rounds":
+            names = [(artifact / "backend").read_text() for artifact in arguments[1]]
+            self.rounds.append(names)
             clock = BusyClock(self.seed)
-            calls = [clock.call(TRUE[Path(name).name]) for name in asked.artifacts]
+            calls = [clock.call(TRUE[name]) for name in names]
             if self.fails:
-                return Done(outcome="crashed", reason="its process ended with SIGSEGV")
-            return RoundTimes(seconds=tuple(map(tuple, in_rounds(calls, clock=clock))))
-        assert isinstance(asked, TrialRequest)
+                raise TrialEndedError("crashed", "its process ended with SIGSEGV", 0.0)
+            return in_rounds(calls, clock=clock)
+        asked: TrialRequest = arguments[0]
         name = asked.candidate.backend
         stalled = {"inductor": 0.8}.get(name, 1.0)  # its float form was held up: the ratio is too small
         found = Measured(
@@ -99,9 +92,10 @@ class BusyMachine:
             memory=1000,
             error=1e-6,
         )
-        folder = Path(self.setup.work) / f"trial-{asked.number}" / name
-        folder.mkdir(parents=True)
-        return Done(outcome="published", measured=found, artifact=str(folder))
+        artifact = self.setup.artifact(asked.number)
+        artifact.mkdir(parents=True)
+        (artifact / "backend").write_text(name)
+        return TrialRecord(candidate=asked.candidate, outcome="published", measured=found)
 
     def close(self) -> None:
         self.alive = False
@@ -134,14 +128,13 @@ def test_the_fastest_wins_although_a_float_form_stalled(tmp_path: Path, seed: in
     assert best is not None
     assert best.candidate.backend == "ort"
     assert len(machine.rounds) == 2, "the second with variants of the one that the first found"
-    assert "eager" not in {Path(name).name for name in machine.rounds[0].artifacts}, "too far from the best"
+    assert "eager" not in set(machine.rounds[0]), "too far from the best"
 
 
 def test_artifacts_of_the_nearest_trials_are_kept_for_the_last_round(tmp_path: Path) -> None:
     machine = BusyMachine(0)
     search = searched(machine, tmp_path)
-    assert {Path(name).name for name in machine.rounds[0].artifacts} == {"ort", "inductor"}
-    assert all(Path(name).exists() for name in machine.rounds[0].artifacts)
+    assert set(machine.rounds[0]) == {"ort", "inductor"}
     assert len(search.artifacts) >= 2
 
 
@@ -161,9 +154,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a test a cache without trials, in which folders without a manifest pass for artifacts."""
     monkeypatch.setenv("INFER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(space, "refinements", lambda *given, **named: [])
-    monkeypatch.setattr(kept_artifacts.store, "read_manifest", lambda folder: None)
-    monkeypatch.setattr(kept_artifacts.store, "verify", lambda folder, manifest: None)
-    monkeypatch.setattr(kept_artifacts.store, "signed_here", lambda folder: True)
+    monkeypatch.setattr(journal.store, "read_manifest", lambda folder: None)
+    monkeypatch.setattr(journal.store, "verify", lambda folder, manifest: None)
+    monkeypatch.setattr(journal.store, "signed_here", lambda folder: True)
     return tmp_path / "cache"
 
 
@@ -171,7 +164,7 @@ FIRST = {"backend": BACKENDS[:2], "quant": ("none",)}
 
 
 def rounds_of(machine: BusyMachine) -> list[set[str]]:
-    return [{Path(name).name for name in one.artifacts} for one in machine.rounds]
+    return [set(names) for names in machine.rounds]
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -189,7 +182,7 @@ def test_a_resumed_search_times_trials_of_the_first_one_in_turns(tmp_path: Path)
 
 def test_a_resumed_search_says_which_trials_were_not_timed_in_turns(tmp_path: Path, own_cache: Path) -> None:
     searched(BusyMachine(0), tmp_path / "first", resumes=True, space=FIRST)
-    kept_artifacts.forget("model.pt")
+    shutil.rmtree(own_cache / "search" / "artifacts")
     machine = BusyMachine(1)
     search = searched(machine, tmp_path / "second", resumes=True)
     assert machine.rounds == []
@@ -206,20 +199,20 @@ def test_times_in_turns_for_another_objective_do_not_count(tmp_path: Path) -> No
 
 
 def test_the_oldest_kept_artifacts_are_deleted_when_there_is_no_room(tmp_path: Path) -> None:
-    kept = KeptArtifacts("model.pt", Journal(Plan(source="model.pt"), Budgets()), tmp_path / "kept", room=250)
+    kept = Journal(Plan(source="model.pt"), Budgets(), tmp_path / "trials.sqlite", room=250)
     for number, name in enumerate(BACKENDS):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 100)
         kept.keep([(Candidate(backend=name), tmp_path / name)])
-        for folder in (tmp_path / "kept").glob("*/*"):
+        for folder in (tmp_path / "artifacts").glob("*/*"):
             if next(folder.iterdir()).name == name:
                 os.utime(folder, (number, number))
     kept.keep([])
-    left = {folder.name for folder in (tmp_path / "kept").glob("*/*/*")}
+    left = {folder.name for folder in (tmp_path / "artifacts").glob("*/*/*")}
     assert left == set(BACKENDS[1:])
     (tmp_path / "eager" / "file").write_bytes(b"x" * 300)
     kept.keep([(Candidate(backend="eager"), tmp_path / "eager")])
-    assert {folder.name for folder in (tmp_path / "kept").glob("*/*/*")} == left, "larger than the room"
+    assert {folder.name for folder in (tmp_path / "artifacts").glob("*/*/*")} == left, "larger than the room"
 
 
 def test_variants_of_a_best_trial_found_by_the_last_round_are_tried(
@@ -239,7 +232,7 @@ def test_variants_of_a_best_trial_found_by_the_last_round_are_tried(
     assert "ort" in refined
     assert Candidate(backend="ort", quant="int8") in search.known.records
     assert len(machine.rounds) == 2
-    assert len(machine.rounds[1].artifacts) > len(machine.rounds[0].artifacts)
+    assert len(machine.rounds[1]) > len(machine.rounds[0])
     assert search.known.best is not None
     assert search.known.best.candidate.backend == "ort"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from infer.budget_search.trial_process.messages import Done, Setup, TrialRequest
-from infer.budget_search.trial_process.worker_process import TrialLimits, WorkerProcess
+from infer.budget_search.trial_process.messages import Setup, TrialRequest
+from infer.budget_search.trial_process.worker_process import TrialEndedError, TrialLimits, WorkerProcess
 from infer.plan import Plan
-from infer.report.search_record import Candidate
+from infer.report.search_record import Candidate, TrialRecord
 from tests.support.planted_backends import descendants_of, is_running, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process limits are those of Linux")
@@ -35,11 +35,12 @@ def worker(plan: Plan, tmp_path: Path, planted: Path) -> Iterator[Callable[..., 
         one.close()
 
 
-def ask(worker: WorkerProcess, backend: str, **limits: float) -> Done:
+def ask(worker: WorkerProcess, backend: str, **limits: float) -> TrialRecord | TrialEndedError:
     request = TrialRequest(number=worker.trials, candidate=Candidate(backend=backend))
-    answer = worker.run(request, TrialLimits(**limits), lambda name, detail: None)  # type: ignore[arg-type]
-    assert isinstance(answer, Done)
-    return answer
+    try:
+        return worker.ask("run", (request,), TrialLimits(**limits), lambda name, detail: None)  # type: ignore
+    except TrialEndedError as ended:
+        return ended
 
 
 def test_a_worker_survives_refusals_and_a_crash_is_an_outcome(worker: Callable[..., WorkerProcess]) -> None:
@@ -52,6 +53,7 @@ def test_a_worker_survives_refusals_and_a_crash_is_an_outcome(worker: Callable[.
     full = ask(one, "full_disk")
     assert (full.outcome, one.alive) == ("disk full", True)
     wrong = ask(one, "wrong")
+    assert isinstance(wrong, TrialRecord)
     assert wrong.outcome == "refused"
     assert "not faithful enough" in wrong.reason
     assert wrong.measured is not None

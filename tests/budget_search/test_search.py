@@ -15,27 +15,18 @@ import pytest
 import torch
 
 import infer
-from infer import Budgets, Plan, Predictor, cli
+from infer import Budgets, Plan, Predictor, cli, paths
 from infer import device as hardware
 from infer.artifact import store
-from infer.budget_search import kept_artifacts, run_search, trial_loop
+from infer.budget_search import journal, run_search, trial_loop
 from infer.budget_search.run_search import SearchResult
-from infer.budget_search.trial_process.messages import (
-    Done,
-    Inquiry,
-    LowerBounds,
-    Result,
-    Rounds,
-    RoundTimes,
-    Setup,
-    Survey,
-)
+from infer.budget_search.trial_process.messages import LowerBounds, Setup
 from infer.budget_search.trial_process.timing_lock import TimingLock
-from infer.budget_search.trial_process.worker_process import StopWatch, TrialLimits
+from infer.budget_search.trial_process.worker_process import StopWatch, TrialEndedError, TrialLimits
 from infer.errors import BusyError, GateError, SourceError, UnsafeSourceError, UsageError
 from infer.report import inspection
 from infer.report.rendering.optimize_summary import screen
-from infer.report.search_record import Candidate, Measured
+from infer.report.search_record import Candidate, Measured, TrialRecord
 from infer.reporter import Reporter
 from infer.run.trial import Trial
 from tests.budget_search.conftest import InProcess
@@ -104,12 +95,12 @@ def test_the_same_search_again_runs_no_trial(
 def test_a_winner_whose_kept_artifact_is_lost_is_made_again(
     plan: Plan, best: SearchResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    shutil.copytree(kept_artifacts.default_root(), tmp_path / "kept")
-    monkeypatch.setattr(kept_artifacts, "default_root", lambda: tmp_path / "kept")
+    shutil.copytree(paths.cache("search"), tmp_path / "search")
+    monkeypatch.setattr(journal, "default_path", lambda: tmp_path / "search" / "trials.sqlite")
     if damage == "gone":
-        kept_artifacts.forget(plan.source)
+        shutil.rmtree(tmp_path / "search" / "artifacts")
     else:
-        for file in (tmp_path / "kept").rglob("*.safetensors"):
+        for file in (tmp_path / "search" / "artifacts").rglob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-1] + b"?")
     ran = counted_trials(monkeypatch)
     again = found(plan, tmp_path / "again.infer")
@@ -281,11 +272,12 @@ class Scripted:
     def __init__(self, setup: Setup, log: Path) -> None:
         self.setup, self.trials, self.alive = setup, 0, True
 
-    def run(self, request: Inquiry, limits: TrialLimits, step: Any) -> Result:
-        if isinstance(request, Survey):
+    def ask(self, method: str, arguments: tuple[Any, ...], limits: TrialLimits, step: Any) -> Any:
+        if method == "survey":
             return LowerBounds()
-        if isinstance(request, Rounds):
-            return RoundTimes(seconds=tuple((0.01,) * 20 for _ in request.artifacts))
+        if method == "rounds":
+            return [[0.01] * 20 for _ in arguments[1]]
+        request = arguments[0]
         label = request.candidate.label
         self.asked.append(label)
         answer = self.answers.get(label, 0.01)
@@ -293,15 +285,11 @@ class Scripted:
             raise answer
         if isinstance(answer, str):
             self.alive = False
-            return Done(outcome=answer, reason="planted")  # type: ignore[arg-type]
+            raise TrialEndedError(answer, "planted", 0.0)  # type: ignore[arg-type]
         self.trials += 1
-        place = Path(self.setup.work) / f"trial-{request.number}" / self.setup.name
-        place.mkdir(parents=True)
-        return Done(
-            outcome="published",
-            artifact=str(place),
-            measured=Measured(seconds={1: answer}, size=int(1e6 * answer)),
-        )
+        self.setup.artifact(request.number).mkdir(parents=True)
+        measured = Measured(seconds={1: answer}, size=int(1e6 * answer))
+        return TrialRecord(candidate=request.candidate, outcome="published", measured=measured)
 
     def close(self) -> None:
         self.alive = False

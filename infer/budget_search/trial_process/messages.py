@@ -1,140 +1,71 @@
-"""Messages between a search and the process that runs its trials: JSON lines over two pipes."""
+"""Values that pass between a search and the process that runs its trials."""
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from ... import errors
-from ...errors import InferError
 from ...plan import Plan
-from ...report.search_record import Candidate, Measured, Outcome
+from ...report.search_record import Candidate
+from ...run.trial import TimesToBeat
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """First message to a worker: what all its trials share."""
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Values that all trials of a worker share."""
 
     plan: Plan
     name: str  # of the artifacts, `model.infer`
     work: str  # folder for them
     metric: str | None = None
-    keeps_slower: str = (
-        "--allow-slower"  # the option for which a trial slower than float may win, "" for none
-    )
+    keeps_slower: str = "--allow-slower"  # the option for which a slower trial may win, "" for none
+
+    def artifact(self, number: int) -> Path:
+        """Return where the artifact of a trial is, if it was published."""
+        return Path(self.work) / f"trial-{number}" / self.name
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
-    """Question for the lower bounds of these formats; `candidate` says how the source is loaded for it."""
-
-    candidate: Candidate
-    formats: tuple[str, ...]
-
-
-class LowerBounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
+@dataclass(frozen=True, kw_only=True)
+class LowerBounds:
     """Bounds of each format that hold without a trial: bytes of an artifact, bytes that a call reads, seconds of a call
     by batch size. A format that is missing has none.
     """
 
-    size: dict[str, int] = {}
-    read: dict[str, int] = {}
-    seconds: dict[str, dict[int, float]] = {}
+    size: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
-class ToBeat(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ToBeat:
     """The best trial so far, for one that is timed: `ratios` of its times to each float form, by batch size, and the
     seconds of its shortest calls (`least`).
 
     A trial that is slower at every one of these, no smaller and no more faithful can't win and is not published.
-    `gain_needed`: seconds by batch size that its layers must gain over float for the trial to come near; {}: unknown.
-    `most_layers`: seconds by batch size that its layers may take alone to come near, on any backend that calls the same
-    operators; {}: unknown. `own_layers`: on the trial's own backend; one whose layers take longer is only judged.
-    `far`: times slower from which a trial gets no artifact and its memory is not measured; None where that counts.
+    `least_gain` and `most_layers`: seconds by batch size that its layers alone must gain over float, and may take, for
+    it to come near; {}: unknown. `far`: times slower from which a trial gets no artifact and its memory is not
+    measured; None where that counts.
     """
 
     label: str
     ratios: dict[str, dict[int, float]]
-    least: dict[int, float] = {}
+    least: dict[int, float] = field(default_factory=dict)
     size: int
     error: float
-    gain_needed: dict[int, float] = {}
-    most_layers: dict[int, float] = {}
-    own_layers: dict[int, float] = {}
+    least_gain: dict[int, float] = field(default_factory=dict)
+    most_layers: dict[int, float] = field(default_factory=dict)
     far: float | None = None
 
+    @property
+    def times(self) -> TimesToBeat:
+        return TimesToBeat(self.ratios, self.least)
 
-class TrialRequest(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet.
 
-    `judge_only`: fidelity alone, on a machine whose times say nothing; nothing is timed or published.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TrialRequest:
+    """One trial. `rivals`: backends whose float form is worth timing against; None where that is not known yet."""
 
     number: int
     candidate: Candidate
     rivals: tuple[str, ...] | None = None
     to_beat: ToBeat | None = None
-    judge_only: bool = False
-
-
-class Rounds(msgspec.Struct, frozen=True, kw_only=True, tag="rounds"):
-    """Question for the times of published `artifacts` in turns, each at its own batch size; `candidate`: the first."""
-
-    candidate: Candidate
-    artifacts: tuple[str, ...]
-    batches: tuple[int, ...]
-
-
-class RoundTimes(msgspec.Struct, frozen=True, kw_only=True, tag="times"):
-    """Seconds of a row by artifact and round."""
-
-    seconds: tuple[tuple[float, ...], ...]
-
-
-class StepStarted(msgspec.Struct, frozen=True, tag="step"):
-    """A step of the trial began, for display."""
-
-    name: str
-    detail: str = ""
-
-
-class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
-    """A trial began to wait for other searches on the machine, or got its turn: its time limit stands still between."""
-
-    began: bool
-
-
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """Result of a trial; `artifact` is its folder when the outcome is `published`.
-
-    `waited`: seconds of it spent waiting for other searches on the machine.
-    """
-
-    outcome: Outcome
-    reason: str = ""
-    measured: Measured | None = None
-    artifact: str = ""
-    command: str = ""
-    waited: float = 0.0
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """An error of the source or of an option, which every trial would meet: it ends the search."""
-
-    kind: str
-    message: str
-    where: str = ""
-    hint: str = ""
-
-    @classmethod
-    def of(cls, error: InferError) -> Failed:
-        return cls(kind=type(error).__name__, message=error.message, where=error.where, hint=error.hint)
-
-    def error(self) -> InferError:
-        """Return the error again; of a class that this version does not know, an `InferError`."""
-        kind = getattr(errors, self.kind, InferError)
-        known = isinstance(kind, type) and issubclass(kind, InferError)
-        return (kind if known else InferError)(self.message, where=self.where, hint=self.hint)
-
-
-Result = LowerBounds | RoundTimes | Done | Failed
-Answer = StepStarted | Waiting | Result
-Inquiry = Survey | TrialRequest | Rounds
-Question = Setup | Inquiry

@@ -15,7 +15,6 @@ from ...graph.program import Graph
 from ...predict.open_artifact import backend_of
 from ...predict.predictor import open_runner
 from ...run.trial_timing import call_of
-from .messages import RoundTimes
 
 LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS = 21, 200, 3.0  # seconds for each artifact
 
@@ -25,7 +24,7 @@ def time_artifacts(
     batches: Sequence[int],
     graph: Graph,
     timing: Callable[[], AbstractContextManager[object]],
-) -> RoundTimes:
+) -> list[list[float]]:
     """Open artifacts that this process published and time a call of each, at its own batch size, on samples of `graph`.
 
     Seconds are those of one row. All of them are in memory at once.
@@ -40,11 +39,7 @@ def time_artifacts(
         device = manifest.device
         with timing():
             rounds = in_rounds(calls, device=device)
-    return RoundTimes(
-        seconds=tuple(
-            tuple(one / batch for one in taken) for taken, batch in zip(rounds, batches, strict=True)
-        )
-    )
+    return [[one / batch for one in taken] for taken, batch in zip(rounds, batches, strict=True)]
 
 
 def in_rounds(

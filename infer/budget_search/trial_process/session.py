@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -19,7 +19,7 @@ from ...onnx.ort_session import limited_calls
 from ...plan import Plan
 from ...report.measurements.forked_memory import ForkingProbe
 from ...report.rendering import formatting
-from ...report.search_record import Candidate, Measured
+from ...report.search_record import Candidate, Measured, Outcome, TrialRecord
 from ...reporter import Reporter
 from ...run import stages
 from ...run.resolve_plan import Resolved
@@ -27,9 +27,9 @@ from ...run.stages import Made, Opened, Run
 from ...run.trial_timing import TimingRules
 from . import trial_result
 from .lower_bounds import lower_bounds
-from .messages import Done, LowerBounds, Rounds, RoundTimes, Setup, Survey, ToBeat, TrialRequest
+from .messages import LowerBounds, Setup, ToBeat, TrialRequest
 from .round_timing import time_artifacts
-from .source_cache import PreparedSource, SourceCache, SourceFailure, TrialReporter
+from .source_cache import PreparedSource, SourceCache, SourceFailure
 from .timing_lock import TimingLock
 from .user_metric import UserMetric
 
@@ -47,33 +47,32 @@ class Session:
         self._memory = ForkingProbe()
         self._metric = UserMetric(setup.metric) if setup.metric else None
 
-    def run(self, request: TrialRequest) -> Done:
+    def run(self, request: TrialRequest) -> TrialRecord:
         """Run one trial as `optimize` does and publish its artifact in a folder of its own.
 
-        A refusal of a backend, a format or a gate is an outcome. Raises `SourceFailure` for what no trial can cure.
+        A refusal of a backend, a format or a gate is an outcome. Raises the `InferError` that every trial would meet.
         """
         plan = request.candidate.plan(self._setup.plan)
-        plan = plan.with_(batches=()) if request.judge_only else plan
-        place = self._work / f"trial-{request.number}"
-        shutil.rmtree(place, ignore_errors=True)
+        output = self._setup.artifact(request.number)
+        shutil.rmtree(output.parent, ignore_errors=True)
         with self._lock.working(), limited_calls():
             try:
-                return self._run(plan, request, place / self._setup.name)
-            except SourceError as error:
-                raise SourceFailure(error) from error
+                return self._run(plan, request, output)
+            except SourceFailure as failure:
+                raise failure.error from failure
+            except SourceError:
+                raise
             except InferError as error:
-                command = _command(plan, request.candidate, self._setup.name)
-                return Done(
-                    outcome=trial_result.outcome(error), reason=trial_result.sentence(error), command=command
-                )
+                outcome, reason = trial_result.outcome(error), trial_result.sentence(error)
+                return self._record(request, plan, outcome, reason)
             except Exception as error:
                 if (refusal := as_resource_error(error)) is None:
                     raise
-                return Done(outcome=trial_result.outcome(refusal), reason=str(refusal))
+                return self._record(request, plan, trial_result.outcome(refusal), str(refusal))
 
-    def _run(self, plan: Plan, request: TrialRequest, output: Path) -> Done:
+    def _run(self, plan: Plan, request: TrialRequest, output: Path) -> TrialRecord:
         """Quantize, lower, judge and time a candidate, and publish it unless it is refused or known to lose."""
-        reporter = TrialReporter(self._reporter)
+        reporter = self._reporter.attempt()
         prepared, resolved = self._opened(plan, reporter)
         to_beat, rivals = request.to_beat, request.rivals
         self._sources.open_float_forms(prepared, resolved.plan, rivals or ())
@@ -81,18 +80,11 @@ class Session:
         resolved = stages.within_sizes(resolved, prepared.original.graph)
         with store.stage(output, replace=False) as folder:
             assignment = prepared.assignment(resolved.plan, reporter)
-            lost = _lost_by_layers(assignment, to_beat, reporter)
-            if lost is not None and not lost.judged:
-                return Done(
-                    outcome="skipped",
-                    reason=lost.reason,
-                    measured=lost.alone,
-                    command=_command(resolved.plan, request.candidate, self._setup.name),
-                )
+            if to_beat is not None and (lost := _lost_by_layers(assignment, to_beat, reporter)) is not None:
+                return self._record(request, resolved.plan, "skipped", *lost)
             rules = TimingRules(
                 rivals=None if rivals is None else frozenset(rivals),
-                to_beat=None if to_beat is None else trial_result.times_to_beat(to_beat),
-                is_timed=lost is None,
+                to_beat=None if to_beat is None else to_beat.times,
                 uses_bounds=False,
                 alone=self._lock.timing,
                 patience=prepared.patience,
@@ -102,88 +94,93 @@ class Session:
             made = run.make(opened, assignment, prepared.last_model)
             trial = made.best
             measured = trial_result.measured(trial, assignment.layer_seconds, assignment.layer_gain)
-            if (done := self._unpublished(made, measured, request, lost)) is not None:
+            if (record := self._unpublished(request, made, measured)) is not None:
                 trial.close()
-                return done
+                return record
             if trial.slower:
                 trial.kept_by = self._setup.keeps_slower
                 made = _allowing_slower(made)
             if trial_result.is_far(trial, to_beat):
                 trial.close()
-                command = _command(made.plan, request.candidate, self._setup.name)
                 measured = structs.replace(measured, complete=False)
-                return Done(outcome="published", reason=trial.verdict, measured=measured, command=command)
-            published = run.publish(made, output)
-        done = Done(
-            outcome="published",
-            reason=trial.verdict,
-            measured=trial_result.published(measured, published.report),
-            artifact=str(output),
-            command=_command(made.plan, request.candidate, output.name),
-        )
-        return done if self._metric is None else self._scored(done, self._metric, made.plan, reporter)
+                return self._record(request, made.plan, "published", trial.verdict, measured)
+            measured = trial_result.published(measured, run.publish(made, output).report)
+        record = self._record(request, made.plan, "published", trial.verdict, measured)
+        return record if self._metric is None else self._scored(record, self._metric, output, reporter)
 
-    def _unpublished(
-        self, made: Made, measured: Measured, request: TrialRequest, by_layers: LostByLayers | None
-    ) -> Done | None:
-        """Return the result of a trial that is unfaithful, is not to be timed here or lost; None for one to publish."""
+    def _unpublished(self, request: TrialRequest, made: Made, measured: Measured) -> TrialRecord | None:
+        """Return the record of a trial that is unfaithful or lost; None for one to publish."""
         trial, plan = made.best, made.plan
-        command = _command(plan, request.candidate, self._setup.name)
         if (reason := trial.unfaithful(plan)) is not None:
             reason = f"not faithful enough: {reason}" + (f"; {made.stuck}" if made.stuck else "")
             measured = structs.replace(measured, faithful=False)
-            return Done(outcome="refused", reason=reason, measured=measured, command=command)
-        if request.judge_only:
-            return Done(outcome="skipped", reason="faithful; times are taken elsewhere", measured=measured)
-        if by_layers is not None:
-            alone = by_layers.alone
-            measured = structs.replace(
-                measured, layer_seconds=alone.layer_seconds, layer_gain=alone.layer_gain, complete=False
-            )
-            return Done(outcome="skipped", reason=by_layers.reason, measured=measured, command=command)
+            return self._record(request, plan, "refused", reason, measured)
         is_original = not trial.changed and not plan.backend_options
         if is_original and isinstance(made.opened.original.graph, TorchGraph):
             self._sources.keep_float_form(trial, plan)
             made.opened.floats.keep_seconds(trial)
         if request.to_beat is None or not (reason := trial_result.lost(trial, measured, request.to_beat)):
             return None
-        return Done(outcome="skipped", reason=reason, measured=measured, command=command)
+        return self._record(request, plan, "skipped", reason, measured)
 
-    def _scored(self, done: Done, metric: UserMetric, plan: Plan, reporter: Reporter) -> Done:
+    def _scored(
+        self, record: TrialRecord, metric: UserMetric, artifact: Path, reporter: Reporter
+    ) -> TrialRecord:
         """Add the user's score to a published trial; one that the metric refuses is refused.
 
         Raises `SourceFailure` where the metric refuses the float model, and so every trial.
         """
         reporter.step("score", self._setup.metric or "")
         try:
-            score = metric.score(Path(done.artifact))
+            score = metric.score(artifact)
         except (SourceError, UsageError) as error:
-            if plan.quant == "none":
+            if record.candidate.quant == "none":
                 raise SourceFailure(error) from error
-            return structs.replace(done, outcome="refused", reason=trial_result.sentence(error), artifact="")
-        measured = structs.replace(done.measured or Measured(), score=score)
-        return structs.replace(done, measured=measured)
+            return structs.replace(record, outcome="refused", reason=trial_result.sentence(error))
+        measured = structs.replace(record.measured or Measured(), score=score)
+        return structs.replace(record, measured=measured)
 
-    def survey(self, survey: Survey) -> LowerBounds:
-        """Return the lower bounds of formats; none where the source can't be opened, which the trials will report."""
-        plan = survey.candidate.plan(self._setup.plan)
+    def _record(
+        self,
+        request: TrialRequest,
+        plan: Plan,
+        outcome: Outcome,
+        reason: str,
+        measured: Measured | None = None,
+    ) -> TrialRecord:
+        """Make the record of a trial, with a command whose output is beside that of the search."""
+        candidate = request.candidate
+        label = re.sub(r"[^a-z0-9.]+", "-", candidate.label.lower()).strip("-")
+        command = formatting.command(plan, f"{Path(self._setup.name).stem}-{label}.infer")
+        return TrialRecord(
+            candidate=candidate, outcome=outcome, reason=reason, measured=measured, command=command
+        )
+
+    def survey(self, candidate: Candidate, formats: Sequence[str]) -> LowerBounds:
+        """Return the lower bounds of formats, of the source as it is loaded for `candidate`; none where it can't be
+        opened, which the trials will report.
+        """
+        plan = candidate.plan(self._setup.plan)
         with self._lock.working():
             try:
-                prepared, run = self._opened(plan, TrialReporter(self._reporter))
+                prepared, run = self._opened(plan, self._reporter.attempt())
                 run = stages.within_sizes(run, prepared.original.graph)
                 with self._lock.timing():
-                    return lower_bounds(prepared.original, run.plan, survey.formats)
+                    return lower_bounds(prepared.original, run.plan, formats)
             except (InferError, SourceFailure):
                 return LowerBounds()
 
-    def rounds(self, asked: Rounds) -> RoundTimes:
-        """Time published artifacts in turns with each other."""
-        plan = asked.candidate.plan(self._setup.plan)
+    def rounds(
+        self, candidate: Candidate, artifacts: Sequence[Path], batches: Sequence[int]
+    ) -> list[list[float]]:
+        """Time published artifacts in turns, each at its own batch size, the first one that of `candidate`; return
+        seconds of a row by artifact and round.
+        """
+        plan = candidate.plan(self._setup.plan)
         with self._lock.working():
-            prepared = self._sources.last or self._opened(plan, TrialReporter(self._reporter))[0]
+            prepared = self._sources.last or self._opened(plan, self._reporter.attempt())[0]
             self._reporter.step("time", "the best trials in turns")
-            folders = [Path(name) for name in asked.artifacts]
-            return time_artifacts(folders, asked.batches, prepared.original.graph, self._lock.timing)
+            return time_artifacts(artifacts, batches, prepared.original.graph, self._lock.timing)
 
     def _opened(self, plan: Plan, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
         """Resolve the plan, and load and capture the source unless an earlier trial did."""
@@ -197,42 +194,20 @@ def _allowing_slower(made: Made) -> Made:
     return replace(made, opened=replace(made.opened, resolved=resolved))
 
 
-@dataclass(frozen=True)
-class LostByLayers:
-    """Reason that a trial can't come near the best one by what its layers take alone, and their times.
-
-    `judged`: its format may win on another backend, so that its fidelity is measured.
-    """
-
-    reason: str
-    alone: Measured
-    judged: bool
-
-
 def _lost_by_layers(
-    assignment: assign.Assignment, to_beat: ToBeat | None, reporter: Reporter
-) -> LostByLayers | None:
-    """Time the layers of a format alone where that can decide; return None for a trial that may come near."""
-    if to_beat is None or not (sizes := to_beat.gain_needed or to_beat.most_layers or to_beat.own_layers):
+    assignment: assign.Assignment, to_beat: ToBeat, reporter: Reporter
+) -> tuple[str, Measured] | None:
+    """Time the layers of a format alone where that can decide; return why a trial can't come near, and their times;
+    None for one that may.
+    """
+    sizes = to_beat.least_gain or to_beat.most_layers
+    if not sizes:
         return None
     reporter.step("dispatch", "all layers at the batch sizes that decide")
     alone = assign.layers_alone(assignment, sorted(sizes))
-    label, judged = to_beat.label, False
-    reason = trial_result.gains_too_little(alone.gain, to_beat)
-    if alone.gain:  # else not all layers were timed
-        reason = reason or trial_result.layers_too_slow(alone.seconds, to_beat.most_layers, label)
-        if not reason:
-            reason = trial_result.layers_too_slow(alone.seconds, to_beat.own_layers, label)
-            judged = bool(reason)
-    if not reason:
+    if not (reason := trial_result.lost_by_layers(alone.seconds, alone.gain, to_beat)):
         return None
-    if assignment.timer is not None and not judged:
+    if assignment.timer is not None:
         assignment.timer.save()
         assignment.timer.close()
-    return LostByLayers(reason, Measured(layer_seconds=alone.seconds, layer_gain=alone.gain), judged)
-
-
-def _command(plan: Plan, candidate: Candidate, name: str) -> str:
-    """Return the command that makes a trial, with an output beside that of the search: `model-ort-int8.infer`."""
-    label = re.sub(r"[^a-z0-9.]+", "-", candidate.label.lower()).strip("-")
-    return formatting.command(plan, f"{Path(name).stem}-{label}.infer")
+    return reason, Measured(layer_seconds=alone.seconds, layer_gain=alone.gain)

@@ -38,14 +38,6 @@ class SourceFailure(Exception):
         self.error = error
 
 
-class TrialReporter(Reporter):
-    """Reporter of one trial: passes steps and progress on to the search, and keeps the findings."""
-
-    def __init__(self, parent: Reporter) -> None:
-        super().__init__()
-        self.step, self.progress = parent.step, parent.progress  # type: ignore[method-assign]
-
-
 @dataclass
 class PreparedSource:
     """A source loaded and captured in one way (`key`), and what its trials share."""
@@ -110,7 +102,7 @@ class SourceCache:
                 self._prepared.sort(key=lambda one: one is known)
                 return known, chosen
         self._make_room()
-        fresh = TrialReporter(reporter)
+        fresh = reporter.attempt()
         try:
             loaded, chosen = stages.load(run, fresh, calibrates=True)
             original = stages.capture_original(chosen.plan, loaded, fresh)

@@ -1,6 +1,4 @@
-"""A worker and a process above it: `python -m infer.budget_search.trial_process.subreaper READ WRITE LIFE`.
-
-READ, WRITE and LIFE are the numbers of pipes.
+"""A worker and a process above it: `python -m infer.budget_search.trial_process.subreaper SOCKET`, by its number.
 
 The one above ends everything that the worker started, whatever ends the worker or the search.
 A compiler that a worker runs is no child of the search, may lead a session of its own, and would outlive a SIGKILL.
@@ -26,19 +24,19 @@ REAP = 5.0  # seconds between two looks for orphans that ended
 
 def main(arguments: list[str]) -> int:
     """Fork, and serve trials in the child; torch is imported by it alone."""
-    reader, writer, life = (int(text) for text in arguments)
+    pipe = int(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the search's terminal: the search decides
-    fork_child(life)
+    fork_child(pipe)
     from . import worker
 
-    return worker.main(reader, writer)
+    return worker.main(pipe)
 
 
-def fork_child(life: int) -> None:
+def fork_child(pipe: int) -> None:
     """Return in a forked child; the process that called stays above it and never returns.
 
-    It ends with its child, in the same way, or when nobody holds the other end of the pipe `life` any more: then the
-    search is gone. All descendants are killed first. Where the system has no subreapers nothing is forked.
+    It ends with its child, in the same way, or when nobody holds the other end of `pipe` any more: then the search is
+    gone. All descendants are killed first. Where the system has no subreapers nothing is forked.
     """
     if sys.platform != "linux":
         return
@@ -49,9 +47,8 @@ def fork_child(life: int) -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != own:
             os._exit(1)
-        os.close(life)
         return
-    status = _wait(child, life)
+    status = _wait(child, pipe)
     _kill_descendants()
     _exit_with(status)
 
@@ -60,12 +57,13 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value)
 
 
-def _wait(child: int, life: int) -> int:
+def _wait(child: int, pipe: int) -> int:
     """Return the wait status of the child, or of an exit with code 1 when the search is gone."""
-    handle = os.pidfd_open(child)
+    watched = select.poll()
+    watched.register(os.pidfd_open(child), select.POLLIN)
+    watched.register(pipe, select.POLLRDHUP)
     while True:
-        ready = select.select([life, handle], [], [], REAP)[0]
-        if life in ready:
+        if any(handle == pipe for handle, _ in watched.poll(1000 * REAP)):
             return 1 << 8
         for pid, status in _reaped():
             if pid == child:

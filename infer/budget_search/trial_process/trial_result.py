@@ -13,9 +13,11 @@ from ...latency import WORKLOAD, Paired
 from ...report import document
 from ...report.rendering import formatting
 from ...report.search_record import Measured, Outcome
-from ...run.trial import TimesToBeat, Trial
+from ...run.trial import Trial
 from ...run.trial_timing import LOST
 from .messages import ToBeat
+
+Seconds = Mapping[int, float]  # by batch size
 
 
 def outcome(error: InferError) -> Outcome:
@@ -30,14 +32,9 @@ def sentence(error: InferError) -> str:
     return f"{error.message} - at {error.where}" if error.where else error.message
 
 
-def times_to_beat(to_beat: ToBeat) -> TimesToBeat:
-    """Return the times of the best trial as the timing of a trial takes them."""
-    return TimesToBeat(to_beat.ratios, to_beat.least)
-
-
 def lost(trial: Trial, measured: Measured, to_beat: ToBeat) -> str:
     """Return why a timed trial can't win and is no member of the front: slower, no smaller, no more faithful."""
-    slower = trial.times_slower(times_to_beat(to_beat))
+    slower = trial.times_slower(to_beat.times)
     if slower is None or slower <= LOST:
         return ""
     if trial.size < to_beat.size or (measured.error or 0.0) < to_beat.error:
@@ -49,45 +46,26 @@ def is_far(trial: Trial, to_beat: ToBeat | None) -> bool:
     """Return whether a trial is so much slower than another that it gets no artifact."""
     if to_beat is None or to_beat.far is None:
         return False
-    slower = trial.times_slower(times_to_beat(to_beat))
+    slower = trial.times_slower(to_beat.times)
     return slower is not None and slower > to_beat.far
 
 
-LOST_SHARE, GAINED_SHARE = (
-    0.5,
-    2.0,
-)  # of a difference of layers alone that shows in a model, at least and at most
+def lost_by_layers(seconds: Seconds, gain: Seconds, to_beat: ToBeat) -> str:
+    """Return why a trial can't come near the best one by what its layers take alone and gain over float; "" where it
+    may, or where not all were timed, so that their gain is not known.
+    """
+    least = to_beat.least_gain
+    if least and least.keys() <= gain.keys() and all(gain[batch] < least[batch] for batch in least):
+        batch, needed = min(least.items())
+        return (
+            f"its layers alone take {formatting.seconds(abs(gain[batch]))} "
+            f"{'less' if gain[batch] > 0 else 'more'} than in float at batch {batch}, with "
+            f"{formatting.seconds(needed)} less it would come near: slower than {to_beat.label}"
+        )
+    return layers_too_slow(seconds, to_beat.most_layers, to_beat.label) if gain else ""
 
 
-def shown(difference: float) -> float:
-    """Return the least difference of the times of two models whose layers alone differ by so many seconds."""
-    return difference * (LOST_SHARE if difference > 0 else GAINED_SHARE)
-
-
-def allowed_difference(slack: float) -> float:
-    """Return how much longer layers may take alone so that `shown` of it is no more than `slack` seconds."""
-    return slack / (LOST_SHARE if slack > 0 else GAINED_SHARE)
-
-
-def gains_too_little(gain: Mapping[int, float], to_beat: ToBeat | None) -> str:
-    """Return why a trial need not be lowered: its layers alone save too little at each batch size that counts."""
-    if (
-        to_beat is None
-        or not gain
-        or not to_beat.gain_needed
-        or not to_beat.gain_needed.keys() <= gain.keys()
-    ):
-        return ""
-    if any(-shown(-gain[batch]) >= needed for batch, needed in to_beat.gain_needed.items()):
-        return ""
-    batch, needed = min(to_beat.gain_needed.items())
-    return (
-        f"its layers alone take {formatting.seconds(abs(gain[batch]))} {'less' if gain[batch] > 0 else 'more'} than "
-        f"in float at batch {batch}, {formatting.seconds(needed)} less are needed: slower than {to_beat.label}"
-    )
-
-
-def layers_too_slow(seconds: Mapping[int, float], most: Mapping[int, float], label: str) -> str:
+def layers_too_slow(seconds: Seconds, most: Seconds, label: str) -> str:
     """Return why a trial can't come near the best one, `label`: its layers take too long alone at each batch size that
     counts.
     """
@@ -100,9 +78,7 @@ def layers_too_slow(seconds: Mapping[int, float], most: Mapping[int, float], lab
     )
 
 
-def measured(
-    trial: Trial, layer_seconds: Mapping[int, float], layer_gain: Mapping[int, float] = MappingProxyType({})
-) -> Measured:
+def measured(trial: Trial, layer_seconds: Seconds, layer_gain: Seconds = MappingProxyType({})) -> Measured:
     """Return what a trial measured before it is published; `layer_seconds`: of its layers alone, by batch size, and
     what they gain over float, where all were timed.
     """
@@ -132,9 +108,7 @@ def undisturbed_ratio(pair: Paired) -> float:
     Disturbances only lengthen a call, so that the minimum bears them best (Chen and Revels 2016, "Robust benchmarking
     in noisy environments").
     """
-    if pair.verdict != "within noise" or pair.a.min <= 0 or pair.b.min <= 0:
-        return pair.ratio
-    return pair.a.min / pair.b.min
+    return pair.undisturbed().ratio if pair.verdict == "within noise" else pair.ratio
 
 
 def _first_token(trial: Trial) -> float | None:

@@ -9,25 +9,40 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import psutil
+from msgspec import structs
 
 from ... import device as hardware
-from .messages import Answer, Done, Inquiry, Question, Result, Setup, StepStarted, Waiting
+from ...report.search_record import Candidate, Outcome, TrialRecord
+from .messages import LowerBounds, Setup, TrialRequest
+from .worker import Kind
 
+SHORTEST = 1.0  # seconds: with less time left no trial is begun
 MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
 LOOK = 0.2  # seconds between two looks at memory, time and disk
 TAIL = 4096  # bytes of a log that are read for the reason of a crash
 GRACE = 2.0  # seconds that a worker has to end by itself
+
+OnStep = Callable[[str, str], None]
+RoundTimes = Sequence[Sequence[float]]  # seconds of a row by artifact and round
+
+
+class TrialEndedError(Exception):
+    """A worker answers no more: the outcome of what it did, the reason, and its seconds."""
+
+    def __init__(self, outcome: Outcome, reason: str, took: float) -> None:
+        super().__init__(f"{outcome}: {reason}")
+        self.outcome, self.reason, self.took = outcome, reason, took
 
 
 @dataclass(frozen=True)
@@ -79,49 +94,48 @@ class WorkerProcess:
     def __init__(self, setup: Setup, log: Path) -> None:
         self.setup, self.trials = setup, 0
         self._log = log
-        child_reads, self._to = os.pipe()
-        self._from, child_writes = os.pipe()
-        child_watches, self._life = os.pipe()  # nothing is written: it closes when the search is gone
-        command = [sys.executable, "-m", "infer.budget_search.trial_process.subreaper"]
-        command += [str(child_reads), str(child_writes), str(child_watches)]
-        with log.open("wb") as output:
+        self._pipe, other = Pipe()  # nobody else holds our end: it closes when the search is gone
+        with log.open("wb") as output, other:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "infer.budget_search.trial_process.subreaper", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(child_reads, child_writes, child_watches),
+                pass_fds=(other.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the search; the group can be killed as a whole
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        for handle in (child_reads, child_writes, child_watches):
-            os.close(handle)
-        self._rest = b""
-        with contextlib.suppress(BrokenPipeError):
-            self._send(setup)
+        with contextlib.suppress(OSError):
+            self._pipe.send(setup)
 
-    def run(self, question: Inquiry, limits: TrialLimits, step: Callable[[str, str], None]) -> Result:
-        """Answer a question within the limits; the worker is dead afterwards unless `alive`."""
-        with contextlib.suppress(BrokenPipeError):
-            self._send(question)
+    def ask(self, method: str, arguments: tuple[Any, ...], limits: TrialLimits, step: OnStep) -> Any:
+        """Return what a method of the worker's `Session` answers within the limits.
+
+        Raises `TrialEndedError`, the worker being dead then unless `alive`, and the `InferError` that every trial would
+        meet.
+        """
+        with contextlib.suppress(OSError):
+            self._pipe.send((method, arguments))
         watch = StopWatch()
         while True:
-            answer = self._next(LOOK)
-            if isinstance(answer, StepStarted):
-                step(answer.name, answer.detail)
-            elif isinstance(answer, Waiting):
-                watch.pause(answer.began)
-            elif isinstance(answer, Done):
+            kind, value = self._next()
+            if kind == "step":
+                step(*value)
+            elif kind == "waiting":
+                watch.pause(value)
+            elif kind == "error":
+                raise value
+            elif kind == "failed":
+                raise TrialEndedError("failed", value, watch.running)
+            elif kind == "answer" and isinstance(value, TrialRecord):
                 self.trials += 1
-                return msgspec.structs.replace(answer, waited=watch.paused)
-            elif answer is not None:
-                return answer
-            elif self._process.poll() is not None:
+                return structs.replace(value, took=watch.running)
+            elif kind == "answer":
+                return value
+            over = self._ended() if kind is None and not self.alive else self._over(limits, watch)
+            if over is not None:
                 self.close()
-                return msgspec.structs.replace(self._ended(), waited=watch.paused)
-            if (outcome := self._over(limits, watch)) is not None:
-                self.close()
-                return msgspec.structs.replace(outcome, waited=watch.paused)
+                raise TrialEndedError(*over, watch.running)
 
     @property
     def alive(self) -> bool:
@@ -136,65 +150,128 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         self._process.wait()
-        for handle in (self._to, self._from, self._life):
-            with contextlib.suppress(OSError):
-                os.close(handle)
-        self._to = self._from = self._life = -1
+        self._pipe.close()
 
-    def _over(self, limits: TrialLimits, watch: StopWatch) -> Done | None:
-        """Return the outcome of a trial that is past a limit."""
+    def _over(self, limits: TrialLimits, watch: StopWatch) -> tuple[Outcome, str] | None:
+        """Return outcome and reason of a trial that is past a limit."""
         if watch.running > limits.seconds:
-            return Done(
-                outcome="timed out", reason=f"it took longer than {limits.seconds:.0f} s and was ended"
-            )
+            return "timed out", f"it took longer than {limits.seconds:.0f} s and was ended"
         if watch.running + watch.paused > limits.search_seconds:
-            return Done(outcome="timed out", reason="the time of the search was over and it was ended")
+            return "timed out", "the time of the search was over and it was ended"
         used = sum(map(_own_memory, _process_tree(self._process.pid)))
         if used > limits.memory:
-            reason = f"it held {used / 1e6:.0f} MB, {limits.memory / 1e6:.0f} MB are allowed, and was ended"
-            return Done(outcome="out of memory", reason=reason)
+            allowed = f"{limits.memory / 1e6:.0f} MB are allowed"
+            return "out of memory", f"it held {used / 1e6:.0f} MB, {allowed}, and was ended"
         disk = os.statvfs(self.setup.work)
         if (free := disk.f_bavail * disk.f_frsize) < limits.disk_free:
             left = f"it left {free / 1e6:.0f} MB of the disk free, {limits.disk_free / 1e6:.0f} MB stay"
-            reason = f"{left}, and was ended"
-            return Done(outcome="disk full", reason=reason)
+            return "disk full", f"{left}, and was ended"
         return None
 
-    def _ended(self) -> Done:
+    def _ended(self) -> tuple[Outcome, str]:
         """Explain a process that ended by itself, from its signal and the last line of its log."""
         code = self._process.returncode
-        last = _fault_in_log(self._log)
         if code == -signal.SIGKILL:
-            return Done(
-                outcome="out of memory",
-                reason="the system killed its process (SIGKILL), as it does without memory",
-            )
+            return "out of memory", "the system killed its process (SIGKILL), as it does without memory"
+        how = f"exit code {code}"
         if code < 0:
             with contextlib.suppress(ValueError):
-                name = signal.Signals(-code).name
-                return Done(outcome="crashed", reason=f"its process ended with {name}{last}")
-        return Done(outcome="crashed", reason=f"its process ended with exit code {code}{last}")
+                how = signal.Signals(-code).name
+        return "crashed", f"its process ended with {how}{_fault_in_log(self._log)}"
 
-    def _send(self, message: Question) -> None:
-        data = msgspec.json.encode(message) + b"\n"
-        while data:
-            data = data[os.write(self._to, data) :]
+    def _next(self) -> tuple[Kind | None, Any]:
+        """Return the next message; (None, None) where none came in time, or the worker closed its pipe."""
+        try:
+            if self._pipe.poll(LOOK):
+                return self._pipe.recv()  # type: ignore[no-any-return]
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+        return None, None
 
-    def _next(self, seconds: float) -> Answer | None:
-        """Return the next message, or None when none came in time or the worker closed its pipe."""
-        end = time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._from], [], [], left)[0]:
-                return None
-            piece = os.read(self._from, 1 << 16)
-            if not piece:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GRACE)
-                return None
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return msgspec.json.decode(line, type=Answer)  # type: ignore[no-any-return]
+
+Start = Callable[[Setup, Path], WorkerProcess]
+
+
+@dataclass
+class Worker:
+    """Trials one after the other on one machine: a process that is started when it is needed, and a new one where the
+    last one can't go on. `setup.work` is the folder of its artifacts and logs; seconds left of None: no limit.
+    """
+
+    setup: Setup
+    limits: TrialLimits
+    start: Start = WorkerProcess
+    process: WorkerProcess | None = None
+    started: int = 0
+    name: str = ""  # of a node of a cluster, "" for the machine of the search
+
+    def run(self, request: TrialRequest, seconds_left: float | None, step: OnStep) -> TrialRecord:
+        """Run a trial within the limits and the time left; one that kills a process that ran others before runs once
+        more in a new one, alone. Raises the `InferError` that every trial would meet.
+        """
+        ran_others = self.process is not None and self.process.alive and self.process.trials > 0
+        while True:
+            try:
+                record: TrialRecord = self._ask(request.candidate, "run", (request,), seconds_left, step)
+                return record
+            except TrialEndedError as ended:
+                closed = self.process is None  # by another thread: the search has ended
+                if not ran_others or closed or ended.outcome not in ("crashed", "out of memory", "failed"):
+                    return TrialRecord(
+                        candidate=request.candidate,
+                        outcome=ended.outcome,
+                        reason=ended.reason,
+                        took=ended.took,
+                    )
+            ran_others = False
+            self.close()
+
+    def survey(
+        self, candidate: Candidate, formats: Sequence[str], seconds_left: float | None, step: OnStep
+    ) -> LowerBounds:
+        """Return the bounds that need no trial; none of a worker that fails, as its trials will report."""
+        try:
+            return self._ask(candidate, "survey", (candidate, formats), seconds_left, step)  # type: ignore[no-any-return]
+        except TrialEndedError:
+            return LowerBounds()
+
+    def rounds(
+        self,
+        candidate: Candidate,
+        artifacts: Sequence[Path],
+        batches: Sequence[int],
+        seconds_left: float | None,
+        step: OnStep,
+    ) -> RoundTimes:
+        """Time published artifacts in turns, the first one that of `candidate`; raises `TrialEndedError`."""
+        return self._ask(candidate, "rounds", (candidate, artifacts, batches), seconds_left, step)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the worker process and everything that it started."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def _ask(
+        self,
+        candidate: Candidate,
+        method: str,
+        arguments: tuple[Any, ...],
+        seconds_left: float | None,
+        step: OnStep,
+    ) -> Any:
+        threads = candidate.threads or self.setup.plan.threads
+        if self.process is not None and (
+            not self.process.alive or self.process.setup.plan.threads != threads
+        ):
+            self.close()
+        if self.process is None:
+            setup = replace(self.setup, plan=self.setup.plan.with_(threads=threads))
+            self.process = self.start(setup, Path(setup.work) / f"worker-{self.started}.log")
+            self.started += 1
+        whole = math.inf if seconds_left is None else max(SHORTEST, seconds_left)
+        return self.process.ask(method, arguments, replace(self.limits, search_seconds=whole), step)
 
 
 def _process_tree(pid: int) -> list[psutil.Process]:
