@@ -26,7 +26,6 @@ from infer.export.gguf_writer import encode
 from infer.export.packed_linears import carried as carry_packed
 from infer.export.packed_linears import quantized
 from infer.export.stored_rows import error_text
-from infer.load.gguf.block_codes import split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
 from infer.load.weights import DictReader, StoredCodes
 from infer.plan import Plan
@@ -66,9 +65,8 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
     count = ROWS * COLUMNS_OF_A_ROW // kind.block
     raw = finite_blocks(kind, count)
     blocks = torch.from_numpy(raw)
-    assert kind.decode is not None
     decoded = kind.decode(blocks).reshape(ROWS, COLUMNS_OF_A_ROW)
-    tensors = split_blocks(kind, blocks, ROWS)
+    tensors = kind.rows(blocks, ROWS)
 
     def carried() -> str:
         assert _equal(keep.dequantize(tensors), decoded), "the codes stand for other weights"
@@ -127,8 +125,7 @@ def method(case: str, folder: Path) -> Cells:
         found = carry(codes)
         if not isinstance(found, str):
             return f"GGUF {found.type}, {error_text(found.error)}; {packed_form(codes, weight)}"
-        q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
-        assert q8_0.decode is not None
+        q8_0 = BLOCK_TYPES["Q8_0"]
         again = q8_0.decode(encode(weight.float(), "Q8_0").reshape(-1, q8_0.num_bytes))
         away = f"converted to GGUF Q8_0, relative error {_error(again.reshape(weight.shape), weight):.2g}"
         return f"{away}; {packed_form(codes, weight)}"
@@ -142,7 +139,6 @@ def method(case: str, folder: Path) -> Cells:
 
 def finite_blocks(kind: BlockType, count: int) -> np.ndarray:
     """Return random blocks whose scales are numbers, uint8 [count, bytes]."""
-    assert kind.decode is not None
     raw, seed = random_blocks(kind, count), 0
     while bool((bad := ~kind.decode(raw).isfinite().all(1)).any()):
         seed += 1
@@ -186,7 +182,7 @@ def _equal(found: Tensor, expected: Tensor) -> bool:
 
 def _entries() -> Iterator[tuple[str, Callable[[Path], Cells]]]:
     for kind in BLOCK_TYPES.values():
-        if kind.decode is not None:
+        if kind.holds_codes:
             yield f"GGUF {kind.name}", partial(gguf_type, kind)
     for case in CASES:
         yield case, partial(method, case)

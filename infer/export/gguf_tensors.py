@@ -19,7 +19,7 @@ from ..load.weights import WeightReader, stored_codes
 from .exact_float import smallest_exact
 from .gguf_codes import carry
 from .gguf_metadata import HINT
-from .gguf_writer import KEEP, NUMBERS, OutputTensor, encode, flat_rows
+from .gguf_writer import KEEP, OutputTensor, encode, flat_rows
 from .source_report import SourceReport
 from .stored_rows import Difference, blocks_of
 
@@ -124,14 +124,10 @@ class TensorWriter:
         return smallest_exact(rows(int(at[0]), int(at[-1]) + 1) for at in blocks_of(count, shape[-1]))
 
     def _error(self, kind: str, shape: tuple[int, ...], rows: Callable[[int, int], Tensor]) -> float:
-        found, block = Difference(), BLOCK_TYPES[NUMBERS[kind]]
+        found, block = Difference(), BLOCK_TYPES[kind]
         for at in blocks_of(torch.Size(shape[:-1]).numel(), shape[-1]):
             wanted = rows(int(at[0]), int(at[-1]) + 1).float()
-            raw = encode(wanted, kind)
-            if block.decode is None:
-                again = raw.view(block.dtype).float()
-            else:
-                again = block.decode(raw.reshape(-1, block.num_bytes))
+            again = block.decode(encode(wanted, kind).reshape(-1, block.num_bytes))
             found.add(again.reshape(wanted.shape), wanted)
         return found.error
 
@@ -157,4 +153,4 @@ class TensorWriter:
 
 
 def _fitting(kind: str, columns: int) -> str:
-    return kind if columns % BLOCK_TYPES[NUMBERS[kind]].block == 0 else "F16"
+    return kind if columns % BLOCK_TYPES[kind].block == 0 else "F16"

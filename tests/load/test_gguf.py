@@ -18,7 +18,6 @@ from torch import nn
 from infer import Plan, Predictor, load, optimize
 from infer.errors import SourceError
 from infer.load.gguf import open_gguf
-from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.gguf.header import read_gguf_header
 from infer.load.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, build_tokenizer
 from tests.support import tiny_decoders
@@ -110,20 +109,6 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(logits_of(tmp_path / "m.gguf", ids), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in BLOCK_TYPES.values() if kind.decode], ids=lambda kind: kind.name
-)
-def test_blocks_decode_bit_equal_to_the_formats_package(kind: Any) -> None:
-    number = next(number for number, one in BLOCK_TYPES.items() if one is kind)
-    raw = np.random.default_rng(0).integers(0, 256, (500, kind.num_bytes), dtype=np.uint8)
-    with np.errstate(all="ignore"):
-        expected = gguf.quants.dequantize(raw, QUANT(number))
-    found = kind.decode(torch.from_numpy(raw)).numpy()
-    same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-    assert same.all()
-    assert gguf.GGML_QUANT_SIZES[QUANT(number)] == (kind.block, kind.num_bytes)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma", "qwen3moe"])

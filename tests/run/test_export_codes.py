@@ -18,12 +18,10 @@ from infer.artifact import store
 from infer.errors import ArtifactError, InferError, NotUsableError
 from infer.export import export_model
 from infer.export.artifact_source import open_artifact
-from infer.export.gguf_blocks import join_blocks
 from infer.export.gguf_codes import CarriedCodes, carry
 from infer.export.packed_linears import PackedLinear, carried
 from infer.load import load
 from infer.load.gguf import open_gguf
-from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.weights import StoredCodes
 from tests.fuzz.quantization_configs import damaged
@@ -31,7 +29,7 @@ from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
 from tests.support.gguf_files import CODEBOOKS, write_gguf
 from tests.support.quantized_layers import CASES, compressed, opened
-from tests.support.random_blocks import moderate_blocks, random_blocks
+from tests.support.random_blocks import moderate_blocks
 
 QUANT = gguf.GGMLQuantizationType
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -39,22 +37,14 @@ SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_joined_blocks_are_the_bytes_that_were_split(kind: str) -> None:
-    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    raw = random_blocks(block, 64)
-    assert torch.equal(join_blocks(kind, FORMS[kind].split(raw)), raw)
-
-
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", [name for name, block in BLOCK_TYPES.items() if block.holds_codes])
 def test_codes_of_a_block_type_come_back_in_it(kind: str) -> None:
-    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
+    block = BLOCK_TYPES[kind]
     raw = moderate_blocks(block, 8 * 256 // block.block)
     codes = StoredCodes(
         *(kind, (8, 256)),
         lambda start, stop: {
-            name: part if name == "table" else part[start:stop]
-            for name, part in split_blocks(block, raw, 8).items()
+            name: part if name == "table" else part[start:stop] for name, part in block.rows(raw, 8).items()
         },
     )
     found = carry(codes)

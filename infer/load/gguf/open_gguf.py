@@ -71,7 +71,7 @@ def open_gguf(path: Path) -> GgufSource:
         tokenizer.save(str(folder / "tokenizer.json"))
     count = sum(tensor.num_bytes for tensor in header.tensors.values())
     why = f"{header.metadata['general.architecture']}; {_types(header)}; fidelity is measured against these weights"
-    quantized = any(tensor.type.decode is not None for tensor in header.tensors.values())
+    quantized = any(tensor.type.holds_codes for tensor in header.tensors.values())
     found = Finding("load", "GGUF", count / 1e6, "MB", why)
     return GgufSource(
         folder, GgufReader(stored), count, found, _types(header) if quantized else "", directory

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..weights.file_blocks import FileBlocks, FileExtent
 from ..weights.stored_codes import StoredCodes
-from .block_codes import split_blocks
 from .expert_stack import ExpertStack
 from .header import GgufTensor
 
@@ -36,7 +35,7 @@ class RenamedTensor:
 
     def extent(self) -> FileExtent | None:
         """Return the extent in the file where it holds the values as they are, else None."""
-        if self.tensor.type.decode is not None or self.order is not None or self.subtracted:
+        if self.tensor.type.holds_codes or self.order is not None or self.subtracted:
             return None
         offset = self.tensor.offset + self.first * self.tensor.row_bytes
         return FileExtent(self.tensor.path, offset, self.dtype, self.shape)
@@ -106,7 +105,7 @@ class GgufReader:
     def _stack_codes(self, stack: ExpertStack) -> StoredCodes | None:
         """Return the codes of experts [experts * rows, K]; None for values stored in float."""
         kind, (experts, columns, rows) = stack.parts[0].type, (*stack.shape, 0)[:3]
-        if kind.decode is None or len(stack.shape) != 3:
+        if not kind.holds_codes or len(stack.shape) != 3:
             return None
 
         def read(start: int, stop: int) -> dict[str, Tensor]:
@@ -114,7 +113,7 @@ class GgufReader:
             for tensor, wanted, places in stack.sources(start, stop):
                 if len(wanted):
                     raw[places] = self._raw_rows(tensor, wanted)
-            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
+            return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
 
         return StoredCodes(kind.name, (experts * rows, columns), read, experts=True)
 
@@ -130,7 +129,7 @@ class GgufReader:
         kind, width = stored.tensor.type, stored.tensor.shape[-1]
         offset = stored.tensor.offset + (stored.first + start) * stored.tensor.row_bytes
         file = self._files[stored.tensor.path]
-        if kind.decode is None:
+        if not kind.holds_codes:
             return file.tensor(kind.dtype, (stop - start, width), offset)
         blocks = (stop - start) * width // kind.block
         raw = file.tensor(torch.uint8, (blocks, kind.num_bytes), offset)
@@ -142,13 +141,13 @@ class GgufReader:
             return self._stack_codes(self._stacks[name])
         stored = self._stored[name]
         kind, width = stored.tensor.type, stored.tensor.shape[-1]
-        if kind.decode is None or len(stored.shape) != 2 or stored.subtracted:
+        if not kind.holds_codes or len(stored.shape) != 2 or stored.subtracted:
             return None
 
         def rows(start: int, stop: int) -> dict[str, Tensor]:
             wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
             raw = self._raw_rows(stored.tensor, wanted + stored.first)
-            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
+            return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
 
         return StoredCodes(kind.name, (stored.shape[0], width), rows)
 
