@@ -27,7 +27,7 @@ from infer.export.packed_linears import carried as carry_packed
 from infer.export.packed_linears import quantized
 from infer.export.stored_rows import error_text
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
-from infer.load.weights import DictReader, StoredCodes
+from infer.load.weights import StoredCodes, in_memory
 from infer.plan import Plan
 from tests.support.quantized_layers import CASES, opened
 from tests.support.random_blocks import random_blocks
@@ -101,8 +101,8 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
 def method(case: str, folder: Path) -> Cells:
     """Compute the row of a method of Hugging Face folders; `weight` is made by the method's formula."""
     parts, weight, settings = CASES[case]((ROWS, COLUMNS_OF_A_ROW), torch.Generator().manual_seed(0))
-    reader = opened(parts, settings)
-    codes = reader.codes("layer.weight")
+    stored = opened(parts, settings)["layer.weight"]
+    codes = stored.codes()
     assert codes is not None
     if codes.refused:
         tensors = keep.quantize(weight.float(), None, Plan(source="m", quant="keep"))
@@ -118,7 +118,7 @@ def method(case: str, folder: Path) -> Cells:
         return "carried over exactly" if error == 0 else "carried over, but for a rounding of float32"
 
     def read() -> str:
-        assert _equal(reader.read("layer.weight"), weight), "other weights than those of the formula"
+        assert _equal(stored.read(), weight), "other weights than those of the formula"
         return "bit-equal to its formula"
 
     def written() -> str:
@@ -155,7 +155,7 @@ def packed_form(codes: StoredCodes, weight: Tensor) -> str:
     """Return how `infer export --to compressed-tensors` writes codes, or else the weight that they stand for."""
     found = carry_packed(codes)
     if isinstance(found, str):
-        made = quantized(DictReader({"w": weight.float()}), "w", 8, COLUMNS_OF_A_ROW, torch.bfloat16)
+        made = quantized(in_memory({"w": weight.float()}), "w", 8, COLUMNS_OF_A_ROW, torch.bfloat16)
         code, scale, _ = made.give(0, ROWS)
         error = _error((code - 128).float() * scale.float(), weight)
         return f"converted to compressed-tensors int8, relative error {error:.2g}"

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import NotUsableError
 from ..load.gguf.architecture_layout import Architecture
 from ..load.gguf.architecture_table import ARCHITECTURES
-from ..load.weights import WeightReader
+from ..load.weights import Checkpoint
 
 _ALIKE = {"mistral": "llama"}  # model types whose settings and tensors are another's
 # Settings without effect on the values, or about the file rather than the model.
@@ -80,11 +80,11 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def resolved(config: Mapping[str, Any], reader: WeightReader) -> dict[str, Any]:
+def resolved(config: Mapping[str, Any], weights: Checkpoint) -> dict[str, Any]:
     """Return the configuration with the width of LFM2's layers as its weights have it, which it computes itself."""
     if not config.get("block_auto_adjust_ff_dim"):
         return dict(config)
-    width = reader.shape("model.layers.0.feed_forward.w1.weight")[0]
+    width = weights["model.layers.0.feed_forward.w1.weight"].shape[0]
     return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": width, "block_ff_dim": width}
 
 

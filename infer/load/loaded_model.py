@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from ..spec import Finding, TensorSpec
 from .hf_preprocessor import Preprocessor
-from .weights import WeightReader
+from .weights import Checkpoint
 
 
 @dataclass
 class LoadedModel:
-    """A model before optimization. Parameters are on the meta device while `reader` is set."""
+    """A model before optimization. Parameters are on the meta device while `checkpoint` is set."""
 
     kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
     module: nn.Module | None  # None for onnx that runs as it is
-    reader: WeightReader | None
+    checkpoint: Checkpoint | None
     inputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
@@ -34,7 +34,7 @@ class LoadedModel:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
     asserts: bool = False  # guards of its sizes are checked at each call of a captured graph
-    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
+    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → name in `checkpoint`
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # real inputs kept for calibration, or none
@@ -42,6 +42,7 @@ class LoadedModel:
         default_factory=dict
     )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
+    own_names: Checkpoint | None = None  # the weights by the names of their file, before those of the library
     onnx: Path | None = None
     operator_seconds: Mapping[str, float] | None = (
         None  # of a call of an ONNX file, by type; None: not measured yet

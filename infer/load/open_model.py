@@ -124,7 +124,7 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
     from .gguf import open_gguf
 
     source = open_gguf(Path(plan.source))
-    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
+    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.weights, plan.source)
     loaded.kind, loaded.weight_bytes, loaded.directory = "gguf", source.num_bytes, source.directory
     loaded.stored_as = source.stored_as
     loaded.findings.insert(0, source.finding)

@@ -142,7 +142,7 @@ def _quantized(
     done = compress.quantize_model(
         module,
         plan,
-        reader=copy.reader,
+        checkpoint=copy.checkpoint,
         renames=copy.renames,
         stats=assignment.stats,
         progress=own.progress,

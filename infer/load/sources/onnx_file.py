@@ -104,7 +104,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
     loaded = LoadedModel(
         kind="onnx",
         module=None,
-        reader=None,
+        checkpoint=None,
         inputs=inputs,
         loose=loose,
         loose_outputs=loose_outputs,
