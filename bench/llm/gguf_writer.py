@@ -9,7 +9,7 @@ from infer.export.gguf_metadata import architecture_for, model_metadata
 from infer.export.gguf_tensors import TensorWriter
 from infer.export.gguf_writer import write_gguf
 from infer.load.gguf.header import read_gguf_header
-from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights.safetensors_file import open_safetensors
 
 FLOAT16 = 1  # of enum llama_ftype
 
@@ -32,10 +32,10 @@ def write_checkpoint(checkpoint: Path, path: Path) -> None:
             f"expected a Llama with plain rope and no biases, got {config['model_type']}, rope {rope}"
         )
     _, architecture = architecture_for("llama")
-    reader = SafetensorsReader(sorted(checkpoint.glob("*.safetensors")))
+    weights = open_safetensors(sorted(checkpoint.glob("*.safetensors"))).weights
     metadata = model_metadata(config, path.stem)
     metadata |= {"general.file_type": FLOAT16, "tokenizer.ggml.model": "no_vocab"}
-    write_gguf(path, metadata, TensorWriter(reader, config, architecture, "F16").tensors())
+    write_gguf(path, metadata, TensorWriter(weights, config, architecture, "F16").tensors())
 
 
 def tensor_bytes(path: Path) -> int:

@@ -146,7 +146,7 @@ def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     with Anonymous() as own:
         plan = Plan(source=str(folder / "model"), quant=quant, data="random")
         loaded = load.load(plan)
-        done = quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
+        done = quantize_model(loaded.module, plan, checkpoint=loaded.checkpoint, renames=loaded.renames)
         quantized = time.perf_counter() - begin
         load.fill(loaded)
         state = {name: value for name, value in loaded.module.state_dict().items() if "lm_head" not in name}
@@ -171,16 +171,16 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
 
     from infer import compress as formats
     from infer.load.checkpoint.weight_files import open_weights
-    from infer.load.weights.safetensors_reader import SafetensorsReader
+    from infer.load.weights.safetensors_file import open_safetensors
     from infer.plan import Plan
 
-    packed = SafetensorsReader(folder / PACKED)
+    packed = open_safetensors(folder / PACKED).weights
     original, _ = open_weights(folder / "model")
-    same = all(torch.equal(packed.rows(n, 0, 64), state[n][:64]) for n in packed.names() if state[n].ndim)
+    same = all(torch.equal(packed[n].rows(0, 64), state[n][:64]) for n in packed if state[n].ndim)
     name = "model.layers.0.self_attn.k_proj"
     prefix = f"model.{name}.packed."
-    tensors = {n.removeprefix(prefix): packed.read(n) for n in packed.names() if n.startswith(prefix)}
-    weight = original.read(f"{name}.weight")
+    tensors = {n.removeprefix(prefix): packed[n].read() for n in packed if n.startswith(prefix)}
+    weight = original[f"{name}.weight"].read()
     decoded = formats.get(Plan(source="", quant=quant)).dequantize(tensors)
     error = float((decoded - weight).norm() / weight.norm())
     return {"same": same, "error": error}

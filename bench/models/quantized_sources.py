@@ -26,9 +26,8 @@ from infer.export.gguf_writer import encode
 from infer.export.packed_linears import carried as carry_packed
 from infer.export.packed_linears import quantized
 from infer.export.stored_rows import error_text
-from infer.load.gguf.block_codes import split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
-from infer.load.weights import DictReader, StoredCodes
+from infer.load.weights import StoredCodes, in_memory
 from infer.plan import Plan
 from tests.support.quantized_layers import CASES, opened
 from tests.support.random_blocks import random_blocks
@@ -66,9 +65,8 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
     count = ROWS * COLUMNS_OF_A_ROW // kind.block
     raw = finite_blocks(kind, count)
     blocks = torch.from_numpy(raw)
-    assert kind.decode is not None
     decoded = kind.decode(blocks).reshape(ROWS, COLUMNS_OF_A_ROW)
-    tensors = split_blocks(kind, blocks, ROWS)
+    tensors = kind.rows(blocks, ROWS)
 
     def carried() -> str:
         assert _equal(keep.dequantize(tensors), decoded), "the codes stand for other weights"
@@ -103,8 +101,8 @@ def gguf_type(kind: BlockType, folder: Path) -> Cells:
 def method(case: str, folder: Path) -> Cells:
     """Compute the row of a method of Hugging Face folders; `weight` is made by the method's formula."""
     parts, weight, settings = CASES[case]((ROWS, COLUMNS_OF_A_ROW), torch.Generator().manual_seed(0))
-    reader = opened(parts, settings)
-    codes = reader.codes("layer.weight")
+    stored = opened(parts, settings)["layer.weight"]
+    codes = stored.codes()
     assert codes is not None
     if codes.refused:
         tensors = keep.quantize(weight.float(), None, Plan(source="m", quant="keep"))
@@ -120,15 +118,14 @@ def method(case: str, folder: Path) -> Cells:
         return "carried over exactly" if error == 0 else "carried over, but for a rounding of float32"
 
     def read() -> str:
-        assert _equal(reader.read("layer.weight"), weight), "other weights than those of the formula"
+        assert _equal(stored.read(), weight), "other weights than those of the formula"
         return "bit-equal to its formula"
 
     def written() -> str:
         found = carry(codes)
         if not isinstance(found, str):
             return f"GGUF {found.type}, {error_text(found.error)}; {packed_form(codes, weight)}"
-        q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
-        assert q8_0.decode is not None
+        q8_0 = BLOCK_TYPES["Q8_0"]
         again = q8_0.decode(encode(weight.float(), "Q8_0").reshape(-1, q8_0.num_bytes))
         away = f"converted to GGUF Q8_0, relative error {_error(again.reshape(weight.shape), weight):.2g}"
         return f"{away}; {packed_form(codes, weight)}"
@@ -142,7 +139,6 @@ def method(case: str, folder: Path) -> Cells:
 
 def finite_blocks(kind: BlockType, count: int) -> np.ndarray:
     """Return random blocks whose scales are numbers, uint8 [count, bytes]."""
-    assert kind.decode is not None
     raw, seed = random_blocks(kind, count), 0
     while bool((bad := ~kind.decode(raw).isfinite().all(1)).any()):
         seed += 1
@@ -159,7 +155,7 @@ def packed_form(codes: StoredCodes, weight: Tensor) -> str:
     """Return how `infer export --to compressed-tensors` writes codes, or else the weight that they stand for."""
     found = carry_packed(codes)
     if isinstance(found, str):
-        made = quantized(DictReader({"w": weight.float()}), "w", 8, COLUMNS_OF_A_ROW, torch.bfloat16)
+        made = quantized(in_memory({"w": weight.float()}), "w", 8, COLUMNS_OF_A_ROW, torch.bfloat16)
         code, scale, _ = made.give(0, ROWS)
         error = _error((code - 128).float() * scale.float(), weight)
         return f"converted to compressed-tensors int8, relative error {error:.2g}"
@@ -186,7 +182,7 @@ def _equal(found: Tensor, expected: Tensor) -> bool:
 
 def _entries() -> Iterator[tuple[str, Callable[[Path], Cells]]]:
     for kind in BLOCK_TYPES.values():
-        if kind.decode is not None:
+        if kind.holds_codes:
             yield f"GGUF {kind.name}", partial(gguf_type, kind)
     for case in CASES:
         yield case, partial(method, case)

@@ -33,7 +33,7 @@ from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
 from infer.graph.program import flatten
-from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights.safetensors_file import open_safetensors
 from infer.plan import Plan
 
 FINE = ("nf4:16", "int4:16", "fp4:16")
@@ -86,11 +86,10 @@ def checkpoints() -> Iterator[tuple[str, Callable[[], Iterator[Tensor]]]]:
 
 
 def matrices(path: Path) -> Iterator[Tensor]:
-    reader = SafetensorsReader(path)
-    for name in reader.names():
-        shape = reader.shape(name)
+    for weight in open_safetensors(path).weights.values():
+        shape = weight.shape
         if len(shape) == 2 and shape[1] % 64 == 0 and shape[0] * shape[1] >= 4096:
-            yield reader.rows(name, 0, min(shape[0], LARGEST // shape[1])).float()
+            yield weight.rows(0, min(shape[0], LARGEST // shape[1])).float()
 
 
 def formats() -> dict[str, Callable[[Tensor], tuple[Tensor, float]]]:

@@ -152,7 +152,7 @@ def _our_model(folder: str, options: dict[str, Any]) -> tuple[Any, Any]:
     plan = Plan(source=folder, quant=base, data="random")
     loaded = load.load(plan)
     if base != "none":
-        compress.quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
+        compress.quantize_model(loaded.module, plan, checkpoint=loaded.checkpoint, renames=loaded.renames)
     load.fill(loaded)
     model = loaded.module.model  # type: ignore[union-attr]
     model.keeps_open = [loaded]  # its mapped weights

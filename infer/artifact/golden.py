@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import rows
 from ..errors import ArtifactError, InputError, SourceError, UsageError
-from ..load.weights.safetensors_reader import SafetensorsReader, read_header
+from ..load.weights.safetensors_file import open_safetensors, read_header
 from ..plan import INVENTED, RANDOM, REQUIRED, Plan
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from .store import Manifest
@@ -123,9 +123,9 @@ def read_outputs(folder: Path, names: Iterable[str]) -> Tensors:
 def _read(path: Path, names: Iterable[str]) -> Tensors:
     wanted = sorted(names)
     try:
-        reader = SafetensorsReader(path)
-        held = sorted(reader.names())
-        found = {name: reader.read(name) for name in wanted if name in held}
+        weights = open_safetensors(path).weights
+        held = sorted(weights)
+        found = {name: weights[name].read() for name in wanted if name in held}
     except (SourceError, OSError) as error:
         said = error.message if isinstance(error, SourceError) else str(error)
         raise ArtifactError(f"the golden tensors can't be read: {said}", where=str(path)) from error

@@ -23,102 +23,88 @@ from ..kernels.expert_layers import ExpertLinear
 from ..load.model_metadata import read_json
 from ..load.model_patches.moe_layers import split_experts
 from ..load.sources.huggingface_class import read_settings
-from ..load.weights import StoredCodes
-from ..load.weights.safetensors_reader import SafetensorsReader
+from ..load.weights import Checkpoint, StoredCodes, Weight
+from ..load.weights.safetensors_file import SafetensorsFiles, open_safetensors
 from .packed_tensors import PackedTensors
 
 HINT = "Export the source that it was made from"
 _PACKED = ".packed."
 
 
-class ArtifactReader:
-    """Reader of the weights of an artifact under transformers' names; packed ones are decoded to float32.
+def artifact_weights(
+    folder: Path,
+    manifest: Manifest,
+    shapes: Mapping[str, tuple[int, ...]],
+    by_columns: Collection[str] = (),
+) -> dict[str, Weight]:
+    """Return the weights of an artifact under transformers' names; packed ones are decoded to float32.
 
     `by_columns`: weights of experts that transformers has as [experts, K, N], the artifact as rows [experts * N, K].
     Raises `NotUsableError` where the artifact lacks a weight of `shapes`, or holds it in another shape.
     """
+    file = open_safetensors(folder / WEIGHTS)
+    held = {**file.weights, **{name: file.weights[stored] for name, stored in _aliases(file, folder).items()}}
+    formats = {layer.name: layer.format for layer in manifest.layers}
+    parts: dict[str, dict[str, Weight]] = {}
+    for name, weight in held.items():
+        stem, packed, part = name.rpartition(_PACKED)
+        if packed:
+            parts.setdefault(stem, {})[part] = weight
+    packed_weights = _PackedWeights(folder)
+    found: dict[str, Weight] = {}
+    for name, shape in shapes.items():
+        layer = "model." + name.removesuffix(".weight")
+        if layer in parts:
+            tensors = PackedTensors(parts[layer], formats.get(layer, ""))
+            found[name] = packed_weights.weight(name, tensors, shape, by_columns=name in by_columns)
+            continue
+        stored = next((held[one] for one in (f"model.{name}", f"{layer}.weight") if one in held), None)
+        if stored is None or stored.shape != shape:
+            raise _lacks(folder, f"{name!r} of shape {list(shape)}")
+        found[name] = stored
+    return found
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        shapes: Mapping[str, tuple[int, ...]],
-        by_columns: Collection[str] = (),
-    ) -> None:
-        inner = SafetensorsReader([folder / WEIGHTS])
-        held = {name: name for name in inner.names()}
-        held |= _aliases(inner, folder)
-        formats = {layer.name: layer.format for layer in manifest.layers}
-        self._reader, self._shapes, self._last = inner, dict(shapes), ("", torch.empty(0))
-        self._by_columns, self._folder = frozenset(by_columns), folder
-        self._float: dict[str, str] = {}
-        self._packed: dict[str, PackedTensors] = {}
-        parts: dict[str, dict[str, str]] = {}
-        for name, stored in held.items():
-            stem, found, part = name.rpartition(_PACKED)
-            if found:
-                parts.setdefault(stem, {})[part] = stored
-        for name, shape in shapes.items():
-            layer = "model." + name.removesuffix(".weight")
-            if layer in parts:
-                packed = PackedTensors(inner, parts[layer], formats.get(layer, ""))
-                if not packed.format:
-                    raise _lacks(folder, f"the format of {name!r}")
-                columns = shape[1] if name in self._by_columns else shape[-1]
-                if why := packed.wrong(torch.Size(shape).numel() // max(columns, 1), columns):
-                    raise _damaged(folder, name, why)
-                self._packed[name] = packed
-                continue
-            found = next((held[one] for one in (f"model.{name}", f"{layer}.weight") if one in held), "")
-            if not found or tuple(inner.shape(found)) != shape:
-                raise _lacks(folder, f"{name!r} of shape {list(shape)}")
-            self._float[name] = found
 
-    def names(self) -> list[str]:
-        return list(self._shapes)
+class _PackedWeights:
+    """Packed weights of an artifact, decoded; the last one is kept, as it is read in blocks of rows."""
 
-    def dtype(self, name: str) -> torch.dtype:
-        return torch.float32 if name in self._packed else self._reader.dtype(self._float[name])
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._last = folder, ("", torch.empty(0))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+    def weight(self, name: str, packed: PackedTensors, shape: tuple[int, ...], *, by_columns: bool) -> Weight:
+        """Return a weight of packed tensors; raise where they do not fit its shape."""
+        if not packed.format:
+            raise _lacks(self._folder, f"the format of {name!r}")
+        columns = shape[1] if by_columns else shape[-1]
+        if why := packed.wrong(torch.Size(shape).numel() // max(columns, 1), columns):
+            raise _damaged(self._folder, name, why)
 
-    def read(self, name: str) -> Tensor:
-        if name not in self._packed:
-            return self._reader.read(self._float[name])
-        if self._last[0] != name:
-            shape, rows = self._shapes[name], self._decoded(name)
-            if name in self._by_columns:
-                rows = rows.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
-            self._last = name, rows.reshape(shape)
-        return self._last[1].clone()
+        def rows(start: int, stop: int) -> Tensor:
+            if self._last[0] != name:
+                decoded = self._decoded(name, packed, shape)
+                if by_columns:
+                    decoded = decoded.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
+                self._last = name, decoded.reshape(shape)
+            return self._last[1][start:stop].clone()
 
-    def _decoded(self, name: str) -> Tensor:
+        def codes() -> StoredCodes:
+            found = packed.codes()
+            if found.refused or len(shape) == 2:
+                return found
+            if by_columns:
+                return StoredCodes.without(found.kind, "transformers stores its experts by columns")
+            return replace(found, experts=True)
+
+        return Weight(torch.float32, shape, rows, codes=codes)
+
+    def _decoded(self, name: str, packed: PackedTensors, shape: tuple[int, ...]) -> Tensor:
         try:
-            rows = self._packed[name].decoded()
+            rows = packed.decoded()
         except ValueError as error:
             raise _damaged(self._folder, name, str(error)[:200]) from error
-        if rows.numel() != torch.Size(self._shapes[name]).numel():
+        if rows.numel() != torch.Size(shape).numel():
             raise _damaged(self._folder, name, f"they decode to {list(rows.shape)}")
         return rows
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        if name not in self._packed:
-            return self._reader.rows(self._float[name], start, stop)
-        if self._last[0] != name:
-            self.read(name)
-        return self._last[1][start:stop].clone()
-
-    def codes(self, name: str) -> StoredCodes | None:
-        """Return the codes of a packed matrix; None for a weight in float."""
-        if name not in self._packed:
-            return None
-        codes, shape = self._packed[name].codes(), self._shapes[name]
-        if codes.refused or len(shape) == 2:
-            return codes
-        if name in self._by_columns:
-            return StoredCodes.without(codes.kind, "transformers stores its experts by columns")
-        return replace(codes, experts=True)
 
 
 @dataclass(frozen=True)
@@ -126,7 +112,7 @@ class ArtifactSource:
     """An opened artifact: its weights, its config.json, and the files of its tokenizer by name."""
 
     folder: Path
-    reader: ArtifactReader
+    weights: Checkpoint
     config: dict[str, Any]
     files: dict[str, Path]
 
@@ -167,7 +153,7 @@ def open_artifact(folder: Path) -> ArtifactSource:
         for path in folder.iterdir()
         if path.name in kept or path.name.startswith(("tokenizer", "special_tokens", "vocab", "merges"))
     }
-    return ArtifactSource(folder, ArtifactReader(folder, manifest, names, by_columns), config, files)
+    return ArtifactSource(folder, artifact_weights(folder, manifest, names, by_columns), config, files)
 
 
 def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str]]:
@@ -193,21 +179,22 @@ def _parameters(folder: Path) -> tuple[bool, dict[str, tuple[int, ...]], set[str
 
 def _shares_head(folder: Path) -> bool:
     """Return true where every tensor of the head is that of another layer."""
-    reader = SafetensorsReader([folder / WEIGHTS])
-    held = {name: name for name in reader.names()} | _aliases(reader, folder)
+    file = open_safetensors(folder / WEIGHTS)
+    held = {name: name for name in file.weights} | _aliases(file, folder)
     head = {name for name in held if name.startswith("model.lm_head.")}
     others = {stored for name, stored in held.items() if name not in head}
     return all(held[name] in others for name in head)
 
 
-def _aliases(reader: SafetensorsReader, folder: Path) -> dict[str, str]:
+def _aliases(file: SafetensorsFiles, folder: Path) -> dict[str, str]:
     """Return the names of tied tensors and those that hold their values."""
     try:
-        found = json.loads(reader.metadata.get("aliases", "{}"))
+        found = json.loads(file.metadata.get("aliases", "{}"))
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the aliases of the weights are damaged: {error}", where=str(folder)) from error
-    held = set(reader.names())
-    if not isinstance(found, dict) or not all(isinstance(one, str) and one in held for one in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(one, str) and one in file.weights for one in found.values()
+    ):
         raise ArtifactError("the aliases of the weights name no tensors of the file", where=str(folder))
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..load.weights import WeightReader, stored_codes
+from ..load.weights import Checkpoint
 from ..load.weights.safetensors_writer import Meta, write_safetensors
 from .exact_float import DTYPES, smallest_exact
 from .gguf_writer import KEEP
@@ -30,7 +30,7 @@ class FolderWriter:
     Of kind "keep", and where codes have the bits of `kind`, codes of the source are carried over; `report` lists them.
     """
 
-    reader: WeightReader
+    weights: Checkpoint
     config: Mapping[str, Any]
     files: Mapping[str, Path]
     kind: str
@@ -40,15 +40,15 @@ class FolderWriter:
     def write(self, folder: Path) -> int:
         """Write config.json, the files of the tokenizer and model.safetensors; returns how many weights were packed."""
         packs = self.kind == KEEP or self.kind in PACKED
-        packed = {name: one for name in self.reader.names() if packs and (one := self._packed(name))}
+        packed = {name: one for name in self.weights if packs and (one := self._packed(name))}
         dtype = self._float_dtype(packed)
         metas: dict[str, Meta] = {}
-        for name in self.reader.names():
+        for name in self.weights:
             if name in packed:
                 metas |= packed[name].metas(name.removesuffix(".weight"))
             else:
-                stored = self.reader.dtype(name)
-                shape = tuple(self.reader.shape(name))
+                stored = self.weights[name].dtype
+                shape = tuple(self.weights[name].shape)
                 metas[name] = (dtype if stored.is_floating_point else stored, shape)
         held: dict[str, Tensor] = {}
 
@@ -73,7 +73,7 @@ class FolderWriter:
                 shutil.copyfile(path, folder / name)
         write_safetensors(folder / "model.safetensors", metas, give, {"format": "pt"})
         for name, difference in self._rounded.items():
-            codes = stored_codes(self.reader, name)
+            codes = self.weights[name].codes()
             if codes is not None:
                 kind = next(one for one, wanted in DTYPES.items() if wanted == dtype)
                 self.report.converted(codes.kind, kind, difference.error, "it is written in float", name)
@@ -81,11 +81,11 @@ class FolderWriter:
 
     def _packed(self, name: str) -> PackedLinear | None:
         """Return the codes of a layer, None for a tensor that stays float."""
-        shape = tuple(self.reader.shape(name))
+        shape = tuple(self.weights[name].shape)
         if not name.endswith(".weight") or len(shape) != 2 or any(part in name for part in _KEPT):
             return None
         bits = PACKED.get(self.kind, 0)
-        codes = stored_codes(self.reader, name)
+        codes = self.weights[name].codes()
         if codes is not None:
             found = carried(codes, bits)
             if not isinstance(found, str):
@@ -95,7 +95,7 @@ class FolderWriter:
         if (codes is None and not bits) or (bits == 4 and shape[1] % GROUP) or shape[1] % 32:
             return None
         bits = bits or 8
-        made = quantized(self.reader, name, bits, GROUP if bits == 4 else shape[1], torch.bfloat16)
+        made = quantized(self.weights, name, bits, GROUP if bits == 4 else shape[1], torch.bfloat16)
         if codes is not None:
             self.report.converted(codes.kind, f"int{bits}", self._error(made, name), str(found), name)
         return made
@@ -107,7 +107,7 @@ class FolderWriter:
             code, scale, _ = made.give(start, stop)
             grouped = code.reshape(len(code), made.groups, made.group).float() - (1 << made.bits - 1)
             again = (grouped * scale.float()[:, :, None]).reshape(len(code), -1)
-            difference.add(again, self.reader.rows(name, start, stop).float())
+            difference.add(again, self.weights[name].rows(start, stop).float())
         return difference.error
 
     def _float_dtype(self, packed: Mapping[str, PackedLinear]) -> torch.dtype:
@@ -115,22 +115,20 @@ class FolderWriter:
         if self.kind != KEEP:
             return DTYPES.get(self.kind, torch.bfloat16)
         names = [
-            name
-            for name in self.reader.names()
-            if name not in packed and self.reader.dtype(name).is_floating_point
+            name for name in self.weights if name not in packed and self.weights[name].dtype.is_floating_point
         ]
-        return DTYPES[smallest_exact(self.reader.read(name) for name in names)]
+        return DTYPES[smallest_exact(self.weights[name].read() for name in names)]
 
     def _float(self, name: str, dtype: torch.dtype) -> Tensor:
-        values = self.reader.read(name)
+        values = self.weights[name].read()
         rounded = values.to(dtype)
-        if values.ndim > 1 and stored_codes(self.reader, name) is not None:
+        if values.ndim > 1 and self.weights[name].codes() is not None:
             self._rounded[name] = Difference()
             self._rounded[name].add(rounded.float().flatten(1), values.float().flatten(1))
         return rounded
 
     def _unpacked(self, packed: Mapping[str, PackedLinear]) -> list[str]:
-        found = {name for name in self.reader.names() if name.endswith("proj.weight")} - packed.keys()
+        found = {name for name in self.weights if name.endswith("proj.weight")} - packed.keys()
         return ["lm_head", *sorted(name.removesuffix(".weight") for name in found)]
 
 

@@ -15,12 +15,11 @@ import torch
 from .. import load as sources
 from ..artifact import store
 from ..errors import BusyError, InferError, NotUsableError, UsageError, unknown
-from ..load.checkpoint.transformers_key_mapping import ConvertedReader
 from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
 from ..load.model_metadata import read_json
 from ..load.sources.huggingface_class import read_settings
-from ..load.weights import FiniteReader, WeightReader, stored_codes
+from ..load.weights import Checkpoint, finite
 from ..plan import Plan
 from ..spec import Finding
 from .artifact_source import is_artifact, open_artifact
@@ -86,8 +85,8 @@ def export_model(
 class _Source:
     """Model to export: weights by transformers' names and by the checkpoint's own, config.json, files beside it."""
 
-    reader: WeightReader
-    own_reader: WeightReader
+    weights: Checkpoint
+    own_names: Checkpoint
     config: dict[str, Any]
     folder: Path  # of config.json
     files: Mapping[str, Path]
@@ -99,11 +98,11 @@ class _Source:
 def _open(source: str) -> _Source:
     if is_artifact(Path(source)):
         artifact = open_artifact(Path(source))
-        reader = FiniteReader(artifact.reader, source)
-        quantized = any(stored_codes(reader, name) is not None for name in reader.names())
+        weights = finite(artifact.weights, source)
+        quantized = any(weight.codes() is not None for weight in weights.values())
         return _Source(
-            reader=reader,
-            own_reader=reader,
+            weights=weights,
+            own_names=weights,
             config=artifact.config,
             folder=artifact.folder,
             files=artifact.files,
@@ -117,15 +116,15 @@ def _open(source: str) -> _Source:
             f"a source of kind {loaded.kind} is not exported to other formats",
             hint="Give a Hugging Face folder, a GGUF file or an artifact",
         )
-    if loaded.reader is None:
+    if loaded.checkpoint is None:
         raise NotUsableError(f"a source of kind {loaded.kind} has no weights to export")
     config = loaded.files["config.json"]
     settings = dict(read_json(config))
     if _differs_from_embedding(loaded):
         settings["tie_word_embeddings"] = False
     return _Source(
-        reader=loaded.reader,
-        own_reader=_hub_reader(loaded.reader),
+        weights=loaded.checkpoint,
+        own_names=loaded.own_names or finite(loaded.checkpoint),
         config=settings,
         folder=config.parent,
         files=loaded.files,
@@ -159,10 +158,10 @@ def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:
         raise NotUsableError(
             f"GGUF files hold language models, the task of this one is {source.task}", hint="Use --to hf"
         )
-    config = resolved(_full_config(source.folder) | _head_of_its_own(source.config), source.reader)
+    config = resolved(_full_config(source.folder) | _head_of_its_own(source.config), source.weights)
     _, architecture = architecture_for(str(config["model_type"]))
     metadata = model_metadata(config, path.stem)
-    writer = TensorWriter(source.reader, config, architecture, kind)
+    writer = TensorWriter(source.weights, config, architecture, kind)
     tensors = writer.tensors()
     if (factors := llama3_factors(config)) is not None:
         tensors["rope_freqs.weight"] = OutputTensor(
@@ -172,7 +171,7 @@ def _gguf(source: _Source, path: Path, kind: str) -> list[Finding]:
     write_gguf(path, metadata, tensors)
     again = open_gguf(path)
     check_settings(config, _full_config(again.folder))
-    _check_rows(source.reader, again.reader, _kinds(path))
+    _check_rows(source.weights, again.weights, _kinds(path))
     matrices = "codes of the source" if kind == KEEP else f"matrices in {kind}"
     why = f"{metadata['general.architecture']}, {matrices}; read back and compared"
     found = Finding("export", "GGUF", path.stat().st_size / 1e6, "MB", why)
@@ -183,15 +182,14 @@ def _kinds(path: Path) -> set[str]:
     return {tensor.type.name for tensor in read_gguf_header(path).tensors.values()}
 
 
-def _check_rows(reader: WeightReader, again: WeightReader, kinds: set[str]) -> None:
+def _check_rows(weights: Checkpoint, again: Checkpoint, kinds: set[str]) -> None:
     """Raise `InferError` where first rows of a tensor come back otherwise than its type rounds them."""
     bound = max(_BOUNDS.get(kind, BOUND) for kind in kinds)
-    held = set(reader.names())
-    for name in again.names():
-        if name not in held or not reader.shape(name):
+    for name in again:
+        if name not in weights or not weights[name].shape:
             continue
-        wanted = reader.rows(name, 0, _CHECKED_ROWS).float()
-        found = again.rows(name, 0, _CHECKED_ROWS).float()
+        wanted = weights[name].rows(0, _CHECKED_ROWS).float()
+        found = again[name].rows(0, _CHECKED_ROWS).float()
         error = float((found.reshape(wanted.shape) - wanted).norm() / wanted.norm().clamp_min(1e-20))
         if not error <= bound and float(wanted.norm()) > 0:
             raise InferError(
@@ -200,20 +198,13 @@ def _check_rows(reader: WeightReader, again: WeightReader, kinds: set[str]) -> N
 
 
 def _folder(source: _Source, folder: Path, kind: str) -> list[Finding]:
-    writer = FolderWriter(source.own_reader, source.config, source.files, kind)
+    writer = FolderWriter(source.own_names, source.config, source.files, kind)
     count = writer.write(folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
     why = f"{count} weights packed" if count else f"weights in {kind}"
     if (kind in PACKED or kind == KEEP) and not count:
         raise NotUsableError(f"no Linear layer of this model has whole groups of columns for {kind}")
     return [Finding("export", "folder", size / 1e6, "MB", why), *writer.report.findings()]
-
-
-def _hub_reader(reader: WeightReader) -> WeightReader:
-    """Return the reader of the checkpoint's own names, before those of transformers' modules."""
-    inner: Any = reader.inner if isinstance(reader, FiniteReader) else reader
-    inner = inner.inner if isinstance(inner, ConvertedReader) else inner
-    return FiniteReader(inner)
 
 
 def _onnx(artifact: Path, folder: Path) -> list[Finding]:

@@ -13,17 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..load.gguf.block_types import BLOCK_TYPES, E2M1, IQ4, SUPER, BlockType
-from ..load.gguf.codebook_blocks import CODEBOOK_TYPES
+from ..load.gguf.block_types import BLOCK_TYPES, SUPER, Parts
 from ..load.weights import StoredCodes
-from .gguf_blocks import Parts, join_blocks
 from .stored_rows import BOUND, Difference, StoredRows, blocks_of, rows_at
 
-_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
 BLOCK = 32
-_CENTERED = tuple(float(code) for code in range(-8, 8))
-_UNSIGNED = tuple(float(code) for code in range(16))
-_FIVE_BITS = tuple(tuple(float(code) for code in range(low, low + 32)) for low in (0, -16))
+_E2M1, _IQ4, _TERNARY = (BLOCK_TYPES[name].table for name in ("MXFP4", "IQ4_NL", "TQ2_0"))
 
 
 @dataclass(frozen=True)
@@ -59,20 +54,14 @@ def carry(codes: StoredCodes, only: str = "") -> CarriedCodes | str:
 
 def _compared(kind: str, codes: StoredCodes) -> Difference:
     """Compare the weight with what the type gives, up to the first rows that do not fit."""
-    found, block = Difference(), _TYPES[kind]
+    found, block = Difference(), BLOCK_TYPES[kind]
     for index in blocks_of(*codes.shape):
         rows = rows_at(codes, index)
         raw = _encode(kind, rows).reshape(-1, block.num_bytes)
-        found.add(_decode(block)(raw).reshape(len(index), -1), rows.weight())
+        found.add(block.decode(raw).reshape(len(index), -1), rows.weight())
         if not found.worst <= BOUND:
             break
     return found
-
-
-def _decode(block: BlockType) -> Callable[[Tensor], Tensor]:
-    if block.decode is None:
-        raise TypeError(f"{block.name} holds no codes")
-    return block.decode
 
 
 def _candidates(rows: StoredRows) -> Iterator[str]:
@@ -82,19 +71,19 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
     whole = group % BLOCK == 0
     if supers:
         yield from _SUPER_TYPES.get((table, minimum, group), ())
-    if group % SUPER == 0 and not minimum and table == CODEBOOK_TYPES["TQ1_0"].table:
+    if group % SUPER == 0 and not minimum and table == _TERNARY:
         yield from ("TQ1_0", "TQ2_0")
-    if whole and not minimum and _doubled(table):
+    if whole and not minimum and _multiple_of(table, _E2M1):
         yield "MXFP4"
     grid = rows.grid()
     if whole and not minimum:
         if grid is not None and grid[1] == 8 and len(table) == 16:
             yield "Q4_0"
-        if _multiple_of(table, IQ4):
+        if _multiple_of(table, _IQ4):
             yield "IQ4_NL"
     if whole and grid is not None and len(table) <= 16:
         yield "Q4_1"
-    if whole and table in ((), *_FIVE_BITS):
+    if whole and table in ((), BLOCK_TYPES["Q5_0"].table, BLOCK_TYPES["Q5_1"].table):
         yield "Q5_1" if minimum else "Q5_0"
     if supers and not minimum and group % 16 == 0 and rows.integers() is not None:
         yield "Q6_K"
@@ -102,34 +91,28 @@ def _candidates(rows: StoredRows) -> Iterator[str]:
         yield "Q8_0"
 
 
-# Table, whether there are minima, and group → types, smallest first.
-_SUPER_TYPES: dict[tuple[tuple[float, ...], bool, int], tuple[str, ...]] = {
-    ((0.0, 1.0, 2.0, 3.0), True, 16): ("Q2_K",),
-    (_CENTERED[4:12], False, 16): ("Q3_K",),
-    (tuple(map(float, IQ4)), False, 32): ("IQ4_XS",),
-    (_UNSIGNED, True, 32): ("Q4_K",),
-    ((), True, 32): ("Q5_K",),  # artifacts of earlier versions hold its codes in bytes
-    (_FIVE_BITS[0], True, 32): ("Q5_K",),
-    **{(CODEBOOK_TYPES[name].table, False, 32): (name,) for name in ("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S")},
-    (CODEBOOK_TYPES["IQ1_M"].table, False, 16): ("IQ1_M",),
-    (CODEBOOK_TYPES["IQ2_S"].table, False, 16): ("IQ2_XS", "IQ2_S"),
-}
+def _super_types() -> dict[tuple[tuple[float, ...], bool, int], list[str]]:
+    """Return the types with super-scales, smallest first, by table, whether there are minima, and group."""
+    found: dict[tuple[tuple[float, ...], bool, int], list[str]] = {}
+    for kind in sorted(BLOCK_TYPES.values(), key=lambda kind: kind.num_bytes):
+        if "super_scale" in kind.meanings:
+            found.setdefault((kind.table, "minimum" in kind.meanings, kind.group), []).append(kind.name)
+    return found | {((), True, 32): ["Q5_K"]}  # artifacts of earlier versions hold its codes in bytes
 
 
-def _multiple_of(table: tuple[float, ...], wanted: tuple[int, ...]) -> bool:
+_SUPER_TYPES = _super_types()
+
+
+def _multiple_of(table: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
     if len(table) != len(wanted):
         return False
     unit = table[-1] / wanted[-1]
     return all(one == unit * other for one, other in zip(table, wanted, strict=True))
 
 
-def _doubled(table: tuple[float, ...]) -> bool:
-    return _multiple_of(table, E2M1)
-
-
 def _encode(kind: str, rows: StoredRows) -> Tensor:
     """Return the bytes of rows in a type, uint8 [rows, bytes]."""
-    raw = join_blocks(kind, _PARTS[kind](rows) if kind in _PARTS else _as_stored(rows))
+    raw = BLOCK_TYPES[kind].join(_PARTS[kind](rows) if kind in _PARTS else _as_stored(rows))
     return raw.reshape(len(rows.parts["codes"]), -1)
 
 
@@ -155,12 +138,12 @@ def _by_blocks(rows: StoredRows, codes: Tensor, scale: Tensor, minimum: Tensor |
 
 def _table_blocks(rows: StoredRows) -> Parts:
     grid = rows.grid()
-    unit = grid[0] if grid is not None else rows.table[-1] / IQ4[-1]
+    unit = grid[0] if grid is not None else rows.table[-1] / _IQ4[-1]
     return _by_blocks(rows, rows.codes(), rows.steps() * unit)
 
 
 def _float4_blocks(rows: StoredRows) -> Parts:
-    return _by_blocks(rows, rows.codes(), rows.steps() * (rows.table[-1] / E2M1[-1]))
+    return _by_blocks(rows, rows.codes(), rows.steps() * (rows.table[-1] / _E2M1[-1]))
 
 
 def _grid_blocks(rows: StoredRows) -> Parts:

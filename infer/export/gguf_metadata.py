@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import families
 from ..errors import NotUsableError
-from ..load.weights import WeightReader
+from ..load.weights import Checkpoint
 
 # Settings without effect on the values, or about the file rather than the model.
 _IGNORED = frozenset(
@@ -81,10 +81,10 @@ def model_metadata(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def resolved(config: Mapping[str, Any], reader: WeightReader) -> dict[str, Any]:
+def resolved(config: Mapping[str, Any], weights: Checkpoint) -> dict[str, Any]:
     """Return the configuration with the settings that the weights alone tell."""
     measured = architecture_for(str(config["model_type"]))[1].measured
-    return {**config, **({} if measured is None else measured(config, reader.shape))}
+    return {**config, **({} if measured is None else measured(config, lambda name: weights[name].shape))}
 
 
 def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

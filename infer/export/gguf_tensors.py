@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +14,11 @@ from ..errors import NotUsableError
 from ..families import GgufLayout
 from ..load.gguf.block_types import BLOCK_TYPES
 from ..load.gguf.reader import rotary_order
-from ..load.weights import WeightReader, stored_codes
+from ..load.weights import Checkpoint
 from .exact_float import smallest_exact
 from .gguf_codes import carry
 from .gguf_metadata import HINT
-from .gguf_writer import KEEP, NUMBERS, OutputTensor, encode, flat_rows
+from .gguf_writer import KEEP, OutputTensor, encode, flat_rows
 from .source_report import SourceReport
 from .stored_rows import Difference, blocks_of
 
@@ -36,7 +35,7 @@ class TensorWriter:
     Of kind "keep", and where codes fit `kind`, codes of the source are carried over; `report` lists them.
     """
 
-    reader: WeightReader
+    weights: Checkpoint
     config: Mapping[str, Any]
     layout: GgufLayout
     kind: str
@@ -50,7 +49,7 @@ class TensorWriter:
         top = {name: stem for stem, name in self.layout.top.items()}
         tied = bool(self.config.get("tie_word_embeddings"))
         found: dict[str, OutputTensor] = {}
-        for name in self.reader.names():
+        for name in self.weights:
             if (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq"):
                 continue
             match = _LAYER.fullmatch(name)
@@ -68,14 +67,13 @@ class TensorWriter:
         return found
 
     def _plain(self, name: str, theirs: str) -> OutputTensor:
-        shape = tuple(self.reader.shape(name))
+        shape = tuple(self.weights[name].shape)
         if (axis := self.layout.unit_axes.get(theirs)) is not None:
             shape = (*shape[:axis], *shape[axis + 1 :])
-            return OutputTensor(
-                "F32", shape, flat_rows(self.reader.read(name).float().reshape(-1, shape[-1]))
-            )
+            values = self.weights[name].read().float()
+            return OutputTensor("F32", shape, flat_rows(values.reshape(-1, shape[-1])))
         if len(shape) < 2:
-            values = self.reader.read(name).float().reshape(1, -1)
+            values = self.weights[name].read().float().reshape(1, -1)
             if self.layout.norms_plus_one and theirs.endswith("norm") and name.endswith(".weight"):
                 values = values + 1
             if (order := self._order(theirs, values.shape[1])) is not None:
@@ -83,15 +81,15 @@ class TensorWriter:
             return OutputTensor("F32", shape, flat_rows(values.contiguous()))
         order = self._order(theirs, shape[0])
         if theirs.startswith("ffn_gate_inp"):
-            return OutputTensor("F32", shape, partial(self.reader.rows, name))
+            return OutputTensor("F32", shape, self.weights[name].rows)
         if order is None:
-            return self._matrix(name, shape, torch.arange(shape[0]), partial(self.reader.rows, name))
+            return self._matrix(name, shape, torch.arange(shape[0]), self.weights[name].rows)
         held = order
 
         def rows(start: int, stop: int) -> Tensor:
             wanted = held[start:stop]
             low = int(wanted.min())
-            return self.reader.rows(name, low, int(wanted.max()) + 1)[wanted - low]
+            return self.weights[name].rows(low, int(wanted.max()) + 1)[wanted - low]
 
         return self._matrix(name, shape, held, rows)
 
@@ -107,7 +105,7 @@ class TensorWriter:
         self, name: str, shape: tuple[int, ...], order: Tensor, rows: Callable[[int, int], Tensor]
     ) -> OutputTensor:
         """Return a tensor of codes carried over, or of rows in float; `order`: the flat rows of the source."""
-        codes = stored_codes(self.reader, name)
+        codes = self.weights[name].codes()
         if codes is None:
             kind = self.kind if self.kind != KEEP else self._exact(shape, rows)
             return OutputTensor(_fitting(kind, shape[-1]), shape, rows)
@@ -125,20 +123,16 @@ class TensorWriter:
         return smallest_exact(rows(int(at[0]), int(at[-1]) + 1) for at in blocks_of(count, shape[-1]))
 
     def _error(self, kind: str, shape: tuple[int, ...], rows: Callable[[int, int], Tensor]) -> float:
-        found, block = Difference(), BLOCK_TYPES[NUMBERS[kind]]
+        found, block = Difference(), BLOCK_TYPES[kind]
         for at in blocks_of(torch.Size(shape[:-1]).numel(), shape[-1]):
             wanted = rows(int(at[0]), int(at[-1]) + 1).float()
-            raw = encode(wanted, kind)
-            if block.decode is None:
-                again = raw.view(block.dtype).float()
-            else:
-                again = block.decode(raw.reshape(-1, block.num_bytes))
+            again = block.decode(encode(wanted, kind).reshape(-1, block.num_bytes))
             found.add(again.reshape(wanted.shape), wanted)
         return found.error
 
     def _experts(self, name: str, layer: str, inner: str) -> dict[str, OutputTensor]:
         stems = _STACKED.get(inner.rpartition(".")[2])
-        shape = tuple(self.reader.shape(name))
+        shape = tuple(self.weights[name].shape)
         if stems is None or len(shape) != 3:
             raise NotUsableError(f"experts stored as {name!r} are not written to GGUF", hint=HINT)
         made = {}
@@ -147,7 +141,7 @@ class TensorWriter:
 
             def give(start: int, stop: int, first: int = i * rows, rows: int = rows) -> Tensor:
                 held = [
-                    self.reader.rows(name, e, e + 1)[0, first : first + rows]
+                    self.weights[name].rows(e, e + 1)[0, first : first + rows]
                     for e in range(start // rows, -(-stop // rows))
                 ]
                 return torch.cat(held)[start % rows : start % rows + stop - start]
@@ -158,4 +152,4 @@ class TensorWriter:
 
 
 def _fitting(kind: str, columns: int) -> str:
-    return kind if columns % BLOCK_TYPES[NUMBERS[kind]].block == 0 else "F16"
+    return kind if columns % BLOCK_TYPES[kind].block == 0 else "F16"

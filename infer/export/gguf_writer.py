@@ -14,12 +14,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..load.gguf.block_types import BLOCK_TYPES, BlockType
+from ..load.gguf.block_types import BLOCK_TYPES, BlockType, Parts
 from ..load.gguf.header import DEFAULT_ALIGNMENT, MAGIC
-from .gguf_fields import half_bytes, join_nibbles
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-NUMBERS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 ROWS = 1 << 22  # weights quantized at a time
 
 
@@ -37,7 +35,7 @@ class OutputTensor:
 
     @property
     def kind(self) -> BlockType:
-        return BLOCK_TYPES[NUMBERS[self.type]]
+        return BLOCK_TYPES[self.type]
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +62,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Ou
         head += _string(name) + struct.pack(
             f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape)
         )
-        head += struct.pack("<IQ", NUMBERS[tensor.type], at)
+        head += struct.pack("<IQ", tensor.kind.number, at)
         at += -(-tensor.num_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
     with path.open("wb") as file:
         file.write(head)
@@ -81,27 +79,26 @@ def encode(rows: Tensor, kind: str) -> Tensor:
     """Return float32 rows [n, K] as the bytes of a type, uint8 [...]."""
     if kind in _FLOATS:
         return rows.to(_FLOATS[kind]).contiguous().view(torch.uint8)
-    return _BLOCKS[kind](rows.reshape(-1, 32))
+    return BLOCK_TYPES[kind].join(_BLOCKS[kind](rows.reshape(-1, 32)))
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
+def _q8_0(blocks: Tensor) -> Parts:
     step = blocks.abs().amax(1, keepdim=True) / 127
-    codes = _away_from_zero(blocks * _inverse(step)).to(torch.int8)
-    return torch.cat([half_bytes(step), codes.view(torch.uint8)], 1)
+    return {"codes": _away_from_zero(blocks * _inverse(step)), "scale": step}
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
+def _q4_0(blocks: Tensor) -> Parts:
     largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
     step = largest / -8
     codes = (blocks.double() * _inverse(step).double() + 8.5).float().trunc().clamp(0, 15).to(torch.uint8)
-    return torch.cat([half_bytes(step), join_nibbles(codes)], 1)
+    return {"codes": codes, "scale": step}
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
+def _q4_1(blocks: Tensor) -> Parts:
     least = blocks.amin(1, keepdim=True)
     step = (blocks.amax(1, keepdim=True) - least) / 15
     codes = ((blocks - least) * _inverse(step) + 0.5).trunc().clamp(0, 15).to(torch.uint8)
-    return torch.cat([half_bytes(step), half_bytes(least), join_nibbles(codes)], 1)
+    return {"codes": codes, "scale": step, "minimum": least}
 
 
 def _inverse(step: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..load.weights import StoredCodes, WeightReader
+from ..load.weights import Checkpoint, StoredCodes
 from ..load.weights.safetensors_writer import Meta
 from .stored_rows import Difference, blocks_of, rows_at
 
@@ -87,18 +87,18 @@ class PackedLinear:
         return torch.empty_like(values).index_copy_(-1, self.order, values)
 
 
-def quantized(reader: WeightReader, name: str, bits: int, group: int, dtype: torch.dtype) -> PackedLinear:
+def quantized(weights: Checkpoint, name: str, bits: int, group: int, dtype: torch.dtype) -> PackedLinear:
     """Return the weight quantized anew: symmetric codes, the scale of a group from its largest value."""
     half = 1 << bits - 1
 
     def give(start: int, stop: int) -> tuple[Tensor, Tensor, None]:
-        weight = reader.rows(name, start, stop).float()
+        weight = weights[name].rows(start, stop).float()
         blocks = weight.reshape(len(weight), -1, group)
         scale = (blocks.abs().amax(2) / (half - 0.5)).clamp_min(1e-10).to(dtype)
         codes = (blocks / scale.float()[:, :, None]).round().clamp(-half, half - 1) + half
         return codes.reshape(weight.shape).to(torch.int64), scale, None
 
-    rows, columns = reader.shape(name)
+    rows, columns = weights[name].shape
     return PackedLinear(bits, group, (rows, columns), dtype, give)
 
 

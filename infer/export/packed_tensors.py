@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from .. import plugins
 from ..kernels.ops.bitpack import LEVELS
 from ..kernels.ops.groupwise_codes import SUPER
-from ..load.weights import StoredCodes, WeightReader
+from ..load.weights import Checkpoint, StoredCodes
 
 _SCALES = ("weight_scale", "scale")
 _FLOATS = {torch.float8_e4m3fn: "float8", torch.float16: "float16"}
@@ -28,34 +27,27 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """Packed tensors of one weight by part, and the names that they have in the file."""
+    """Packed tensors of one weight, by part."""
 
-    reader: WeightReader
-    names: Mapping[str, str]
+    parts: Checkpoint
     format: str  # what stands after --quant
 
     def shape_of(self, part: str) -> tuple[int, ...]:
-        return tuple(self.reader.shape(self.names[part]))
-
-    def read(self, part: str) -> Tensor:
-        return self.reader.read(self.names[part])
-
-    def rows(self, part: str, start: int, stop: int) -> Tensor:
-        return self.reader.rows(self.names[part], start, stop)
+        return self.parts[part].shape
 
     def wrong(self, rows: int, columns: int) -> str:
         """Return the reason why the parts are not those of a weight [rows, columns], empty where they are."""
-        if "codes" not in self.names or not any(part in self.names for part in _SCALES):
+        if "codes" not in self.parts or not any(part in self.parts for part in _SCALES):
             return "it has no codes or no scale"
         bits = 8
-        if "table" in self.names:
+        if "table" in self.parts:
             width = (*self.shape_of("table"), 0, 0)[1]
             bits = width.bit_length() - 1
             if width not in (4, 8, 16, 32, 64):
                 return f"its table has rows of {width} values"
         if self.shape_of("codes") != (rows, columns * bits // 8):
             return f"its codes are {list(self.shape_of('codes'))}"
-        for part in self.names.keys() - _OTHERS:
+        for part in self.parts.keys() - _OTHERS:
             shape = self.shape_of(part)
             groups = (*shape, 1)[1]
             if len(shape) not in (1, 2) or shape[0] != rows or groups < 1:
@@ -63,21 +55,21 @@ class PackedTensors:
             wanted = self._supers(columns) if part.startswith("super_") else 0
             if groups != wanted if wanted else columns % groups:
                 return f"its {part} is {list(shape)}"
-        two_levels = bool(self.names.keys() & {"row_scale", "super_scale", "super_minimum"})
+        two_levels = bool(self.parts.keys() & {"row_scale", "super_scale", "super_minimum"})
         if two_levels and columns // (*self.shape_of("scale"), 1)[1] not in (16, 32, 64, 128, 256):
             return f"its scale is {list(self.shape_of('scale'))}"
         return ""
 
     def _supers(self, columns: int) -> int:
         """Return how many super-scales a row has: one divisor of its float8 scales, or one for each 256 columns."""
-        float8 = "scale" in self.names and self.reader.dtype(self.names["scale"]) == torch.float8_e4m3fn
+        float8 = "scale" in self.parts and self.parts["scale"].dtype == torch.float8_e4m3fn
         return 1 if float8 else -(-columns // SUPER)
 
     def decoded(self) -> Tensor:
         """Return the float32 weight [N, K]; raise `ValueError` where the parts do not fit each other."""
         quantizer = plugins.get("infer.compress.formats", self.format.partition(":")[0])
         try:
-            found: Tensor = quantizer.dequantize({part: self.read(part) for part in self.names})
+            found: Tensor = quantizer.dequantize({part: self.parts[part].read() for part in self.parts})
         except (RuntimeError, KeyError, IndexError) as error:
             raise ValueError(str(error)) from error
         return found
@@ -85,24 +77,24 @@ class PackedTensors:
     def codes(self) -> StoredCodes:
         """Return the codes with scales as `kernels.ops.groupwise_codes` has them; or the reason why there are none."""
         count = self.shape_of("codes")[0]
-        if "x_multiplier" in self.names:
+        if "x_multiplier" in self.parts:
             return StoredCodes.without(
                 self.format, "its columns are scaled by the balance with the activations"
             )
-        codes = self.reader.dtype(self.names["codes"])
+        codes = self.parts["codes"].dtype
         if codes not in (torch.int8, torch.uint8):
             return StoredCodes.without(self.format, f"its codes are {_FLOATS.get(codes, codes)}")
-        if "row_scale" in self.names:
+        if "row_scale" in self.parts:
             if self.shape_of("table") != (1, 16):
                 return StoredCodes.without(self.format, "its tables are not one of 16 values")
             return self._described(self._by_table, 2 * self.shape_of("codes")[1])
-        if "table" not in self.names and "super_scale" not in self.names and len(self.shape_of("codes")) == 2:
-            scale = next(part for part in _SCALES if part in self.names)
+        if "table" not in self.parts and "super_scale" not in self.parts and len(self.shape_of("codes")) == 2:
+            scale = next(part for part in _SCALES if part in self.parts)
             if self.shape_of(scale) == (count,):
                 return self._described(self._by_rows, self.shape_of("codes")[1])
-        bits = 8 if "table" not in self.names else self.shape_of("table")[1].bit_length() - 1
+        bits = 8 if "table" not in self.parts else self.shape_of("table")[1].bit_length() - 1
         columns = self.shape_of("codes")[1] * 8 // bits
-        order = self.read("order") if "order" in self.names else None
+        order = self.parts["order"].read() if "order" in self.parts else None
         return StoredCodes(self.format, (count, columns), self._as_stored, order=order)
 
     def _described(self, rows: Any, columns: int) -> StoredCodes:
@@ -110,18 +102,21 @@ class PackedTensors:
 
     def _as_stored(self, start: int, stop: int) -> dict[str, Tensor]:
         return {
-            part: self.read(part) if part == "table" else self.rows(part, start, stop)
-            for part in self.names
+            part: self.parts[part].read() if part == "table" else self.parts[part].rows(start, stop)
+            for part in self.parts
             if part != "order"
         }
 
     def _by_rows(self, start: int, stop: int) -> dict[str, Tensor]:
-        scale = next(part for part in _SCALES if part in self.names)
-        return {"codes": self.rows("codes", start, stop), "scale": self.rows(scale, start, stop)[:, None]}
+        scale = next(part for part in _SCALES if part in self.parts)
+        return {
+            "codes": self.parts["codes"].rows(start, stop),
+            "scale": self.parts[scale].rows(start, stop)[:, None],
+        }
 
     def _by_table(self, start: int, stop: int) -> dict[str, Tensor]:
-        found = {part: self.rows(part, start, stop) for part in ("codes", "scale")}
-        step = self.rows("row_scale", start, stop).float() / LEVELS
+        found = {part: self.parts[part].rows(start, stop) for part in ("codes", "scale")}
+        step = self.parts["row_scale"].rows(start, stop).float() / LEVELS
         columns = 2 * found["codes"].shape[1]
         supers = step[:, None].expand(-1, -(-columns // SUPER)).contiguous()
-        return {**found, "table": self.read("table"), "super_scale": supers}
+        return {**found, "table": self.parts["table"].read(), "super_scale": supers}

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from ..paths import OwnedFolder
 from ..spec import Finding, TensorSpec
 from .hf_preprocessor import Preprocessor
-from .weights import WeightReader
+from .weights import Checkpoint
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A model before optimization: what a source is, holds and says of itself.
 
-    Parameters of `module` are on the meta device while `reader` is set; `fill` gives them their values.
+    Parameters of `module` are on the meta device while `checkpoint` is set; `fill` gives them their values.
     """
 
     kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
     module: nn.Module | None  # None for onnx that runs as it is
-    reader: WeightReader | None
+    checkpoint: Checkpoint | None
     inputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
@@ -36,7 +36,7 @@ class LoadedModel:
     task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     multiples: Mapping[str, int] = field(default_factory=dict)  # symbolic size → what divides it, where not 1
-    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
+    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → name in `checkpoint`
     calibration: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # real inputs kept for calibration, or none
@@ -44,6 +44,7 @@ class LoadedModel:
         default_factory=dict
     )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
+    own_names: Checkpoint | None = None  # the weights by the names of their file, before those of the library
     onnx: Path | None = None
     operator_seconds: dict[str, float] = field(
         default_factory=dict

@@ -131,7 +131,7 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
     from .gguf import open_gguf
 
     source = open_gguf(Path(plan.source))
-    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.reader, plan.source)
+    loaded = load_huggingface(plan.with_(source=str(source.folder)), source.weights, plan.source)
     return replace(
         loaded,
         kind="gguf",

@@ -148,7 +148,7 @@ def _quantized(
     done = compress.quantize_model(
         module,
         plan,
-        reader=copy.reader,
+        checkpoint=copy.checkpoint,
         renames=renames,
         stats=assignment.stats,
         progress=own.progress,

@@ -73,7 +73,11 @@ def open_base(source: str, format: str, reporter: Reporter) -> TrainableLanguage
     if format != "none" and loaded.module is not None:
         reporter.step("compress", format)
         made = compress.quantize_model(
-            loaded.module, plan, reader=loaded.reader, renames=loaded.renames, progress=reporter.progress
+            loaded.module,
+            plan,
+            checkpoint=loaded.checkpoint,
+            renames=loaded.renames,
+            progress=reporter.progress,
         )
         reporter.found(made.findings()[-5:])
     fill(loaded)

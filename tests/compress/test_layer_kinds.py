@@ -18,7 +18,7 @@ from infer.compress.calibration.input_statistics import calibrate
 from infer.compress.packing.pack_model import quantize_model
 from infer.coverage import Coverage
 from infer.errors import NotUsableError
-from infer.load.weights import DictReader
+from infer.load.weights import in_memory
 from infer.plan import Plan
 
 ALL = ["int8", "int8:weight", "int8:static", "nf4", "int4", "cluster:3"]
@@ -134,10 +134,10 @@ def test_weights_stored_by_columns_are_read_from_a_checkpoint() -> None:
         seeded(lambda: Conv1D(100, 64)), seeded(lambda: nn.ConvTranspose1d(64, 64, 2, stride=2))
     )
     plan = Plan(source="model.pt", quant="int8")
-    reader = DictReader({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    checkpoint = in_memory({name: tensor.clone() for name, tensor in model.state_dict().items()})
     on_meta = copy.deepcopy(model).to("meta")
     quantize_model(model, plan)
-    quantize_model(on_meta, plan, reader=reader)
+    quantize_model(on_meta, plan, checkpoint=checkpoint)
     for mine, read in zip(model, on_meta, strict=True):
         assert torch.equal(mine.packed.codes, read.packed.codes)
         assert torch.equal(mine.packed.scale, read.packed.scale)

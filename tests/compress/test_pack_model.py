@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from infer.compress.packed_layers import QuantizedEmbedding, QuantizedLinear
 from infer.compress.packing import row_source
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
-from infer.load.weights import DictReader
+from infer.load.weights import Weight, in_memory
 from infer.plan import Plan
 from infer.results import LayerResult
 
@@ -121,19 +122,17 @@ def test_a_convolution_takes_batched_and_unbatched_images() -> None:
         assert relative(small.second(middle)[1], small.second(middle[1])) < 0.02
 
 
-class CountingReader(DictReader):
-    """Remembers what was read and the largest piece."""
+def counted(tensors: dict[str, Tensor], asked: list[tuple[str, int]]) -> dict[str, Weight]:
+    """Return a checkpoint that notes what was read and how many rows."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__(tensors)
-        self.asked: list[tuple[str, int]] = []
+    def counting(name: str, weight: Weight) -> Weight:
+        def rows(start: int, stop: int) -> Tensor:
+            asked.append((name, stop - start))
+            return weight.rows(start, stop)
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        self.asked.append((name, stop - start))
-        return super().rows(name, start, stop)
+        return replace(weight, rows=rows)
 
-    def read(self, name: str) -> Tensor:
-        raise AssertionError(f"{name} was read whole")
+    return {name: counting(name, weight) for name, weight in in_memory(tensors).items()}
 
 
 @pytest.mark.parametrize("name", ["int8", "nf4", "cluster:3"])
@@ -149,12 +148,13 @@ def test_reading_blocks_from_a_checkpoint_equals_quantizing_in_memory(
     skeleton.head.weight = skeleton.embed.weight
     shrink(model, name)
     monkeypatch.setattr(row_source, "BLOCK", block)
-    reader, done = CountingReader(tensors), []
+    asked: list[tuple[str, int]] = []
+    checkpoint, done = counted(tensors, asked), []
     renames = {key: key.replace("inner", "mlp") for key in skeleton.state_dict() if "inner" in key}
-    shrink(skeleton, name, reader=reader, renames=renames, progress=lambda *step: done.append(step))
+    shrink(skeleton, name, checkpoint=checkpoint, renames=renames, progress=lambda *step: done.append(step))
     assert done == [(0, 3, "embed"), (1, 3, "inner.0"), (2, 3, "inner.2"), (3, 3, "")]
-    assert {asked for asked, _ in reader.asked} == {"embed.weight", "mlp.0.weight", "mlp.2.weight"}
-    assert max(rows for _, rows in reader.asked) <= max(block // 128, 20 if name != "cluster:3" else 32)
+    assert {name for name, _ in asked} == {"embed.weight", "mlp.0.weight", "mlp.2.weight"}
+    assert max(rows for _, rows in asked) <= max(block // 128, 20 if name != "cluster:3" else 32)
     assert skeleton.inner[0].bias.is_meta
     assert skeleton.inner[3].weight.is_meta
     for key, tensor in model.state_dict().items():
@@ -165,23 +165,9 @@ def test_reading_blocks_from_a_checkpoint_equals_quantizing_in_memory(
     assert torch.equal(skeleton(ids), model(ids))
 
 
-class EndlessReader:
-    """A checkpoint far larger than what may be in memory: rows are made when asked for."""
-
-    def names(self) -> list[str]:
-        return ["0.weight"]
-
-    def dtype(self, name: str) -> torch.dtype:
-        return torch.bfloat16
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return (4096, 1024)
-
-    def read(self, name: str) -> Tensor:
-        raise AssertionError("read whole")
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return torch.randn(stop - start, 1024, dtype=torch.bfloat16)
+def endless(start: int, stop: int) -> Tensor:
+    """Make rows of a weight far larger than what may be in memory."""
+    return torch.randn(stop - start, 1024, dtype=torch.bfloat16)
 
 
 def test_a_large_weight_is_never_whole_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +186,9 @@ def test_a_large_weight_is_never_whole_in_float(monkeypatch: pytest.MonkeyPatch)
             return result
 
     with Watch():
-        found = compress.quantize_model(model, plan("nf4"), reader=EndlessReader())
+        found = compress.quantize_model(
+            model, plan("nf4"), checkpoint={"0.weight": Weight(torch.bfloat16, (4096, 1024), endless)}
+        )
     packed = 4096 * 1024 // 2
     assert largest == packed < 4096 * 1024 * 4 / 6
     assert found.totals.num_weights == 4096 * 1024
@@ -215,7 +203,7 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
     with pytest.raises(SourceError, match=r"1 NaN or infinite values.*'inner.2.weight'"):
         shrink(model, "int8")
     with pytest.raises(SourceError, match="no tensor 'embed.weight'"):
-        shrink(Tied().to("meta"), "int8", reader=DictReader({"other": torch.zeros(1)}))
+        shrink(Tied().to("meta"), "int8", checkpoint=in_memory({"other": torch.zeros(1)}))
 
 
 def test_static_int8_needs_data_that_reaches_every_layer() -> None:

@@ -16,7 +16,7 @@ from infer.compress.layer_kinds import Matrix
 from infer.coverage import Coverage
 from infer.errors import NotUsableError
 from infer.graph.capture import capture
-from infer.load.weights import DictReader
+from infer.load.weights import in_memory
 from infer.run import stages
 from infer.spec import TensorSpec
 
@@ -115,10 +115,12 @@ def test_a_recurrent_layer_exports_as_one_operator(case: str) -> None:
 
 def test_weights_are_read_from_a_checkpoint_under_their_old_names() -> None:
     model = tagger("GRU")
-    reader = DictReader({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    checkpoint = in_memory({name: tensor.clone() for name, tensor in model.state_dict().items()})
     on_meta = copy.deepcopy(model).to("meta")
     renames = compress.split_recurrent(on_meta)
-    compress.quantize_model(on_meta, Plan(source="model.pt", quant="int8"), reader=reader, renames=renames)
+    compress.quantize_model(
+        on_meta, Plan(source="model.pt", quant="int8"), checkpoint=checkpoint, renames=renames
+    )
     small = quantized(model, "int8")
     for name in matrices(model.rnn):
         assert torch.equal(getattr(on_meta.rnn, name).packed.codes, getattr(small.rnn, name).packed.codes)

@@ -96,11 +96,11 @@ def run(path: Path) -> str:
     try:
         describe_gguf(path)
         source = open_gguf(path)
-        for name in source.reader.names():
-            if torch.Size(source.reader.shape(name)).numel() > 1 << 22:
+        for weight in source.weights.values():
+            if torch.Size(weight.shape).numel() > 1 << 22:
                 continue
-            source.reader.read(name)
-            codes = source.reader.codes(name)
+            weight.read()
+            codes = weight.codes()
             if codes is not None and not codes.refused:
                 codes.rows(0, codes.shape[0])
     except InferError as error:

@@ -22,7 +22,7 @@ from infer.export.packed_tensors import PackedTensors
 from infer.kernels import cpu
 from infer.kernels.cpu.groupwise_layout import GROUPWISE_OPERANDS, groupwise_layout, pack_groupwise
 from infer.kernels.ops.linear_groupwise import groupwise_twin
-from infer.load.weights import DictReader
+from infer.load.weights import in_memory
 from tests.fuzz.quantization_configs import damaged
 from tests.support.groupwise_operands import FORMS, operands
 
@@ -37,7 +37,7 @@ def run(seed: int) -> str:
     parts = (
         damaged(operands(form, ROWS, columns), rng) if rng.random() < 0.9 else operands(form, ROWS, columns)
     )
-    packed = PackedTensors(DictReader(parts), {name: name for name in parts}, "keep")
+    packed = PackedTensors(in_memory(parts), "keep")
     if packed.wrong(ROWS, columns):
         return "refused"
     try:

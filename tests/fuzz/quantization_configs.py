@@ -23,8 +23,8 @@ from torch import Tensor
 
 from infer import Plan, load
 from infer.errors import InferError
-from infer.load.quantized_weights.decoded_reader import METHODS, DecodedReader, open_quantized
-from infer.load.weights import DictReader
+from infer.load.quantized_weights.methods import METHODS, open_quantized
+from infer.load.weights import Checkpoint, in_memory
 from tests.support import tiny_decoders
 from tests.support.mutations import VALUES, json_values
 from tests.support.quantized_layers import CASES
@@ -94,11 +94,11 @@ def cases(seed: int) -> Iterator[tuple[int, dict[str, Tensor], Any]]:
         seed += 1
 
 
-def read_all(reader: DecodedReader) -> None:
-    for name in reader.names():
-        reader.read(name)
-        reader.rows(name, 1, 2)
-        codes = reader.codes(name)
+def read_all(checkpoint: Checkpoint) -> None:
+    for weight in checkpoint.values():
+        weight.read()
+        weight.rows(1, 2)
+        codes = weight.codes()
         if codes is not None and not codes.refused:
             codes.rows(0, codes.shape[0])
 
@@ -107,7 +107,7 @@ def run(parts: dict[str, Tensor], settings: Any) -> str:
     """Open a layer and read all of it; returns "read", or "refused" with the beginning of the sentence."""
     held = {f"layer.{part}": tensor for part, tensor in parts.items()} | {"norm.weight": torch.ones(3)}
     try:
-        read_all(open_quantized(DictReader(held), settings, "config.json")[0])
+        read_all(open_quantized(in_memory(held), settings, "config.json")[0])
     except InferError as error:
         return f"refused: {error.message[:40]}"
     return "read"

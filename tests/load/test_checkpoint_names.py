@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from infer.errors import SourceError, UnsafeSourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, identify, load
 from infer.load.weights.pickle_stand_ins import INERT_TYPES, InertObject, inert_types_allowed
-from infer.load.weights.torch_reader import TorchReader, load_safely
+from infer.load.weights.torch_file import load_safely, open_torch
 from infer.plan import Plan
 
 NET = """
@@ -325,7 +325,7 @@ def test_settings_beside_weights_are_read_as_inert_data(
 @pytest.mark.parametrize("key", SETTINGS)
 def test_each_kind_of_setting_is_read_on_its_own(tmp_path: Path, key: str) -> None:
     torch.save({key: SETTINGS[key], "state_dict": {"a": torch.ones(2)}}, tmp_path / "a.pt")
-    assert TorchReader(tmp_path / "a.pt").names() == ["a"]
+    assert list(open_torch(tmp_path / "a.pt").weights) == ["a"]
 
 
 class Calls:
@@ -372,7 +372,7 @@ def test_newer_pickle_protocols_are_named(tmp_path: Path, protocol: int) -> None
     with pytest.raises(
         SourceError, match="expected pickle protocol 2, got a newer one.*without pickle_protocol"
     ):
-        TorchReader(tmp_path / "a.pt")
+        open_torch(tmp_path / "a.pt")
 
 
 def test_pickle_stand_ins_are_removed_after_loading() -> None:

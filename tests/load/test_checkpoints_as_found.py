@@ -97,7 +97,7 @@ def test_weights_of_a_numpy_archive_equal_those_of_a_state_dict(tmp_path: Path) 
                 inputs=("input=float32[batch,4]",),
             )
         )
-        assert torch.equal(loaded.reader.read("weight"), layer.weight)  # type: ignore[union-attr]
+        assert torch.equal(loaded.checkpoint["weight"].read(), layer.weight)  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="--data"):
         load.load(Plan(source=str(tmp_path / "weights.npz")))
 

@@ -16,9 +16,9 @@ from infer.errors import SourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, load, resolve_strategy, unfilled_copy
 from infer.load.weight_loading.meta_model import build_on_meta, match_checkpoint
 from infer.load.weight_loading.offload import StreamedLayer
-from infer.load.weights import DictReader, WeightReader
-from infer.load.weights.safetensors_reader import SafetensorsReader
-from infer.load.weights.torch_reader import TorchReader
+from infer.load.weights import Checkpoint, in_memory
+from infer.load.weights.safetensors_file import open_safetensors
+from infer.load.weights.torch_file import open_torch
 from infer.plan import Plan
 
 
@@ -44,23 +44,23 @@ class Many(nn.Module):
 IDS = torch.tensor([[1, 2, 3, 4, 10], [0, 0, 10, 5, 6]])
 
 
-def as_torch(state: dict[str, Tensor], folder: Path) -> WeightReader:
+def as_torch(state: dict[str, Tensor], folder: Path) -> Checkpoint:
     torch.save(state, folder / "m.pt")
-    return TorchReader(folder / "m.pt")
+    return open_torch(folder / "m.pt").weights
 
 
-def as_safetensors(state: dict[str, Tensor], folder: Path) -> WeightReader:
+def as_safetensors(state: dict[str, Tensor], folder: Path) -> Checkpoint:
     save_file(
         {name: value.clone() for name, value in state.items() if name != "head.weight"}, folder / "m.st"
     )
-    return SafetensorsReader(folder / "m.st")
+    return open_safetensors(folder / "m.st").weights
 
 
-def loaded_from(reader: WeightReader) -> LoadedModel:
+def loaded_from(checkpoint: Checkpoint) -> LoadedModel:
     module, _ = build_on_meta(Many, "Many")
-    fit = match_checkpoint(module, reader)
+    fit = match_checkpoint(module, checkpoint)
     fit.check("here", strict=False)
-    return LoadedModel("state-dict", module, reader, (), {}, "", renames=fit.renames)
+    return LoadedModel("state-dict", module, checkpoint, (), {}, "", renames=fit.renames)
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_every_weight_loading_strategy_gives_equal_outputs(
 
 
 def test_mapped_weights_are_the_file_and_writing_them_is_private(tmp_path: Path, original: nn.Module) -> None:
-    reader = as_safetensors(original.state_dict(), tmp_path)
+    checkpoint = as_safetensors(original.state_dict(), tmp_path)
     before = (tmp_path / "m.st").read_bytes()
-    loaded = loaded_from(reader)
+    loaded = loaded_from(checkpoint)
     assert "copied" not in fill(loaded, strategy="meta")[0].why
     with torch.no_grad():
         loaded.module.embed.weight.zero_()
@@ -116,16 +116,16 @@ def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None
     module, _ = build_on_meta(Many, "Many")
     state = dict(original.state_dict())
     del state["conv.bias"]
-    loaded = LoadedModel("state-dict", module, DictReader(state), (), {}, "")
+    loaded = LoadedModel("state-dict", module, in_memory(state), (), {}, "")
     with pytest.raises(SourceError, match="holds no 'conv.bias'"):
         fill(loaded)
-    loaded = replace(loaded, reader=DictReader(state | {"conv.bias": torch.zeros(4)}))
+    loaded = replace(loaded, checkpoint=in_memory(state | {"conv.bias": torch.zeros(4)}))
     with pytest.raises(SourceError, match=r"expected 'conv.bias' of shape \[6\], got \[4\]"):
         fill(loaded)
 
 
 def test_an_unknown_loading_strategy_suggests_the_known_ones(original: nn.Module) -> None:
-    loaded = loaded_from(DictReader(original.state_dict()))
+    loaded = loaded_from(in_memory(original.state_dict()))
     with pytest.raises(UsageError, match="no way to load named 'ofload'.*Did you mean offload"):
         fill(loaded, strategy="ofload")
     with pytest.raises(UsageError, match="no way to load named 'x'"):
@@ -137,7 +137,7 @@ def test_auto_streams_only_what_does_not_fit(original: nn.Module, monkeypatch: p
 
     import infer.load.weight_loading.fill_weights as filling
 
-    loaded = loaded_from(DictReader(original.state_dict()))
+    loaded = loaded_from(in_memory(original.state_dict()))
     assert resolve_strategy(Plan(source="a"), loaded).value == "meta"
     assert resolve_strategy(Plan(source="a", load="offload"), loaded).reason == "asked for"
     little = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(available=1000))
@@ -154,14 +154,14 @@ def test_streamed_layers_agree_at_any_block_size(
     import infer.load.weight_loading.offload as offload
 
     monkeypatch.setattr(offload, "BLOCK_BYTES", block)
-    loaded = loaded_from(DictReader(original.state_dict()))
+    loaded = loaded_from(in_memory(original.state_dict()))
     fill(loaded, strategy="offload")
     with torch.no_grad():
         torch.testing.assert_close(loaded.module(IDS), original(IDS))
 
 
 def test_a_streamed_model_follows_its_dtype(original: nn.Module) -> None:
-    loaded = loaded_from(DictReader(original.state_dict()))
+    loaded = loaded_from(in_memory(original.state_dict()))
     fill(loaded, strategy="offload")
     with torch.no_grad():
         got = loaded.module.to(torch.bfloat16)(IDS)
@@ -170,7 +170,7 @@ def test_a_streamed_model_follows_its_dtype(original: nn.Module) -> None:
 
 
 def test_a_streamed_model_can_be_captured(original: nn.Module) -> None:
-    loaded = loaded_from(DictReader(original.state_dict()))
+    loaded = loaded_from(in_memory(original.state_dict()))
     fill(loaded, strategy="offload")
     batch = torch.export.Dim("batch", min=1, max=8)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.Monke
             lambda p=plain: nn.Sequential(nn.Conv2d(4, 8, 3, p.stride, p.padding, 1, p.groups)), "c"
         )
         state = {f"0.{name}": value for name, value in plain.state_dict().items()}
-        fill(LoadedModel("state-dict", holder, DictReader(state), (), {}, ""), strategy="offload")
+        fill(LoadedModel("state-dict", holder, in_memory(state), (), {}, ""), strategy="offload")
         x = torch.randn(2, 4, 7, 9)
         with torch.no_grad():
             torch.testing.assert_close(holder(x), plain(x))
@@ -204,7 +204,7 @@ def test_a_row_larger_than_the_block_is_checked_whole(
     weight[2, 39] = float("inf")
     save_file({"0.weight": weight, "0.bias": torch.zeros(3)}, tmp_path / "m.st")
     holder, _ = build_on_meta(lambda: nn.Sequential(nn.Linear(40, 3)), "linear")
-    loaded = LoadedModel("safetensors", holder, SafetensorsReader(tmp_path / "m.st"), (), {}, "")
+    loaded = LoadedModel("safetensors", holder, open_safetensors(tmp_path / "m.st").weights, (), {}, "")
     with pytest.raises(
         SourceError, match=r"1 NaN or infinite values in rows 0 to 3 of '0.weight' - at .*m\.st"
     ):

@@ -18,7 +18,6 @@ from torch import nn
 from infer import Plan, Predictor, load, optimize
 from infer.errors import SourceError
 from infer.load.gguf import open_gguf
-from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.gguf.header import read_gguf_header
 from infer.load.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, build_tokenizer
 from tests.support import tiny_decoders
@@ -112,41 +111,27 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(tmp_path / "m.gguf", ids), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in BLOCK_TYPES.values() if kind.decode], ids=lambda kind: kind.name
-)
-def test_blocks_decode_bit_equal_to_the_formats_package(kind: Any) -> None:
-    number = next(number for number, one in BLOCK_TYPES.items() if one is kind)
-    raw = np.random.default_rng(0).integers(0, 256, (500, kind.num_bytes), dtype=np.uint8)
-    with np.errstate(all="ignore"):
-        expected = gguf.quants.dequantize(raw, QUANT(number))
-    found = kind.decode(torch.from_numpy(raw)).numpy()
-    same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-    assert same.all()
-    assert gguf.GGML_QUANT_SIZES[QUANT(number)] == (kind.block, kind.num_bytes)
-
-
 @pytest.mark.parametrize("case", ["llama", "gemma", "qwen3moe"])
 def test_quantized_rows_in_any_blocks_are_those_of_the_file(case: str, tmp_path: Path) -> None:
     kept = write(tmp_path / "m.gguf", case, build(case), types={"norm.weight": QUANT.F32, "": QUANT.Q8_0})
-    reader = open_gguf(tmp_path / "m.gguf").reader
-    for name in reader.names():
+    weights = open_gguf(tmp_path / "m.gguf").weights
+    for name in weights:
         if ".experts." in name:
             continue
-        whole = reader.read(name)
+        whole = weights[name].read()
         torch.testing.assert_close(whole, kept[name].float(), rtol=0, atol=0)
         rows = len(whole)
         for start, stop in ((0, 1), (rows // 3, rows // 2 + 1), (rows - 1, rows + 5), (2, 2)):
-            torch.testing.assert_close(reader.rows(name, start, stop), whole[start:stop], rtol=0, atol=0)
+            torch.testing.assert_close(weights[name].rows(start, stop), whole[start:stop], rtol=0, atol=0)
 
 
 def test_experts_are_slices_of_one_tensor(tmp_path: Path) -> None:
     kept = write(tmp_path / "m.gguf", "qwen3moe", build("qwen3moe"), types={"": QUANT.Q4_0})
-    reader = open_gguf(tmp_path / "m.gguf").reader
+    weights = open_gguf(tmp_path / "m.gguf").weights
     gate_up = kept["model.layers.1.mlp.experts.gate_up_proj"]
     for expert in range(4):
         prefix = f"model.layers.1.mlp.experts.{expert}."
-        found = torch.cat([reader.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up")])
+        found = torch.cat([weights[f"{prefix}{part}_proj.weight"].read() for part in ("gate", "up")])
         torch.testing.assert_close(found, gate_up[expert], rtol=0, atol=0)
 
 
@@ -222,11 +207,11 @@ def test_damaged_weights_name_the_file_not_its_temporary_folder(tmp_path: Path) 
 
 def test_a_split_model_is_joined_from_its_parts(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", "llama", build("llama"))
-    whole = open_gguf(tmp_path / "m.gguf").reader
+    whole = open_gguf(tmp_path / "m.gguf").weights
     paths = split(tmp_path / "m.gguf", tmp_path)
-    parts = open_gguf(paths[0]).reader
-    assert parts.names() == whole.names()
-    assert all(torch.equal(parts.read(name), whole.read(name)) for name in whole.names())
+    parts = open_gguf(paths[0]).weights
+    assert list(parts) == list(whole)
+    assert all(torch.equal(parts[name].read(), weight.read()) for name, weight in whole.items())
     with pytest.raises(SourceError, match="is part 1 of 2"):
         open_gguf(paths[1])
     paths[1].unlink()

@@ -122,16 +122,16 @@ def test_experts_by_columns_are_joined_from_their_parts(kind: str, tmp_path: Pat
     model = tiny_decoders.build("gpt_oss", sizes={**tiny_decoders.GROUPED, **OSS})
     types = {"experts.gate_up_proj": QUANT[kind], "experts.down_proj": QUANT[kind]}
     kept = write_gguf(tmp_path / "m.gguf", model, "gpt-oss", settings=OSS_KEYS, types=types)
-    reader = open_gguf(tmp_path / "m.gguf").reader
-    for name in reader.names():
-        whole = reader.read(name)
+    weights = open_gguf(tmp_path / "m.gguf").weights
+    for name in weights:
+        whole = weights[name].read()
         assert torch.equal(whole, kept[name].float()), name
-        assert whole.shape == reader.shape(name)
-        assert torch.equal(reader.rows(name, 1, 3), whole[1:3])
-    codes = reader.codes("model.layers.1.mlp.experts.gate_up_proj")
+        assert whole.shape == weights[name].shape
+        assert torch.equal(weights[name].rows(1, 3), whole[1:3])
+    codes = weights["model.layers.1.mlp.experts.gate_up_proj"].codes()
     assert (codes is None) == (kind == "F32")
     if codes is not None:
-        wanted = reader.read("model.layers.1.mlp.experts.gate_up_proj").transpose(1, 2).flatten(0, 1)
+        wanted = weights["model.layers.1.mlp.experts.gate_up_proj"].read().transpose(1, 2).flatten(0, 1)
         for start, stop in ((0, codes.shape[0]), (5, 140), (7, 8)):
             assert torch.equal(keep.dequantize(codes.rows(start, stop)), wanted[start:stop])
 

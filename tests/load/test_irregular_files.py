@@ -246,7 +246,7 @@ def test_plan_template_and_key_files_must_be_regular_files(tmp_path: Path, odd: 
 
 def test_files_of_a_hugging_face_folder_must_be_regular_files(tmp_path: Path, odd: Callable) -> None:
     from infer.load.model_metadata import read_json
-    from infer.load.weights.safetensors_reader import SafetensorsReader, read_header
+    from infer.load.weights.safetensors_file import open_safetensors, read_header
 
     path = odd(tmp_path / "config.json")
     with within(10), pytest.raises(SourceError):
@@ -257,10 +257,10 @@ def test_files_of_a_hugging_face_folder_must_be_regular_files(tmp_path: Path, od
     (tmp_path / "config.json").rename(tmp_path / "other")
     (tmp_path / "config.json").write_text("{}")
     with within(10), pytest.raises(InferError):
-        identify(tmp_path) and SafetensorsReader(path)
+        identify(tmp_path) and open_safetensors(path)
     (tmp_path / "i.json").write_text(json.dumps({"weight_map": {"w": "model.safetensors"}}))
     with within(10), pytest.raises(SourceError):
-        SafetensorsReader(tmp_path / "i.json")
+        open_safetensors(tmp_path / "i.json")
     odd(tmp_path / "additional_chat_templates/x.jinja")
     with within(10), pytest.raises(ArtifactError):
         ChatTemplate.open(tmp_path)

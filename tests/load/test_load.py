@@ -203,7 +203,7 @@ def test_nan_weights_stop_the_load(tmp_path: Path, net: Path, original: nn.Modul
 def test_a_user_module_provides_its_own_weights(net: Path, original: nn.Module) -> None:
     loaded = load(Plan(source=f"{net}:build"))
     assert loaded.kind == "module"
-    assert loaded.reader is None
+    assert loaded.checkpoint is None
     assert fill(loaded) == []
     assert torch.equal(run(loaded), original(**loaded.samples))
 

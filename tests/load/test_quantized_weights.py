@@ -18,7 +18,7 @@ from infer import Plan, load
 from infer.errors import SourceError
 from infer.load.quantized_weights import open_quantized
 from infer.load.quantized_weights.packed_weight import unpack
-from infer.load.weights import DictReader
+from infer.load.weights import in_memory
 from tests.fuzz import quantization_configs as fuzz
 from tests.support import tiny_decoders
 from tests.support.quantized_layers import CASES, compressed, opened
@@ -29,17 +29,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to gi
 @pytest.mark.parametrize("case", CASES)
 def test_decoded_codes_equal_the_packed_weight(case: str) -> None:
     parts, weight, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
-    reader = opened(parts, settings)
-    assert sorted(reader.names()) == ["layer.weight", "norm.weight"]
-    assert reader.shape("layer.weight") == (64, 128)
-    found = reader.read("layer.weight")
-    assert found.dtype == reader.dtype("layer.weight") == weight.dtype
+    weights = opened(parts, settings)
+    assert sorted(weights) == ["layer.weight", "norm.weight"]
+    assert weights["layer.weight"].shape == (64, 128)
+    found = weights["layer.weight"].read()
+    assert found.dtype == weights["layer.weight"].dtype == weight.dtype
     torch.testing.assert_close(found, weight, rtol=0, atol=0)
     for start, stop in ((0, 1), (5, 24), (63, 70), (9, 9)):
         torch.testing.assert_close(
-            reader.rows("layer.weight", start, stop), weight[start:stop], rtol=0, atol=0
+            weights["layer.weight"].rows(start, stop), weight[start:stop], rtol=0, atol=0
         )
-    assert torch.equal(reader.read("norm.weight"), torch.ones(3))
+    assert torch.equal(weights["norm.weight"].read(), torch.ones(3))
 
 
 def test_mxfp4_experts_equal_transformers() -> None:
@@ -49,12 +49,12 @@ def test_mxfp4_experts_equal_transformers() -> None:
     blocks = torch.randint(0, 256, (3, 48, 2, 16), generator=rng).to(torch.uint8)
     scales = torch.randint(110, 135, (3, 48, 2), generator=rng).to(torch.uint8)
     held = {"experts.down_proj_blocks": blocks, "experts.down_proj_scales": scales}
-    reader, _ = open_quantized(DictReader(held), {"quant_method": "mxfp4"}, "config.json")
-    assert reader.names() == ["experts.down_proj"]
+    weights, _ = open_quantized(in_memory(held), {"quant_method": "mxfp4"}, "config.json")
+    assert list(weights) == ["experts.down_proj"]
     expected = convert_moe_packed_tensors(blocks, scales)
-    assert expected.shape == reader.shape("experts.down_proj") == (3, 64, 48)
-    torch.testing.assert_close(reader.read("experts.down_proj"), expected, rtol=0, atol=0)
-    torch.testing.assert_close(reader.rows("experts.down_proj", 1, 2), expected[1:2], rtol=0, atol=0)
+    assert expected.shape == weights["experts.down_proj"].shape == (3, 64, 48)
+    torch.testing.assert_close(weights["experts.down_proj"].read(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(weights["experts.down_proj"].rows(1, 2), expected[1:2], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", ["gptq act-order", "awq", "nf4", "packed int4", "float8 in blocks"])

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 
 from infer import Plan, load
 from infer.compress.formats import keep
-from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
-from infer.load.gguf.codebook_blocks import CODEBOOK_TYPES
-from infer.load.weights import stored_codes
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf
 from tests.support.quantized_layers import CASES, opened
@@ -23,22 +19,10 @@ from tests.support.random_blocks import random_blocks
 FLOAT8 = [case for case in CASES if "float8" in case]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in BLOCK_TYPES.values() if kind.decode], ids=lambda kind: kind.name
-)
-def test_codes_of_every_gguf_type_decode_bit_equal(kind) -> None:  # type: ignore[no-untyped-def]
-    raw = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (512, kind.num_bytes), dtype=np.uint8))
-    rows = len(raw) * kind.block // 512
-    expected = kind.decode(raw).reshape(rows, 512)
-    found = keep.dequantize(split_blocks(kind, raw, rows))
-    assert bool(((found == expected) | (found.isnan() & expected.isnan())).all())
-    assert kind.name in FORMS
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if case not in FLOAT8])
 def test_codes_of_every_method_decode_bit_equal(case: str) -> None:
     parts, weight, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
-    codes = opened(parts, settings).codes("layer.weight")
+    codes = opened(parts, settings)["layer.weight"].codes()
     assert codes is not None
     assert codes.refused == ""
     assert codes.shape == (64, 128)
@@ -60,14 +44,13 @@ def bits(tensors: dict[str, torch.Tensor], count: int) -> float:
 
 def test_codes_take_half_a_bit_more_than_in_their_source_at_most() -> None:
     for kind in BLOCK_TYPES.values():
-        if kind.decode is not None and kind.name not in CODEBOOK_TYPES:
-            tensors = split_blocks(
-                kind, torch.zeros(1024, kind.num_bytes, dtype=torch.uint8), 1024 * kind.block // 512
-            )
+        if kind.holds_codes and kind.points is None and not kind.name.startswith("TQ"):
+            raw = torch.zeros(1024, kind.num_bytes, dtype=torch.uint8)
+            tensors = kind.rows(raw, 1024 * kind.block // 512)
             assert bits(tensors, 1024 * kind.block) <= 8 * kind.num_bytes / kind.block + 0.5, kind.name
     for case in CASES:
         parts, _, settings = CASES[case]((64, 512), torch.Generator().manual_seed(0))
-        codes = opened(parts, settings).codes("layer.weight")
+        codes = opened(parts, settings)["layer.weight"].codes()
         if codes is not None and not codes.refused:
             stored = 8 * sum(part.numel() * part.itemsize for part in parts.values()) / (64 * 512)
             assert bits(codes.rows(0, 64), 64 * 512) <= stored + 0.5, case
@@ -86,7 +69,7 @@ def test_codes_of_codebooks_take_the_bits_of_their_values(
     kinds: tuple[str, ...], code: int, group: int
 ) -> None:
     for kind in (one for one in BLOCK_TYPES.values() if one.name in kinds):
-        tensors = split_blocks(kind, random_blocks(kind, 1024), 512)
+        tensors = kind.rows(random_blocks(kind, 1024), 512)
         supers = 16 / 256 if group < 256 else 0
         assert bits(tensors, 1024 * 256) == code + (8 if group < 256 else 16) / group + supers, kind.name
 
@@ -98,18 +81,18 @@ def test_float8_scales_without_a_plain_divisor_become_float32(damage: str) -> No
         parts["weight_scale"].view(torch.uint8)[3, 2] = 0x7F
     else:
         parts["weight_global_scale"] = torch.full((1,), -1e-40)
-    reader = opened(parts, settings)
-    codes = reader.codes("layer.weight")
+    weights = opened(parts, settings)
+    codes = weights["layer.weight"].codes()
     assert codes is not None
     assert codes.rows(0, 64)["scale"].dtype == torch.float32
-    found, wanted = keep.dequantize(codes.rows(0, 64)).to(weight.dtype), reader.read("layer.weight")
+    found, wanted = keep.dequantize(codes.rows(0, 64)).to(weight.dtype), weights["layer.weight"].read()
     assert bool(((found == wanted) | (found.isnan() & wanted.isnan())).all())
 
 
 @pytest.mark.parametrize("case", FLOAT8)
 def test_float8_codes_are_refused_for_carry_over_with_a_reason(case: str) -> None:
     parts, _, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
-    codes = opened(parts, settings).codes("layer.weight")
+    codes = opened(parts, settings)["layer.weight"].codes()
     assert codes is not None
     assert "no packed form" in codes.refused
 
@@ -130,14 +113,14 @@ def test_codes_lie_where_transformers_has_their_weights(architecture: str, tmp_p
     types = {"norm.weight": gguf.GGMLQuantizationType.F32, "": gguf.GGMLQuantizationType.Q4_0}
     path = tmp_path / "m.gguf"
     write_gguf(path, model, architecture, settings=settings if is_moe else {}, types=types)
-    reader = load.load(Plan(source=str(path), data="random")).reader
-    assert reader is not None
-    carried = [(name, codes) for name in reader.names() if (codes := stored_codes(reader, name)) is not None]
+    weights = load.load(Plan(source=str(path), data="random")).checkpoint
+    assert weights is not None
+    carried = [(name, codes) for name in weights if (codes := weights[name].codes()) is not None]
     assert any(codes.experts for _, codes in carried) == is_moe
     assert len(carried) >= 14
     for name, codes in carried:
         assert codes.refused == ""
-        weight = reader.read(name).flatten(0, -2).float()
+        weight = weights[name].read().flatten(0, -2).float()
         middle = len(weight) // 2 + 1
         for start, stop in ((0, len(weight)), (middle - 1, middle)):
             torch.testing.assert_close(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from infer.errors import SourceError
 from infer.load import fill, load
-from infer.load.checkpoint.transformers_key_mapping import ConvertedReader, convert_names
+from infer.load.checkpoint.transformers_key_mapping import convert_names
 from infer.load.model_patches.moe_layers import checkpoint_names, split_experts
 from infer.load.weight_loading.offload import StreamedExperts, stream_layers
-from infer.load.weights import read_as, stream
-from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights import Checkpoint, Weight
+from infer.load.weights.safetensors_file import open_safetensors
 from infer.plan import Plan
 from tests.support.tiny_decoders import GROUPED, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, LATENT
@@ -54,21 +55,21 @@ IMAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def saved(model: torch.nn.Module, folder: Path) -> SafetensorsReader:
+def saved(model: torch.nn.Module, folder: Path) -> Checkpoint:
     model.save_pretrained(folder)  # type: ignore[operator]  # writes Hub names
-    return SafetensorsReader(sorted(folder.glob("*.safetensors")))
+    return open_safetensors(sorted(folder.glob("*.safetensors"))).weights
 
 
-def check(model: torch.nn.Module, reader: SafetensorsReader) -> ConvertedReader:
-    converted = convert_names(reader, model)
-    assert isinstance(converted, ConvertedReader)
+def check(model: torch.nn.Module, checkpoint: Checkpoint) -> Checkpoint:
+    converted = convert_names(checkpoint, model)
+    assert converted is not checkpoint
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     for name, value in model.state_dict().items():
-        if name in tied and name not in converted.names():
+        if name in tied and name not in converted:
             continue
-        assert converted.shape(name) == tuple(value.shape), name
-        assert torch.equal(read_as(converted, name, value.dtype), value), name
-        blocks = [rows for _, rows in stream(converted, name, limit=1)]
+        assert converted[name].shape == tuple(value.shape), name
+        assert torch.equal(converted[name].read_as(value.dtype), value), name
+        blocks = [rows for _, rows in converted[name].blocks(limit=1)]
         assert torch.equal(torch.cat(blocks) if value.dim() else blocks[0], value), name
     return converted
 
@@ -92,16 +93,17 @@ def test_an_image_model_in_hub_names_reads_back_equal(name: str, tmp_path: Path)
     check(model, saved(model, tmp_path))
 
 
-class CountingReader(SafetensorsReader):
-    """Reader that notes the names of the tensors it has read."""
+def counted(path: Path, seen: list[str]) -> dict[str, Weight]:
+    """Return a checkpoint that notes the names of the tensors that are read."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.seen: list[str] = []
+    def counting(name: str, weight: Weight) -> Weight:
+        def rows(start: int, stop: int) -> torch.Tensor:
+            seen.append(name)
+            return weight.rows(start, stop)
 
-    def read(self, name: str) -> torch.Tensor:
-        self.seen.append(name)
-        return super().read(name)
+        return replace(weight, rows=rows)
+
+    return {name: counting(name, weight) for name, weight in open_safetensors(path).weights.items()}
 
 
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
@@ -111,21 +113,19 @@ GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 def test_rows_of_merged_experts_read_only_those_experts(tmp_path: Path) -> None:
     model = build("mixtral", sizes=DECODERS["mixtral"])
     saved(model, tmp_path)
-    reader = CountingReader([tmp_path / "model.safetensors"])
-    converted = convert_names(reader, model)
-    reader.seen.clear()
-    rows = converted.rows(GATE_UP, 1, 2)
-    assert reader.seen == [
-        f"model.layers.0.block_sparse_moe.experts.1.{which}.weight" for which in ("w1", "w3")
-    ]
+    seen: list[str] = []
+    converted = convert_names(counted(tmp_path / "model.safetensors", seen), model)
+    seen.clear()
+    rows = converted[GATE_UP].rows(1, 2)
+    assert seen == [f"model.layers.0.block_sparse_moe.experts.1.{which}.weight" for which in ("w1", "w3")]
     assert torch.equal(rows, model.state_dict()[GATE_UP][1:2])
 
 
-def without(folder: Path, *endings: str) -> SafetensorsReader:
+def without(folder: Path, *endings: str) -> Checkpoint:
     path = folder / "model.safetensors"
     kept = {name: value for name, value in load_file(path).items() if not name.endswith(endings)}
     save_file(kept, path)
-    return SafetensorsReader(path)
+    return open_safetensors(path).weights
 
 
 @maps_names
@@ -167,24 +167,25 @@ def test_streamed_experts_read_only_what_a_call_asks_for(tmp_path: Path) -> None
     model = build("mixtral", sizes=DECODERS["mixtral"])
     saved(model, tmp_path)
     split = split_experts(build("mixtral", sizes=DECODERS["mixtral"]).to("meta"))
-    reader = CountingReader([tmp_path / "model.safetensors"])
+    seen: list[str] = []
+    checkpoint = counted(tmp_path / "model.safetensors", seen)
     names = checkpoint_names(split)
-    said = stream_layers(split, convert_names(reader, model), lambda name: names.get(name, name))
+    said = stream_layers(split, convert_names(checkpoint, model), lambda name: names.get(name, name))
     assert said.startswith("14 layers")
     layer = split.get_submodule(GATE_UP)
     assert isinstance(layer, StreamedExperts)
-    reader.seen.clear()
+    seen.clear()
     x = torch.randn(3, 64)
     got = layer(x, torch.tensor([2, 0, 2]), 1)
-    assert {name.split(".")[5] for name in reader.seen} == {"0", "2"}
+    assert {name.split(".")[5] for name in seen} == {"0", "2"}
     weight = model.state_dict()[GATE_UP]
     torch.testing.assert_close(got, torch.einsum("sk,snk->sn", x, weight[[2, 0, 2]]), rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_mapping_names_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
-    reader = saved(model, tmp_path)
+    checkpoint = saved(model, tmp_path)
     monkeypatch.setattr(
         "infer.load.checkpoint.transformers_key_mapping.find_spec", lambda name: None
     )  # transformers 4.57
-    assert convert_names(reader, model) is reader
+    assert convert_names(checkpoint, model) is checkpoint

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from infer import Plan, llm, load
 from infer.errors import SourceError
-from infer.load.model_patches.vlm_language_model import TowerReader, has_tower
-from infer.load.weights import DictReader
+from infer.load.model_patches.vlm_language_model import has_tower, language_tower
+from infer.load.weights import in_memory
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
@@ -111,11 +111,11 @@ def test_every_prefix_of_a_tower_is_known(prefix: str) -> None:
         "lm_head.weight": torch.ones(1),
         "model.vision_tower.x": torch.ones(1),
     }
-    reader = TowerReader(DictReader(given))
-    assert sorted(reader.names()) == ["lm_head.weight", "model.norm.weight"]
-    assert torch.equal(reader.read("model.norm.weight"), torch.ones(2))
-    assert reader.left == ["model.vision_tower.x"]
-    assert "vision_tower" in reader.finding("X").why
+    tower = language_tower(in_memory(given))
+    assert sorted(tower.weights) == ["lm_head.weight", "model.norm.weight"]
+    assert torch.equal(tower.weights["model.norm.weight"].read(), torch.ones(2))
+    assert tower.left == ["model.vision_tower.x"]
+    assert "vision_tower" in tower.finding("X").why
 
 
 def test_encoder_decoders_have_no_language_tower() -> None:

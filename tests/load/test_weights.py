@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from infer.errors import InferError, ResourceError, SourceError, UnsafeSourceError
-from infer.load.weights import DictReader, FiniteReader, non_finite, num_bytes, row_blocks, stream
+from infer.load.weights import Checkpoint, finite, in_memory, non_finite, num_bytes, row_blocks
 from infer.load.weights.pickle_scan import code_among, globals_of
-from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights.safetensors_file import open_safetensors
 from infer.load.weights.safetensors_writer import write_safetensors
-from infer.load.weights.torch_reader import TorchReader
+from infer.load.weights.torch_file import open_torch
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -34,33 +34,34 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def assert_equal_to(reader: object, expected: dict[str, torch.Tensor]) -> None:
-    assert sorted(reader.names()) == sorted(expected)
+def assert_equal_to(checkpoint: Checkpoint, expected: dict[str, torch.Tensor]) -> None:
+    assert sorted(checkpoint) == sorted(expected)
     for name, value in expected.items():
-        assert reader.dtype(name) == value.dtype
-        assert reader.shape(name) == tuple(value.shape)
-        assert torch.equal(reader.read(name), value)
+        weight = checkpoint[name]
+        assert weight.dtype == value.dtype
+        assert weight.shape == tuple(value.shape)
+        assert torch.equal(weight.read(), value)
         if value.ndim:
-            assert torch.equal(reader.rows(name, 1, 3), value[1:3])
-            assert torch.equal(torch.cat([b for _, b in stream(reader, name, 16)] or [value]), value)
+            assert torch.equal(weight.rows(1, 3), value[1:3])
+            assert torch.equal(torch.cat([b for _, b in weight.blocks(16)] or [value]), value)
 
 
-def test_every_reader_gives_what_was_saved(tmp_path: Path) -> None:
+def test_every_checkpoint_gives_what_was_saved(tmp_path: Path) -> None:
     saved = tensors()
     torch.save(saved, tmp_path / "a.pt")
     save_file(saved, tmp_path / "a.safetensors")
-    assert_equal_to(TorchReader(tmp_path / "a.pt", verify=True), saved)
-    assert_equal_to(SafetensorsReader(tmp_path / "a.safetensors"), saved)
-    assert_equal_to(DictReader(saved), saved)
+    assert_equal_to(open_torch(tmp_path / "a.pt", verify=True).weights, saved)
+    assert_equal_to(open_safetensors(tmp_path / "a.safetensors").weights, saved)
+    assert_equal_to(in_memory(saved), saved)
 
 
 def test_read_tensors_own_their_memory(tmp_path: Path) -> None:
     saved = {"a": torch.ones(2, 2)}
     torch.save(saved, tmp_path / "a.pt")
-    for reader in (TorchReader(tmp_path / "a.pt"), DictReader(saved)):
-        reader.read("a").zero_()
-        reader.rows("a", 0, 1).zero_()
-        assert torch.equal(reader.read("a"), torch.ones(2, 2))
+    for checkpoint in (open_torch(tmp_path / "a.pt").weights, in_memory(saved)):
+        checkpoint["a"].read().zero_()
+        checkpoint["a"].rows(0, 1).zero_()
+        assert torch.equal(checkpoint["a"].read(), torch.ones(2, 2))
 
 
 def test_strided_shared_and_parameter_tensors_read_right(tmp_path: Path) -> None:
@@ -74,7 +75,9 @@ def test_strided_shared_and_parameter_tensors_read_right(tmp_path: Path) -> None
     }
     saved["inner"] = base[:, 2:5]
     torch.save(saved, tmp_path / "a.pt")
-    assert_equal_to(TorchReader(tmp_path / "a.pt"), {name: value.detach() for name, value in saved.items()})
+    assert_equal_to(
+        open_torch(tmp_path / "a.pt").weights, {name: value.detach() for name, value in saved.items()}
+    )
 
 
 def test_tensors_saved_from_a_gpu_are_read_without_one(
@@ -85,7 +88,7 @@ def test_tensors_saved_from_a_gpu_are_read_without_one(
     torch.save(saved, tmp_path / "a.pt")
     monkeypatch.undo()
     assert b"cuda:0" in (tmp_path / "a.pt").read_bytes()
-    assert_equal_to(TorchReader(tmp_path / "a.pt"), saved)
+    assert_equal_to(open_torch(tmp_path / "a.pt").weights, saved)
 
 
 @pytest.mark.parametrize(
@@ -102,36 +105,36 @@ def test_tensors_saved_from_a_gpu_are_read_without_one(
 )
 def test_containers_are_unwrapped_and_reported(tmp_path: Path, wrap: object, said: list[str]) -> None:
     torch.save(wrap({"fc.weight": torch.ones(2, 2)}), tmp_path / "a.pt")
-    reader = TorchReader(tmp_path / "a.pt")
-    assert reader.names() == ["fc.weight"]
-    assert reader.notes == said
+    file = open_torch(tmp_path / "a.pt")
+    assert list(file.weights) == ["fc.weight"]
+    assert file.notes == said
 
 
 def test_a_list_or_an_empty_mapping_is_no_state_dict(tmp_path: Path) -> None:
     for value, text in (([torch.ones(1)], "got a list"), ({"lr": 0.1}, "a mapping without tensors: lr")):
         torch.save(value, tmp_path / "a.pt")
         with pytest.raises(SourceError, match=text):
-            TorchReader(tmp_path / "a.pt")
+            open_torch(tmp_path / "a.pt")
 
 
 def test_a_flipped_bit_is_named_by_its_member(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"a": torch.zeros(1000)}, path)
     data = bytearray(path.read_bytes())
-    data[TorchReader(path).extent("a").offset + 100] ^= 4
+    data[open_torch(path).weights["a"].extent.offset + 100] ^= 4
     path.write_bytes(data)
     assert torch.load(path)["a"].count_nonzero() == 1
     with pytest.raises(SourceError, match=r"expected CRC \w+ for 'a/data/0', got \w+: the file is damaged"):
-        TorchReader(path, verify=True)
+        open_torch(path, verify=True)
 
 
 def test_an_expanded_tensor_of_a_million_million_elements_is_refused(tmp_path: Path) -> None:
     torch.save({"bomb": torch.zeros(1).expand(1 << 40)}, tmp_path / "a.pt")
     with pytest.raises(SourceError, match=r"got 'bomb' of shape \[1099511627776\] over 4 bytes"):
-        TorchReader(tmp_path / "a.pt")
+        open_torch(tmp_path / "a.pt")
     torch.save({"small": torch.zeros(1).expand(10)}, tmp_path / "b.pt")
     with pytest.raises(SourceError, match=r"needs 40 bytes, its storage has 4.*\.contiguous\(\)"):
-        TorchReader(tmp_path / "b.pt")
+        open_torch(tmp_path / "b.pt")
 
 
 def rezip(path: Path, target: Path, change: object) -> Path:
@@ -170,7 +173,7 @@ def crowd(name: str, data: bytes) -> list[tuple[str, bytes]]:
 def test_archives_that_torch_never_writes_are_unsafe(tmp_path: Path, change: object, text: str) -> None:
     torch.save({"a": torch.zeros(4)}, tmp_path / "a.pt")
     with pytest.raises(UnsafeSourceError, match=text):
-        TorchReader(rezip(tmp_path / "a.pt", tmp_path / "b.pt", change))
+        open_torch(rezip(tmp_path / "a.pt", tmp_path / "b.pt", change))
 
 
 def test_a_storage_that_claims_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_a_storage_that_claims_more_than_the_file_holds_is_refused(tmp_path: Pat
         return [(name, data[:8] if name.endswith("data/0") else data)]
 
     with pytest.raises(SourceError):
-        TorchReader(rezip(tmp_path / "a.pt", tmp_path / "b.pt", shorter))
+        open_torch(rezip(tmp_path / "a.pt", tmp_path / "b.pt", shorter))
 
 
 def header(entries: object, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
@@ -219,7 +222,7 @@ def test_invalid_safetensors_are_refused_with_a_message(tmp_path: Path, content:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=text) as caught:
-        SafetensorsReader(path)
+        open_safetensors(path)
     assert str(path) in str(caught.value)
 
 
@@ -228,7 +231,7 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     save_file({"b": torch.zeros(3)}, tmp_path / "m-2.safetensors")
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}))
-    assert_equal_to(SafetensorsReader(index), {"a": torch.ones(2), "b": torch.zeros(3)})
+    assert_equal_to(open_safetensors(index).weights, {"a": torch.ones(2), "b": torch.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -248,29 +251,29 @@ def test_an_index_with_wrong_shards_is_refused(tmp_path: Path, weight_map: dict[
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(SourceError, match=text):
-        SafetensorsReader(index)
+        open_safetensors(index)
 
 
 def test_a_file_cut_off_while_open_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(1000)}, path)
-    reader = SafetensorsReader(path)
+    weights = open_safetensors(path).weights
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(SourceError, match="the file is cut off"):
-        reader.read("a")
+        weights["a"].read()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinity_are_named_by_tensor_and_rows(value: float) -> None:
     weight = torch.zeros(6, 2)
     weight[5, 1] = value
-    reader = FiniteReader(DictReader({"fc.weight": weight}), "model.pt")
-    assert torch.equal(reader.rows("fc.weight", 0, 5), weight[:5])
+    checked = finite(in_memory({"fc.weight": weight}), "model.pt")["fc.weight"]
+    assert torch.equal(checked.rows(0, 5), weight[:5])
     text = "got 1 NaN or infinite values in rows 4 to 6 of 'fc.weight' - at model.pt"
     with pytest.raises(SourceError, match=text):
-        reader.rows("fc.weight", 4, 6)
+        checked.rows(4, 6)
     with pytest.raises(SourceError, match="'fc.weight'"):
-        reader.read("fc.weight")
+        checked.read()
 
 
 def test_large_finite_weights_are_accepted() -> None:
@@ -287,9 +290,9 @@ def test_row_blocks_cover_all_rows_once() -> None:
 
 
 def test_num_bytes_counts_floats_in_the_given_dtype() -> None:
-    reader = DictReader({"a": torch.zeros(10, dtype=torch.float16), "ids": torch.zeros(2, dtype=torch.int64)})
-    assert num_bytes(reader) == 36
-    assert num_bytes(reader, dtype=torch.float32) == 56
+    held = in_memory({"a": torch.zeros(10, dtype=torch.float16), "ids": torch.zeros(2, dtype=torch.int64)})
+    assert num_bytes(held) == 36
+    assert num_bytes(held, dtype=torch.float32) == 56
 
 
 def test_globals_are_listed_without_running_anything(tmp_path: Path) -> None:
@@ -329,10 +332,10 @@ def test_what_is_written_one_by_one_is_read_by_safetensors_and_aligned(tmp_path:
     assert sorted(asked) == sorted(saved)
     for name, value in load_file(tmp_path / "a.safetensors").items():
         assert torch.equal(value, saved[name])
-    reader = SafetensorsReader(tmp_path / "a.safetensors")
-    assert reader.metadata == {"format": "pt"}
-    assert_equal_to(reader, saved)
-    assert all(reader.extent(name).offset % saved[name].element_size() == 0 for name in saved)
+    file = open_safetensors(tmp_path / "a.safetensors")
+    assert file.metadata == {"format": "pt"}
+    assert_equal_to(file.weights, saved)
+    assert all(file.weights[name].extent.offset % saved[name].element_size() == 0 for name in saved)
 
 
 def test_writing_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
@@ -361,7 +364,7 @@ def test_tensors_without_plain_rows_are_named(
     torch.save({"weight": value()}, tmp_path / "a.pt")
     capfd.readouterr()
     with pytest.raises(SourceError, match=f"it holds {said.partition('.*')[0]}") as caught:
-        TorchReader(tmp_path / "a.pt")
+        open_torch(tmp_path / "a.pt")
     assert said.rpartition(".*")[2] in caught.value.message + str(caught.value.hint)
     assert capfd.readouterr().err == ""  # torch's own warnings and traces
 
@@ -369,17 +372,17 @@ def test_tensors_without_plain_rows_are_named(
 def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:
     torch.save(torch.optim.Adam(nn.Linear(2, 2).parameters()).state_dict(), tmp_path / "a.pt")
     with pytest.raises(SourceError, match="got the state of an optimizer"):
-        TorchReader(tmp_path / "a.pt")
+        open_torch(tmp_path / "a.pt")
 
 
 def test_complex_and_power_of_two_numbers_are_read(tmp_path: Path) -> None:
     values = {"freqs": torch.randn(3, 2, dtype=torch.complex64)}
     save_file(values, tmp_path / "a.safetensors")
-    assert torch.equal(SafetensorsReader(tmp_path / "a.safetensors").read("freqs"), values["freqs"])
+    assert torch.equal(open_safetensors(tmp_path / "a.safetensors").weights["freqs"].read(), values["freqs"])
     header = b'{"scale":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2]}}'
     (tmp_path / "b.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\x7f\x80")
-    assert SafetensorsReader(tmp_path / "b.safetensors").read("scale").float().tolist() == [1.0, 2.0]
+    assert open_safetensors(tmp_path / "b.safetensors").weights["scale"].read().float().tolist() == [1.0, 2.0]
     packed = header.replace(b"F8_E8M0", b"F4")
     (tmp_path / "c.safetensors").write_bytes(struct.pack("<Q", len(packed)) + packed + b"\0\0")
     with pytest.raises(SourceError, match="'scale' has the dtype F4, which is not supported"):
-        SafetensorsReader(tmp_path / "c.safetensors")
+        open_safetensors(tmp_path / "c.safetensors")

@@ -41,12 +41,12 @@ def test_a_gguf_file_holds_the_weights_and_tokens_of_its_source(case: str, tmp_p
     path = tmp_path / "m.gguf"
     found = export_model(str(source), "gguf", path, kind="F32")
     assert found[0].value == path.stat().st_size / 1e6
-    original = load(Plan(source=str(source), data="random")).reader
-    again = load(Plan(source=str(path), data="random")).reader
+    original = load(Plan(source=str(source), data="random")).checkpoint
+    again = load(Plan(source=str(path), data="random")).checkpoint
     assert original is not None
     assert again is not None
-    for name in again.names():
-        torch.testing.assert_close(again.read(name), original.read(name).float(), rtol=0, atol=1e-6)
+    for name in again:
+        torch.testing.assert_close(again[name].read(), original[name].read().float(), rtol=0, atol=1e-6)
     metadata = gguf.GGUFReader(path)
     assert str(metadata.get_field("tokenizer.chat_template").contents())  # type: ignore[union-attr]
     types = metadata.get_field("tokenizer.ggml.token_type").types  # type: ignore[union-attr]
@@ -82,11 +82,11 @@ def test_pieces_of_sentencepiece_are_written_with_their_scores(prefix: bool, tmp
 def test_exports_of_other_types_read_back_as_the_package_reads_them(tmp_path: Path) -> None:
     source = checkpoint(tmp_path, "llama", attention_bias=False)
     export_model(str(source), "gguf", tmp_path / "m.gguf", kind="Q8_0")
-    ours = open_gguf(tmp_path / "m.gguf").reader
+    ours = open_gguf(tmp_path / "m.gguf").weights
     stored = {one.name: one for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     one = stored["blk.0.ffn_up.weight"]
     expected = gguf.quants.dequantize(one.data, one.tensor_type)
-    assert np.array_equal(ours.read("model.layers.0.mlp.up_proj.weight").numpy(), expected)
+    assert np.array_equal(ours["model.layers.0.mlp.up_proj.weight"].read().numpy(), expected)
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("int4", 0.2), ("int8", 0.01)])
@@ -98,9 +98,9 @@ def test_packed_folders_are_read_as_compressed_tensors(kind: str, bound: float, 
     original, again = (load(Plan(source=str(path), data="random")) for path in (source, tmp_path / "out"))
     assert again.stored_as == "compressed-tensors"
     name = "model.layers.1.mlp.up_proj.weight"
-    assert original.reader is not None
-    assert again.reader is not None
-    wanted, found = original.reader.read(name).float(), again.reader.read(name).float()
+    assert original.checkpoint is not None
+    assert again.checkpoint is not None
+    wanted, found = original.checkpoint[name].read().float(), again.checkpoint[name].read().float()
     assert 0 < float((found - wanted).norm() / wanted.norm()) < bound
 
 
@@ -151,6 +151,6 @@ def test_a_head_that_differs_from_its_tied_embedding_is_exported(tmp_path: Path)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
     wanted = load_file(path)["lm_head.weight"]
     for made in (tmp_path / "m.gguf", tmp_path / "again"):
-        reader = load(Plan(source=str(made), data="random")).reader
-        assert reader is not None
-        torch.testing.assert_close(reader.read("lm_head.weight").float(), wanted)
+        weights = load(Plan(source=str(made), data="random")).checkpoint
+        assert weights is not None
+        torch.testing.assert_close(weights["lm_head.weight"].read().float(), wanted)

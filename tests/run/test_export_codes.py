@@ -18,12 +18,10 @@ from infer.artifact import store
 from infer.errors import ArtifactError, InferError, NotUsableError
 from infer.export import export_model
 from infer.export.artifact_source import open_artifact
-from infer.export.gguf_blocks import join_blocks
 from infer.export.gguf_codes import CarriedCodes, carry
 from infer.export.packed_linears import PackedLinear, carried
 from infer.load import load
 from infer.load.gguf import open_gguf
-from infer.load.gguf.block_codes import FORMS, split_blocks
 from infer.load.gguf.block_types import BLOCK_TYPES
 from infer.load.weights import StoredCodes
 from tests.fuzz.quantization_configs import damaged
@@ -31,7 +29,7 @@ from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint
 from tests.support.gguf_files import CODEBOOKS, write_gguf
 from tests.support.quantized_layers import CASES, compressed, opened
-from tests.support.random_blocks import moderate_blocks, random_blocks
+from tests.support.random_blocks import moderate_blocks
 
 QUANT = gguf.GGMLQuantizationType
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -39,22 +37,14 @@ SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_joined_blocks_are_the_bytes_that_were_split(kind: str) -> None:
-    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
-    raw = random_blocks(block, 64)
-    assert torch.equal(join_blocks(kind, FORMS[kind].split(raw)), raw)
-
-
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", [name for name, block in BLOCK_TYPES.items() if block.holds_codes])
 def test_codes_of_a_block_type_come_back_in_it(kind: str) -> None:
-    block = next(one for one in BLOCK_TYPES.values() if one.name == kind)
+    block = BLOCK_TYPES[kind]
     raw = moderate_blocks(block, 8 * 256 // block.block)
     codes = StoredCodes(
         *(kind, (8, 256)),
         lambda start, stop: {
-            name: part if name == "table" else part[start:stop]
-            for name, part in split_blocks(block, raw, 8).items()
+            name: part if name == "table" else part[start:stop] for name, part in block.rows(raw, 8).items()
         },
     )
     found = carry(codes)
@@ -68,7 +58,7 @@ def test_codes_of_a_block_type_come_back_in_it(kind: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_codes_of_folders_come_back_as_packed_integers(case: str) -> None:
     parts, weight, settings = CASES[case]((64, 128), torch.Generator().manual_seed(0))
-    codes = opened(parts, settings).codes("layer.weight")
+    codes = opened(parts, settings)["layer.weight"].codes()
     assert codes is not None
     found = carried(codes)
     kept = ("gptq", "awq", "int8 rows", "packed", "mxfp4", "nvfp4")
@@ -84,7 +74,7 @@ def test_codes_of_folders_come_back_as_packed_integers(case: str) -> None:
     )
     assert {n: (t.dtype, tuple(t.shape)) for n, t in one.parts("layer").items()} == one.metas("layer")
     wanted = weight.to(codes.dtype)
-    torch.testing.assert_close(again.read("layer.weight"), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(again["layer.weight"].read(), wanted, rtol=1e-6, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +97,9 @@ def answer(path: Path) -> tuple[list[int], list[float]]:
 
 
 def weights(source: Path) -> dict[str, Tensor]:
-    reader = load(Plan(source=str(source), data="random")).reader
-    assert reader is not None
-    return {name: reader.read(name).float() for name in reader.names()}
+    weights = load(Plan(source=str(source), data="random")).checkpoint
+    assert weights is not None
+    return {name: weights[name].read().float() for name in weights}
 
 
 CARRIED = {"int8:weight": "Q8_0", "int4": "Q4_0", "int4:16": "Q6_K", "nf4": "Q8_0", "fp4": "Q6_K"}
@@ -118,7 +108,7 @@ CARRIED = {"int8:weight": "Q8_0", "int4": "Q4_0", "int4:16": "Q6_K", "nf4": "Q8_
 @pytest.mark.parametrize("quant", CARRIED)
 def test_an_artifact_becomes_files_of_its_codes(quant: str, folder: Path, tmp_path: Path) -> None:
     made = artifact(folder, tmp_path / "m.infer", quant)
-    held = open_artifact(made).reader
+    held = open_artifact(made).weights
     findings = export_model(str(made), "gguf", tmp_path / "m.gguf")
     way = "converted" if quant == "nf4" else "carried over"
     assert [one.what for one in findings] == ["GGUF", f"{quant} {way} to {CARRIED[quant]}"]
@@ -129,15 +119,15 @@ def test_an_artifact_becomes_files_of_its_codes(quant: str, folder: Path, tmp_pa
     theirs = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
     assert torch.equal(theirs, own["model.layers.0.mlp.down_proj.weight"])
     bound = 0.01 if quant == "nf4" else 2.0**-10
-    for name in held.names():
-        wanted = held.read(name).float()
+    for name in held:
+        wanted = held[name].read().float()
         assert float((own[name] - wanted).norm() / wanted.norm()) <= bound
     findings = export_model(str(made), "compressed-tensors", tmp_path / "m")
     bits = 4 if quant.startswith("int4") else 8
     assert findings[1].what == f"{quant} {way} to int{bits}"
     own = weights(tmp_path / "m")
-    for name in held.names():
-        wanted = held.read(name).float()
+    for name in held:
+        wanted = held[name].read().float()
         if quant == "nf4":
             assert float((own[name] - wanted).norm() / wanted.norm()) <= 0.02
         else:
@@ -148,8 +138,8 @@ def test_an_exported_artifact_is_optimized_to_the_same_answers(folder: Path, tmp
     made = artifact(folder, tmp_path / "m.infer", "int8:weight")
     export_model(str(made), "compressed-tensors", tmp_path / "m")
     again = artifact(tmp_path / "m", tmp_path / "again.infer", "keep")
-    held, found = open_artifact(made).reader, open_artifact(again).reader
-    assert all(torch.equal(held.read(name), found.read(name)) for name in held.names())
+    held, found = open_artifact(made).weights, open_artifact(again).weights
+    assert all(torch.equal(held[name].read(), found[name].read()) for name in held)
     decoded = artifact(tmp_path / "m", tmp_path / "decoded.infer", "float")  # its activations stay float too
     (ids, wanted), (ids_again, logprobs) = answer(made), answer(decoded)
     assert ids == ids_again
@@ -189,25 +179,25 @@ def test_codes_of_experts_are_carried_over(tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 64}
     source = checkpoint(tmp_path, "qwen3_moe", **sizes, num_hidden_layers=1)
     made = artifact(source, tmp_path / "m.infer", "int4")
-    held = open_artifact(made).reader
+    held = open_artifact(made).weights
     findings = export_model(str(made), "gguf", tmp_path / "m.gguf")
     assert [one.what for one in findings[1:]] == ["int4 carried over to Q4_0"]
     own = weights(tmp_path / "m.gguf")
-    for name in held.names():
-        wanted = held.read(name).float()
+    for name in held:
+        wanted = held[name].read().float()
         assert float((own[name] - wanted).norm() / wanted.norm()) <= 2.0**-10
     findings = export_model(str(made), "hf", tmp_path / "decoded", kind="F32")
     assert [one.what for one in findings[1:]] == ["int4 decoded to F32"]
     own = weights(tmp_path / "decoded")
-    assert all(torch.equal(own[name], held.read(name).float()) for name in held.names())
+    assert all(torch.equal(own[name], held[name].read().float()) for name in held)
 
 
 def test_experts_that_transformers_has_by_columns_are_turned_back(tmp_path: Path) -> None:
     source = checkpoint(tmp_path, "gpt_oss", intermediate_size=64, num_hidden_layers=2)
-    held = open_artifact(artifact(source, tmp_path / "m.infer", "int8:weight")).reader
+    held = open_artifact(artifact(source, tmp_path / "m.infer", "int8:weight")).weights
     wanted = weights(source)
-    for name in held.names():
-        found = held.read(name).float()
+    for name in held:
+        found = held[name].read().float()
         assert float((found - wanted[name]).norm()) <= 0.01 * float(wanted[name].norm()), name
 
 
@@ -244,9 +234,9 @@ def test_packed_tensors_that_do_not_fit_are_refused(
             path.unlink()
             save_file(others | damaged(parts, rng), path, metadata)
             try:
-                reader = open_artifact(made).reader
-                reader.read("model.layers.0.mlp.up_proj.weight")
-                codes = reader.codes("model.layers.0.mlp.up_proj.weight")
+                weights = open_artifact(made).weights
+                weights["model.layers.0.mlp.up_proj.weight"].read()
+                codes = weights["model.layers.0.mlp.up_proj.weight"].codes()
                 assert codes is not None
                 carry(codes)
                 carried(codes)

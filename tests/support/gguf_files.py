@@ -81,7 +81,7 @@ def _encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     try:
         return gguf.quants.quantize(values, kind)
     except NotImplementedError:
-        block = BLOCK_TYPES[int(kind)]
+        block = BLOCK_TYPES[kind.name]
         raw = moderate_blocks(block, values.size // block.block, float(values.std()) / 64, seed=values.size)
         return raw.numpy().reshape(len(values), -1)
 

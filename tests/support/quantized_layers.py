@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer.load.quantized_weights import DecodedReader, open_quantized
-from infer.load.weights import DictReader
+from infer.load.quantized_weights import open_quantized
+from infer.load.weights import Checkpoint, in_memory
 
 Parts = dict[str, Tensor]
 Packed = tuple[Parts, Tensor, dict[str, Any]]  # parts by name, the weight, quantization_config
@@ -199,6 +199,6 @@ CASES: dict[str, Callable[[tuple[int, int], torch.Generator], Packed]] = {
 }
 
 
-def opened(parts: Parts, settings: dict[str, Any], name: str = "layer") -> DecodedReader:
+def opened(parts: Parts, settings: dict[str, Any], name: str = "layer") -> Checkpoint:
     held = {f"{name}.{part}": tensor for part, tensor in parts.items()} | {"norm.weight": torch.ones(3)}
-    return open_quantized(DictReader(held), settings, "config.json")[0]
+    return open_quantized(in_memory(held), settings, "config.json")[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...kernels.expert_layers import ExpertLinear
-from ...load.weights import StoredCodes, WeightReader, stored_codes
+from ...load.weights import Checkpoint, StoredCodes
 from ...spec import Finding
 from ..layer_overrides import Format
 from ..quantizable_layers import NamedLayer
@@ -46,17 +46,17 @@ def carried(codes: StoredCodes, start: int, stop: int) -> dict[str, Tensor]:
 
 
 def stored_in_float(
-    site: NamedLayer, reader: WeightReader | None, renames: Mapping[str, str] | None
+    site: NamedLayer, checkpoint: Checkpoint | None, renames: Mapping[str, str] | None
 ) -> str | None:
     """Return the reason why a layer stays float: its source is not quantized there."""
-    if reader is None:
+    if checkpoint is None:
         return None
     own = [f"{name}.weight" for name in site.names]
     own += site.names if isinstance(site.layer, ExpertLinear) else []
-    name = stored_name(own, reader, renames)
-    if name is None or stored_codes(reader, name) is not None:
+    name = stored_name(own, checkpoint, renames)
+    if name is None or checkpoint[name].codes() is not None:
         return None
-    return f"the source stores it in {str(reader.dtype(name)).removeprefix('torch.')}"
+    return f"the source stores it in {str(checkpoint[name].dtype).removeprefix('torch.')}"
 
 
 def source_findings(sources: Iterable[SourceCodes]) -> list[Finding]:

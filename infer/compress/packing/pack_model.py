@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ... import device as hardware
 from ...errors import NotUsableError, UsageError
-from ...load.weights import WeightReader
+from ...load.weights import Checkpoint
 from ...plan import Plan
 from ...results import LayerResult
 from ..calibration.expert_statistics import ExpertStats
@@ -36,14 +36,14 @@ def quantize_model(
     model: nn.Module,
     plan: Plan,
     *,
-    reader: WeightReader | None = None,
+    checkpoint: Checkpoint | None = None,
     renames: Mapping[str, str] | None = None,
     stats: Mapping[str, Stats] | None = None,
     progress: Progress | None = None,
     formats: Mapping[str, str] | None = None,
     packing_cache: PackingCache | None = None,
 ) -> QuantizationResult:
-    """Swap in place all layers that their format accepts; weights on meta are read through `reader`.
+    """Swap in place all layers that their format accepts; weights on meta are read through `checkpoint`.
 
     `formats` holds layer → format ("float" keeps it); the others get `plan.quant`.
     Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
@@ -55,7 +55,7 @@ def quantize_model(
 
     def reason(site: NamedLayer, format: Format) -> str | None:
         said = refuses(site, format, calibrated)
-        return said or (stored_in_float(site, reader, renames) if carries(format) else None)
+        return said or (stored_in_float(site, checkpoint, renames) if carries(format) else None)
 
     weights = find_with_formats(model, plan, formats, reason)
     accepted = [(weight, format) for weight, format in weights if format is not None]
@@ -71,7 +71,7 @@ def quantize_model(
     for done, (weight, format) in enumerate(accepted):
         if progress:
             progress(done, len(accepted), weight.name)
-        origin = row_source_of(weight, reader, renames or {})
+        origin = row_source_of(weight, checkpoint, renames or {})
         with hardware.mmap_large_blocks() if weight.tensor.is_meta else nullcontext():
             make = partial(pack, origin, weight, format, calibrated)
             packing = make() if carries(format) else packing_cache.get(weight, format, make)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import SourceError, UsageError
 from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.bitpack import GROUP
-from ...load.weights import StoredCodes, WeightReader, check_finite, stored_codes
+from ...load.weights import Checkpoint, StoredCodes, check_finite
 from ..layer_kinds import by_rows, is_stored_by_columns
 from ..quantizable_layers import Weight
 
@@ -46,9 +46,9 @@ class RowSource:
 
 
 def row_source_of(
-    weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
+    weight: Weight, checkpoint: Checkpoint | None = None, renames: Mapping[str, str] | None = None
 ) -> RowSource:
-    """Return the source of a weight's rows; `reader` is used while the model is on meta."""
+    """Return the source of a weight's rows; `checkpoint` is used while the model is on meta."""
     tensor, layer = weight.tensor, weight.sites[0].layer
     if not tensor.is_meta and isinstance(layer, ExpertLinear):
         return _rows_of_experts(layer, tensor.dtype, weight.names[0], lambda first, last: tensor[first:last])
@@ -56,44 +56,45 @@ def row_source_of(
     shape = tuple(rows.shape)
     if not tensor.is_meta:
         return RowSource(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
-    if reader is None:
+    if checkpoint is None:
         raise UsageError(
             f"{weight.names[0]!r} has no data: the model is on the meta device and no checkpoint was given",
             hint="Give the checkpoint as source, and the model's code with --model file.py:factory",
         )
-    name = stored_name(weight.names, reader, renames)
+    name = stored_name(weight.names, checkpoint, renames)
     if name is None:
         raise SourceError(
             f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}",
             hint="It belongs to another model, or to another version of this one",
         )
-    if tuple(reader.shape(name)) != tuple(tensor.shape):
+    stored = checkpoint[name]
+    if stored.shape != tuple(tensor.shape):
         raise SourceError(
-            f"expected a weight of shape {list(tensor.shape)}, the checkpoint has {list(reader.shape(name))}",
+            f"expected a weight of shape {list(tensor.shape)}, the checkpoint has {list(stored.shape)}",
             where=name,
             hint="The checkpoint belongs to a model of other sizes",
         )
-    codes = stored_codes(reader, name)
+    codes = stored.codes()
     if isinstance(layer, ExpertLinear):
-        origin = _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
+        origin = _rows_of_experts(layer, stored.dtype, name, stored.rows)
         return replace(origin, codes=_fitting(codes, origin.shape, experts=True))
     if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
-        whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
-        origin = RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+        whole = cache(lambda: by_rows(layer, stored.rows(0, len(tensor))))
+        origin = RowSource(shape, stored.dtype, name, lambda start, stop: whole()[start:stop])
         refused = "the layer stores its weight by columns"
         return origin if codes is None else replace(origin, codes=StoredCodes.without(codes.kind, refused))
     origin = RowSource(
-        shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
+        shape, stored.dtype, name, lambda start, stop: by_rows(layer, stored.rows(start, stop))
     )
     return replace(origin, codes=_fitting(codes, shape, experts=False))
 
 
 def stored_name(
-    names: Iterable[str], reader: WeightReader, renames: Mapping[str, str] | None = None
+    names: Iterable[str], checkpoint: Checkpoint, renames: Mapping[str, str] | None = None
 ) -> str | None:
     """Return the checkpoint's name of a parameter by its `names` in the model; None where the checkpoint lacks it."""
-    held, named = set(reader.names()), renames or {}
-    return next((n for own in names for n in (named.get(own, own),) if n in held), None)
+    named = renames or {}
+    return next((n for own in names for n in (named.get(own, own),) if n in checkpoint), None)
 
 
 def _fitting(codes: StoredCodes | None, shape: tuple[int, ...], *, experts: bool) -> StoredCodes | None:

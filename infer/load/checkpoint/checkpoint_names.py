@@ -14,7 +14,7 @@ from torch import nn
 from ...errors import UsageError
 from ..weight_loading.meta_model import CheckpointMatch, match_checkpoint
 from ..weight_loading.tied_weights import take_last
-from ..weights import WeightReader
+from ..weights import Checkpoint
 
 # Attributes in which DataParallel, torch.compile, FSDP, activation checkpointing and Lightning keep the wrapped module.
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
@@ -26,23 +26,23 @@ Names = Mapping[str, str]  # name as the model would have it → name in the che
 
 
 def fit_names(
-    module: nn.Module, reader: WeightReader, where: str, *, key: str = "", ignore: Iterable[str] = ()
+    module: nn.Module, checkpoint: Checkpoint, where: str, *, key: str = "", ignore: Iterable[str] = ()
 ) -> tuple[CheckpointMatch, list[str]]:
     """Match the model with the checkpoint by the first way of naming that fits; return a note for each step taken.
 
     `key` keeps the names that begin with it and a dot, `ignore` lists globs of names to leave out. Raises `UsageError`
     for a key or a glob that nothing has, and `SourceError` listing what is missing, unexpected or of another shape.
     """
-    names, notes = _selected(reader.names(), where, key, tuple(ignore))
+    names, notes = _selected(list(checkpoint), where, key, tuple(ignore))
     wanted = [name for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "shape")]
     tried: list[CheckpointMatch] = []
     for renamed, said in _renamings(names, wanted):
-        fit = match_checkpoint(module, reader, names=renamed)
+        fit = match_checkpoint(module, checkpoint, names=renamed)
         if _exact(fit):
-            return fit, [*notes, *said, *take_last(module, fit, reader), *_note_missing(fit)]
+            return fit, [*notes, *said, *take_last(module, fit, checkpoint), *_note_missing(fit)]
         tried.append(fit)
     best = max(tried, key=lambda fit: len(fit.found))
-    best.check(where, strict=True, hint=_fitting_option(module, reader, names, best))
+    best.check(where, strict=True, hint=_fitting_option(module, checkpoint, names, best))
     return best, notes
 
 
@@ -138,9 +138,9 @@ def _note_missing(fit: CheckpointMatch) -> list[str]:
     )
 
 
-def _fitting_option(module: nn.Module, reader: WeightReader, names: list[str], fit: CheckpointMatch) -> str:
+def _fitting_option(module: nn.Module, checkpoint: Checkpoint, names: list[str], fit: CheckpointMatch) -> str:
     """Return the option that would make the checkpoint fit; empty where none would."""
-    keys = [key for key in _prefixes(names) if _fits_under(key, module, reader, names)]
+    keys = [key for key in _prefixes(names) if _fits_under(key, module, checkpoint, names)]
     if keys:
         return f"What is under {' or '.join(map(repr, keys[:4]))} fits the model: --key {keys[0]}"
     if fit.unexpected and not fit.shapes and len(fit.missing) == len(missing_batch_counters(fit)):
@@ -148,11 +148,12 @@ def _fitting_option(module: nn.Module, reader: WeightReader, names: list[str], f
     return ""
 
 
-def _fits_under(key: str, module: nn.Module, reader: WeightReader, names: list[str]) -> bool:
+def _fits_under(key: str, module: nn.Module, checkpoint: Checkpoint, names: list[str]) -> bool:
     under = [name for name in names if name.startswith(f"{key}.")]
     wanted = list(module.state_dict(keep_vars=True))
     return any(
-        _exact(match_checkpoint(module, reader, names=renamed)) for renamed, _ in _renamings(under, wanted)
+        _exact(match_checkpoint(module, checkpoint, names=renamed))
+        for renamed, _ in _renamings(under, wanted)
     )
 
 

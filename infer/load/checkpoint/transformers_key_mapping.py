@@ -8,7 +8,7 @@ is applied here, first to meta tensors, which gives names and shapes, then to th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import SourceError
 from ...library_errors import first_sentence
-from ..weights import FileExtent, MappableReader, StoredCodes, WeightReader, stored_codes
+from ..weights import Checkpoint, StoredCodes, Weight
 from .stacked_codes import stack_codes
 
 # Operations that act on each index of dimension 0 alone when their own dimensions are others.
@@ -64,89 +64,61 @@ class Conversion:
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-class ConvertedReader:
-    """Reader of a checkpoint by the parameter names of a transformers model.
+class Converter:
+    """Weights that conversions make of a checkpoint's.
 
-    Renamed tensors are read, and mapped, in place. Stacks of experts are read expert by expert; other conversions
-    hold one converted group in memory, and keep the last one of at most `MAX_CACHED` bytes.
+    Stacks of experts are read expert by expert; other conversions hold one converted group in memory, and the last one
+    of at most `MAX_CACHED` bytes is kept.
     """
 
-    def __init__(
-        self,
-        reader: WeightReader,
-        model: ModelShapes,
-        renamed: Mapping[str, str],
-        conversions: list[Conversion],
-    ) -> None:
-        self.inner, self._model, self._renamed = reader, model, dict(renamed)
-        self._converted = {name: group for group in conversions for name in group.targets}
+    def __init__(self, checkpoint: Checkpoint, model: ModelShapes) -> None:
+        self._checkpoint, self._model = checkpoint, model
         self._cached: tuple[Conversion, dict[str, Tensor]] | None = None
 
-    def names(self) -> list[str]:
-        return [*self._renamed, *self._converted]
+    def weight(self, group: Conversion, name: str) -> Weight:
+        """Return the target `name` of a conversion."""
+        meta = group.targets[name]
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self._meta(name).dtype if name in self._converted else self.inner.dtype(self._renamed[name])
+        def rows(start: int, stop: int) -> Tensor:
+            if group.stacked:
+                return group.run(self._model, self._read, slice(start, stop))[name].contiguous()
+            whole = self._whole(group)[name]
+            return (whole[start:stop] if whole.ndim else whole).clone(memory_format=torch.contiguous_format)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._converted:
-            return tuple(self._meta(name).shape)
-        return self.inner.shape(self._renamed[name])
+        return Weight(meta.dtype, tuple(meta.shape), rows, codes=lambda: self._codes(group, name))
 
-    def extent(self, name: str) -> FileExtent | None:
-        if name in self._converted or not isinstance(self.inner, MappableReader):
-            return None
-        return self.inner.extent(self._renamed[name])
+    def _read(self, name: str) -> Tensor:
+        return self._checkpoint[name].read()
 
-    def read(self, name: str) -> Tensor:
-        if name not in self._converted:
-            return self.inner.read(self._renamed[name])
-        return self.rows(name, 0, self.shape(name)[0]) if self.shape(name) else self._whole(name).clone()
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        if name not in self._converted:
-            return self.inner.rows(self._renamed[name], start, stop)
-        group = self._converted[name]
-        if group.stacked:
-            return group.run(self._model, self.inner.read, slice(start, stop))[name].contiguous()
-        return self._whole(name)[start:stop].clone(memory_format=torch.contiguous_format)
-
-    def codes(self, name: str) -> StoredCodes | None:
-        """Return the codes of a renamed weight, and of a stack of experts row by row as the conversion places them."""
-        if name not in self._converted:
-            return stored_codes(self.inner, self._renamed[name])
-        group = self._converted[name]
-        found = [stored_codes(self.inner, source) for names in group.sources.values() for source in names]
+    def _codes(self, group: Conversion, name: str) -> StoredCodes | None:
+        """Return the codes of a stack of experts row by row as the conversion places them."""
+        found = [self._checkpoint[source].codes() for names in group.sources.values() for source in names]
         if all(codes is None for codes in found):
             return None
         if not group.stacked or None in found:
             return StoredCodes.without("codes", "transformers joins it with other tensors at load")
-        number, size = len(group.sources), len(found) // len(group.sources)
+        size = len(found) // len(group.sources)
         experts = [[codes for codes in found[e::size] if codes is not None] for e in range(size)]
 
         def convert(rows: list[Tensor]) -> Tensor:
             values = dict(zip((names[0] for names in group.sources.values()), rows, strict=True))
             return group.run(self._model, values.__getitem__, slice(0, 1))[name][0]
 
-        return stack_codes(experts, convert) if number else None
+        return stack_codes(experts, convert)
 
-    def _meta(self, name: str) -> Tensor:
-        return self._converted[name].targets[name]
-
-    def _whole(self, name: str) -> Tensor:
-        """Convert all tensors of the group that `name` belongs to, cache them, and return that of `name`."""
-        group = self._converted[name]
+    def _whole(self, group: Conversion) -> dict[str, Tensor]:
+        """Convert all tensors of a group, and cache them."""
         cached = self._cached
         if cached is None or cached[0] is not group:
             self._cached = None
-            cached = (group, group.run(self._model, self.inner.read))
+            cached = (group, group.run(self._model, self._read))
             if sum(value.nbytes for value in cached[1].values()) <= MAX_CACHED:
                 self._cached = cached
-        return cached[1][name]
+        return cached[1]
 
 
-def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> WeightReader:
-    """Present a checkpoint by the names of `model`'s state dict; the reader itself where transformers has no mapping.
+def convert_names(checkpoint: Checkpoint, model: nn.Module, where: str = "") -> Checkpoint:
+    """Present a checkpoint by the names of `model`'s state dict; itself where transformers has no mapping.
 
     Names that no rule maps to a parameter are kept. Raises `SourceError` where a conversion can't take the tensors.
     """
@@ -154,7 +126,7 @@ def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> We
         find_spec("transformers.core_model_loading") is None
         or find_spec("transformers.conversion_mapping") is None
     ):
-        return reader  # before version 5 modules have the names of the checkpoint
+        return checkpoint  # before version 5 modules have the names of the checkpoint
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -170,7 +142,7 @@ def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> We
     wanted, prefix = model.state_dict(keep_vars=True), getattr(model, "base_model_prefix", "")
     renamed: dict[str, str] = {}
     groups: dict[str, Conversion] = {}
-    for name in sorted(reader.names(), key=dot_natural_key):
+    for name in sorted(checkpoint, key=dot_natural_key):
         new, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
         if new not in wanted and name in wanted:
             new, pattern = name, None
@@ -183,8 +155,11 @@ def convert_names(reader: WeightReader, model: nn.Module, where: str = "") -> We
             group.sources.setdefault(pattern, []).append(name)
     shapes = ModelShapes(model)
     for group in groups.values():
-        _describe(group, shapes, reader, where)
-    return ConvertedReader(reader, shapes, renamed, list(groups.values()))
+        _describe(group, shapes, checkpoint, where)
+    converter = Converter(checkpoint, shapes)
+    return {new: checkpoint[name] for new, name in renamed.items()} | {
+        name: converter.weight(group, name) for group in groups.values() for name in group.targets
+    }
 
 
 def _place(renamed: dict[str, str], new: str, name: str, where: str) -> None:
@@ -204,16 +179,16 @@ def _place(renamed: dict[str, str], new: str, name: str, where: str) -> None:
     renamed[new] = name
 
 
-def _describe(group: Conversion, model: ModelShapes, reader: WeightReader, where: str) -> None:
+def _describe(group: Conversion, model: ModelShapes, checkpoint: Checkpoint, where: str) -> None:
     """Set `targets` and `stacked`, from the conversion of meta tensors of the checkpoint's shapes and dtypes."""
 
     def meta(name: str) -> Tensor:
-        return torch.empty(reader.shape(name), dtype=reader.dtype(name), device="meta")
+        return torch.empty(checkpoint[name].shape, dtype=checkpoint[name].dtype, device="meta")
 
     try:
         group.targets = group.run(model, meta)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        held = [f"{n} {list(reader.shape(n))}" for names in group.sources.values() for n in names[:2]]
+        held = [f"{n} {list(checkpoint[n].shape)}" for names in group.sources.values() for n in names[:2]]
         raise SourceError(
             f"transformers can't convert the checkpoint to {group.first!r} ({first_sentence(error)}): "
             f"{', '.join(held)}",

@@ -9,32 +9,29 @@ from ...errors import SourceError, UnsafeSourceError
 from ...regular_files import MAX_JSON, read_regular
 from ..identification.identify import STATE_DICTS, identify
 from ..sources.state_dict_source import open_checkpoint
-from ..weights import WeightReader
-from ..weights.prefixed_reader import PrefixedReader
-from ..weights.safetensors_reader import SafetensorsReader
+from ..weights import Checkpoint, joined
+from ..weights.safetensors_file import open_safetensors
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
-def open_weights(folder: Path) -> tuple[WeightReader, str]:
+def open_weights(folder: Path) -> tuple[Checkpoint, str]:
     """Open the weights of a folder; also return a note on files that hold pickles, which are read as weights only.
 
     Raises `SourceError` for missing or damaged shards, `UnsafeSourceError` for a pickle that names code.
     """
     if any(folder.glob("*.safetensors")):
-        return SafetensorsReader(_safetensors(folder)), ""
+        return open_safetensors(_safetensors(folder)).weights, ""
     paths = _pickles(folder)
-    readers = [("", _weights_only(path)) for path in paths]
-    reader = readers[0][1] if len(readers) == 1 else PrefixedReader(readers)
-    if (folder / PICKLE_INDEX).is_file():
-        held = set(reader.names())
-        if lost := [name for name in _weight_map(folder / PICKLE_INDEX) if name not in held]:
-            raise SourceError(
-                f"the index promises {lost[0]!r}, which is in no shard", where=str(folder / PICKLE_INDEX)
-            )
+    checkpoint = joined(("", _weights_only(path)) for path in paths)
+    promised = _weight_map(folder / PICKLE_INDEX) if (folder / PICKLE_INDEX).is_file() else {}
+    if lost := [name for name in promised if name not in checkpoint]:
+        raise SourceError(
+            f"the index promises {lost[0]!r}, which is in no shard", where=str(folder / PICKLE_INDEX)
+        )
     names = paths[0].name if len(paths) == 1 else f"{len(paths)} shards"
-    return reader, f"{names}: a pickle, read as weights only"
+    return checkpoint, f"{names}: a pickle, read as weights only"
 
 
 def _safetensors(folder: Path) -> list[Path]:
@@ -74,7 +71,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _weights_only(path: Path) -> WeightReader:
+def _weights_only(path: Path) -> Checkpoint:
     found = identify(path)
     if found.code:
         named = f": {', '.join(found.globals[:8])}" if found.globals else ""

@@ -23,7 +23,7 @@ from ..sources.exported_program import KeywordModule
 from ..sources.state_dict_source import open_checkpoint
 from ..weight_loading.meta_model import build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import keep_apart
-from ..weights import FiniteReader, WeightReader, num_bytes
+from ..weights import Checkpoint, finite, num_bytes
 from .part_inputs import Part, part_of
 from .text_encoder import build_text_encoder, wrap_text_encoder
 
@@ -77,28 +77,28 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
         return wrap_text_encoder(kind, model)[0] if part is None else PartModule(model, part).eval()
 
     model = build()
-    module, reader = wrapped(model), _reader(folder)
+    module, checkpoint = wrapped(model), _reader(folder)
     if text:
-        reader = convert_names(reader, model, str(folder))
-    fit = match_checkpoint(module, reader, _other_names)
+        checkpoint = convert_names(checkpoint, model, str(folder))
+    fit = match_checkpoint(module, checkpoint, _other_names)
     fit.check(str(folder), strict=False)
-    apart = keep_apart(module, model, fit, reader)
+    apart = keep_apart(module, model, fit, checkpoint)
     _, inputs, outputs = wrap_text_encoder(kind, model) if part is None else (None, part.inputs, part.outputs)
     findings = [Finding("load", "model of diffusers", kind, why=part.remark if part else "")]
-    findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB"))
+    findings.append(Finding("load", "weights", num_bytes(checkpoint) / 1e6, "MB"))
     positions = config.get("max_position_embeddings")
     longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
     return LoadedModel(
         kind="diffusers",
         module=module,
-        reader=FiniteReader(reader, str(folder)),
+        checkpoint=finite(checkpoint, str(folder)),
         inputs=inputs,
         samples={},
         samples_from="",
         outputs=outputs,
         sizes=_sizes(plan, inputs, longest),
         renames=fit.renames,
-        weight_bytes=num_bytes(reader, set(fit.found.values())),
+        weight_bytes=num_bytes(checkpoint, set(fit.found.values())),
         meta={"architecture": kind},
         findings=tuple(findings),
         rebuild=lambda: apart.untie(wrapped(build())),
@@ -152,7 +152,7 @@ def _built(kind: str, folder: Path, config: dict[str, Any], key: str | None) -> 
     return found
 
 
-def _reader(folder: Path) -> WeightReader:
+def _reader(folder: Path) -> Checkpoint:
     path = next(
         (folder / f"{stem}{end}" for stem in STEMS for end in ENDS if (folder / f"{stem}{end}").is_file()),
         None,

@@ -1,5 +1,6 @@
-"""Codebooks of ggml: the points that the indices in blocks of its IQ types stand for.
+"""Codebooks of ggml: the points that the indices in blocks of its IQ types stand for, and codes of single weights.
 
+Several weights share an index of a codebook; in codes each has a number of its own, of 3 or 4 bits, with its sign.
 The sets of points are ggml's (`ggml-common.h`, MIT licence, the ggml authors): its files cannot be read without them.
 A point of `width` digits below `base` is the number sum(digit[i] * base**i); a codebook has its numbers in ascending
 order, stored as their differences: uint16, zlib, base 85.
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -95,12 +98,73 @@ def points(name: str) -> Tensor:
 @cache
 def _indices(name: str) -> Tensor:
     base, width, _ = _STORED[name]
-    found = torch.full((base**width,), -1)
+    found = torch.zeros(base**width, dtype=torch.long)
     found[_numbers(name)] = torch.arange(len(_numbers(name)))
     return found
 
 
 def find_points(name: str, digits: Tensor) -> Tensor:
-    """Return the index of each point, int64 [n], -1 where the codebook lacks it; `digits` int [n, width]."""
+    """Return the index of each point, int64 [n], 0 where the codebook lacks it; `digits` int [n, width]."""
     base, width, _ = _STORED[name]
     return _indices(name)[(digits.long() * base ** torch.arange(width)).sum(1)]
+
+
+@dataclass(frozen=True)
+class SignedPoints:
+    """Codes of points whose digits are levels, with a sign for each weight, in ascending order of their values.
+
+    `even`: of 8 signs 7 are stored, the last makes their number even. A join of codes that are no points, or of odd
+    signs where only even ones are stored, gives others: who writes a type decodes it again and compares.
+    """
+
+    book: str
+    even: bool = False
+
+    @property
+    def levels(self) -> int:
+        return _STORED[self.book][0]
+
+    def split(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        levels = points(self.book)[numbers["index"].int()].flatten(1)
+        negative = eight_bits(_with_parity(numbers["signs"]) if self.even else numbers["signs"])
+        return torch.where(negative == 1, self.levels - 1 - levels, self.levels + levels)
+
+    def join(self, codes: Tensor) -> dict[str, Tensor]:
+        negative = codes < self.levels
+        levels = torch.where(negative, self.levels - 1 - codes, codes - self.levels)
+        width = _STORED[self.book][1]
+        index = find_points(self.book, levels.clamp(0, self.levels - 1).reshape(-1, width))
+        grouped = negative.reshape(len(codes), -1, 8)
+        places = torch.arange(7 if self.even else 8)
+        signs = (grouped[:, :, : len(places)].long() << places).sum(2)
+        return {"index": index.reshape(len(codes), -1), "signs": signs}
+
+
+@dataclass(frozen=True)
+class ShiftedPoints:
+    """Codes of points of -1, 0 and 1 raised by 1/8, or lowered by it where `down` is 1: one for `shared` points."""
+
+    book: str
+    shared: int
+
+    def split(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        down = numbers["down"]
+        digits = points(self.book)[numbers["index"].int()].reshape(*down.shape, -1)
+        return (2 * digits + (1 - down)[..., None]).flatten(1)
+
+    def join(self, codes: Tensor) -> dict[str, Tensor]:
+        codes = codes.clamp(0, 5).reshape(len(codes), -1, 8)
+        index = find_points(self.book, (codes >> 1).reshape(-1, 8)).reshape(len(codes), -1)
+        return {"index": index, "down": 1 - (codes[:, :: self.shared, 0] & 1)}
+
+
+def eight_bits(numbers: Tensor) -> Tensor:
+    """Return the bits of uint8 [n, k], lowest first: uint8 [n, 8k]."""
+    return (numbers[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+
+
+def _with_parity(seven: Tensor) -> Tensor:
+    """Return numbers of 7 bits with the eighth that makes the number of their bits even."""
+    folded = seven ^ seven >> 4
+    folded = folded ^ folded >> 2
+    return seven | (folded ^ folded >> 1) << 7

@@ -33,6 +33,8 @@ NUMBERS = {
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", BOOL: "?"},
     **{10: "<u8", 11: "<i8", 12: "<f8"},
 }
+# Number of a type in the file → the type.
+_TYPES = {kind.number: kind for kind in BLOCK_TYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -174,14 +176,14 @@ class _HeaderParser:
         dims = self.count("<I", MAX_DIMS, f"dimensions of {name!r}")
         sizes = tuple(self.integer("<Q") for _ in range(dims))
         number, offset = self.integer("<I"), self.integer("<Q")
-        if number not in BLOCK_TYPES:
+        if number not in _TYPES:
             named = UNREAD_TYPES.get(number, f"number {number}")
             raise SourceError(
                 f"tensor {name!r} has type {named}, which infer does not read",
                 where=str(self.path),
-                hint=f"Known: {', '.join(known.name for known in BLOCK_TYPES.values())}",
+                hint=f"Known: {', '.join(BLOCK_TYPES)}",
             )
-        kind = BLOCK_TYPES[number]
+        kind = _TYPES[number]
         if not sizes or 0 in sizes:
             raise _bad(self.path, f"expected sizes above 0 for {name!r}, got {list(sizes)}")
         numel = 1

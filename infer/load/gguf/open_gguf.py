@@ -14,22 +14,23 @@ from typing import Any
 from ...errors import NotUsableError, SourceError
 from ...paths import OwnedFolder
 from ...spec import Finding
+from ..weights import Checkpoint
 from .header import GgufHeader, read_gguf_header
 from .model import architecture_of, model_settings, stored_tensors
-from .reader import GgufReader, shard_paths
+from .reader import open_tensors, shard_paths
 from .tokenizer import build_tokenizer, end_token_ids, has_no_vocabulary
 
 
 @dataclass
 class GgufSource:
-    """A GGUF file as a folder of transformers and a reader of its weights.
+    """A GGUF file as a folder of transformers and its weights.
 
     `folder` holds config.json, generation_config.json and, where the file has a vocabulary, the tokenizer's files; it
     is removed with `directory`.
     """
 
     folder: Path
-    reader: GgufReader
+    weights: Checkpoint
     num_bytes: int  # of the tensors, as stored
     finding: Finding
     stored_as: str  # the types of its tensors where some hold codes, else empty
@@ -71,10 +72,10 @@ def open_gguf(path: Path) -> GgufSource:
         tokenizer.save(str(folder / "tokenizer.json"))
     count = sum(tensor.num_bytes for tensor in header.tensors.values())
     why = f"{header.metadata['general.architecture']}; {_types(header)}; fidelity is measured against these weights"
-    quantized = any(tensor.type.decode is not None for tensor in header.tensors.values())
+    quantized = any(tensor.type.holds_codes for tensor in header.tensors.values())
     found = Finding("load", "GGUF", count / 1e6, "MB", why)
     return GgufSource(
-        folder, GgufReader(stored), count, found, _types(header) if quantized else "", directory
+        folder, open_tensors(stored), count, found, _types(header) if quantized else "", directory
     )
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..weights.file_blocks import FileBlocks, FileExtent
-from ..weights.stored_codes import StoredCodes
-from .block_codes import split_blocks
+from ..weights import FileBlocks, FileExtent, StoredCodes, Weight
 from .expert_stack import ExpertStack
 from .header import GgufTensor
 
@@ -36,62 +34,69 @@ class RenamedTensor:
 
     def extent(self) -> FileExtent | None:
         """Return the extent in the file where it holds the values as they are, else None."""
-        if self.tensor.type.decode is not None or self.order is not None or self.subtracted:
+        if self.tensor.type.holds_codes or self.order is not None or self.subtracted:
             return None
         offset = self.tensor.offset + self.first * self.tensor.row_bytes
         return FileExtent(self.tensor.path, offset, self.dtype, self.shape)
 
 
-class GgufReader:
-    """Reader of the tensors that `stored` names; block types are read as float32."""
+def open_tensors(stored: Mapping[str, RenamedTensor | ExpertStack]) -> dict[str, Weight]:
+    """Return the weights of the tensors that `stored` names; block types are read as float32."""
+    files: dict[Path, FileBlocks] = {}
+    for tensor in (part for held in stored.values() for part in _parts(held)):
+        files.setdefault(tensor.path, FileBlocks(tensor.path))
+    return {
+        name: _stacked(held, files) if isinstance(held, ExpertStack) else _renamed(held, files)
+        for name, held in stored.items()
+    }
 
-    def __init__(self, stored: Mapping[str, RenamedTensor | ExpertStack]) -> None:
-        self._stored = {name: one for name, one in stored.items() if isinstance(one, RenamedTensor)}
-        self._stacks = {name: one for name, one in stored.items() if isinstance(one, ExpertStack)}
-        self._names = list(stored)
-        tensors = [one.tensor for one in self._stored.values()]
-        tensors += [part for one in self._stacks.values() for part in one.parts]
-        self._files = {path: FileBlocks(path) for path in {one.path for one in tensors}}
 
-    def names(self) -> list[str]:
-        return list(self._names)
+def _parts(held: RenamedTensor | ExpertStack) -> tuple[GgufTensor, ...]:
+    return held.parts if isinstance(held, ExpertStack) else (held.tensor,)
 
-    def _of(self, name: str) -> RenamedTensor | ExpertStack:
-        return self._stacks[name] if name in self._stacks else self._stored[name]
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self._of(name).dtype
+def _renamed(stored: RenamedTensor, files: Mapping[Path, FileBlocks]) -> Weight:
+    tensor, shape = stored.tensor, stored.shape
+    kind, width = tensor.type, tensor.shape[-1]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._of(name).shape
+    def decoded(start: int, stop: int) -> Tensor:
+        return _decoded(tensor, files, stored.first + start, stored.first + stop)
 
-    def extent(self, name: str) -> FileExtent | None:
-        return None if name in self._stacks else self._stored[name].extent()
-
-    def read(self, name: str) -> Tensor:
-        return self.rows(name, 0, self.shape(name)[0])
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
+    def rows(start: int, stop: int) -> Tensor:
         """Read rows `start:stop` of dimension 0; of a vector, its elements."""
-        if name in self._stacks:
-            return self._experts(self._stacks[name], start, stop)
-        stored = self._stored[name]
-        stop = min(stop, stored.shape[0])
+        stop = min(stop, shape[0])
         if stop <= start:
-            return torch.empty((0, *stored.shape[1:]), dtype=stored.dtype)
-        if len(stored.tensor.shape) == 1:
-            values = self._decoded(stored, 0, 1).reshape(stored.shape)[start:stop]
+            return torch.empty((0, *shape[1:]), dtype=stored.dtype)
+        if len(tensor.shape) == 1:
+            values = decoded(0, 1).reshape(shape)[start:stop]
         elif stored.order is None:
-            per = max(torch.Size(stored.shape[1:-1]).numel(), 1)
-            values = self._decoded(stored, start * per, stop * per)
+            per = max(torch.Size(shape[1:-1]).numel(), 1)
+            values = decoded(start * per, stop * per)
         else:
-            rows = stored.order[start:stop]
-            low = int(rows.min())
-            values = self._decoded(stored, low, int(rows.max()) + 1)[rows - low]
-        values = values.reshape(stop - start, *stored.shape[1:])
+            places = stored.order[start:stop]
+            low = int(places.min())
+            values = decoded(low, int(places.max()) + 1)[places - low]
+        values = values.reshape(stop - start, *shape[1:])
         return values - stored.subtracted if stored.subtracted else values.clone()
 
-    def _experts(self, stack: ExpertStack, start: int, stop: int) -> Tensor:
+    def rows_of_codes(start: int, stop: int) -> dict[str, Tensor]:
+        wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
+        raw = _raw_rows(tensor, files, wanted + stored.first)
+        return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
+
+    def codes() -> StoredCodes | None:
+        """Return the codes of a matrix of a block type; None for values stored in float."""
+        if not kind.holds_codes or len(shape) != 2 or stored.subtracted:
+            return None
+        return StoredCodes(kind.name, (shape[0], width), rows_of_codes)
+
+    return Weight(stored.dtype, shape, rows, stored.extent(), codes)
+
+
+def _stacked(stack: ExpertStack, files: Mapping[Path, FileBlocks]) -> Weight:
+    kind = stack.parts[0].type
+
+    def experts(start: int, stop: int) -> Tensor:
         """Read experts `start:stop` of a stack."""
         stop = min(stop, stack.shape[0])
         if stop <= start:
@@ -99,64 +104,51 @@ class GgufReader:
         parts = []
         for tensor in stack.parts:
             per = torch.Size(tensor.shape[1:-1]).numel()
-            whole = self._decoded(RenamedTensor(tensor, tensor.shape), start * per, stop * per)
+            whole = _decoded(tensor, files, start * per, stop * per)
             parts.append(whole.reshape(stop - start, *tensor.shape[1:]))
         return stack.join(parts)
 
-    def _stack_codes(self, stack: ExpertStack) -> StoredCodes | None:
+    def codes() -> StoredCodes | None:
         """Return the codes of experts [experts * rows, K]; None for values stored in float."""
-        kind, (experts, columns, rows) = stack.parts[0].type, (*stack.shape, 0)[:3]
-        if kind.decode is None or len(stack.shape) != 3:
+        if not kind.holds_codes or len(stack.shape) != 3:
             return None
+        count, columns, rows = stack.shape
 
         def read(start: int, stop: int) -> dict[str, Tensor]:
             raw = torch.empty((stop - start, kind.row_bytes(columns)), dtype=torch.uint8)
             for tensor, wanted, places in stack.sources(start, stop):
                 if len(wanted):
-                    raw[places] = self._raw_rows(tensor, wanted)
-            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
+                    raw[places] = _raw_rows(tensor, files, wanted)
+            return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
 
-        return StoredCodes(kind.name, (experts * rows, columns), read, experts=True)
+        return StoredCodes(kind.name, (count * rows, columns), read, experts=True)
 
-    def _raw_rows(self, tensor: GgufTensor, wanted: Tensor) -> Tensor:
-        """Read the bytes of flat rows `wanted` int64 [n], which lie near each other: uint8 [n, bytes of a row]."""
-        low, high = int(wanted.min()), int(wanted.max()) + 1
-        size = tensor.row_bytes
-        raw = self._files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
-        return raw[wanted - low]
+    return Weight(stack.dtype, stack.shape, experts, codes=codes)
 
-    def _decoded(self, stored: RenamedTensor, start: int, stop: int) -> Tensor:
-        """Read rows of the file's tensor: [stop - start, its innermost size]."""
-        kind, width = stored.tensor.type, stored.tensor.shape[-1]
-        offset = stored.tensor.offset + (stored.first + start) * stored.tensor.row_bytes
-        file = self._files[stored.tensor.path]
-        if kind.decode is None:
-            return file.tensor(kind.dtype, (stop - start, width), offset)
-        blocks = (stop - start) * width // kind.block
-        raw = file.tensor(torch.uint8, (blocks, kind.num_bytes), offset)
-        return kind.decode(raw).reshape(stop - start, width)
 
-    def codes(self, name: str) -> StoredCodes | None:
-        """Return the codes of a matrix of a block type; None for values stored in float."""
-        if name in self._stacks:
-            return self._stack_codes(self._stacks[name])
-        stored = self._stored[name]
-        kind, width = stored.tensor.type, stored.tensor.shape[-1]
-        if kind.decode is None or len(stored.shape) != 2 or stored.subtracted:
-            return None
+def _raw_rows(tensor: GgufTensor, files: Mapping[Path, FileBlocks], wanted: Tensor) -> Tensor:
+    """Read the bytes of flat rows `wanted` int64 [n], which lie near each other: uint8 [n, bytes of a row]."""
+    low, high = int(wanted.min()), int(wanted.max()) + 1
+    size = tensor.row_bytes
+    raw = files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
+    return raw[wanted - low]
 
-        def rows(start: int, stop: int) -> dict[str, Tensor]:
-            wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
-            raw = self._raw_rows(stored.tensor, wanted + stored.first)
-            return split_blocks(kind, raw.reshape(-1, kind.num_bytes), stop - start)
 
-        return StoredCodes(kind.name, (stored.shape[0], width), rows)
+def _decoded(tensor: GgufTensor, files: Mapping[Path, FileBlocks], start: int, stop: int) -> Tensor:
+    """Read flat rows of the file's tensor: [stop - start, its innermost size]."""
+    kind, width = tensor.type, tensor.shape[-1]
+    offset, file = tensor.offset + start * tensor.row_bytes, files[tensor.path]
+    if not kind.holds_codes:
+        return file.tensor(kind.dtype, (stop - start, width), offset)
+    blocks = (stop - start) * width // kind.block
+    raw = file.tensor(torch.uint8, (blocks, kind.num_bytes), offset)
+    return kind.decode(raw).reshape(stop - start, width)
 
 
 def tensor_values(tensor: GgufTensor) -> list[float]:
     """Read a tensor of one dimension."""
-    reader = GgufReader({"values": RenamedTensor(tensor, tensor.shape)})
-    return [float(value) for value in reader.read("values")]
+    weight = open_tensors({"values": RenamedTensor(tensor, tensor.shape)})["values"]
+    return [float(value) for value in weight.read()]
 
 
 def rotary_order(rows: int, heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from ...regular_files import MAX_JSON, is_there, read_regular
 from ..sentence_transformers.modules_json import transformer_folder
 from ..sources.diffusers_pipeline import diffusers_class
 from ..weights.pickle_scan import MAX_PICKLE, code_among, globals_of
-from ..weights.safetensors_reader import read_header
+from ..weights.safetensors_file import read_header
 from ..weights.torch_zip import TorchZip, zip_names
 from .foreign_archives import foreign_archive
 from .foreign_formats import (

@@ -18,7 +18,7 @@ from ...library_errors import describe
 from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
 from ...spec import TensorSpec
-from ..weights import WeightReader
+from ..weights import Checkpoint
 
 INPUT = "pixel_values"  # as ImagePreprocessor names it
 FILTERS = {
@@ -104,7 +104,7 @@ def input_size(plan: Plan, model: LibraryModel) -> TensorSpec:
     return given[0]
 
 
-def classes_in(module: nn.Module, reader: WeightReader, model: LibraryModel, key: str) -> int:
+def classes_in(module: nn.Module, checkpoint: Checkpoint, model: LibraryModel, key: str) -> int:
     """Return the number of classes of a checkpoint, by the rows of its classifier, 0 for one without.
 
     The classifier is the last layer of the model with as many outputs as the library's model has classes. Where none
@@ -118,8 +118,8 @@ def classes_in(module: nn.Module, reader: WeightReader, model: LibraryModel, key
     if not layers:
         return model.num_classes
     wanted = f"{layers[-1]}.weight"
-    held = [name for name in reader.names() if not key or name.startswith(f"{key}.")]
+    held = [name for name in checkpoint if not key or name.startswith(f"{key}.")]
     stored = [name for name in held if name == wanted or name.endswith(f".{wanted}")]
     if stored:
-        return reader.shape(min(stored, key=len))[0]
+        return checkpoint[min(stored, key=len)].shape[0]
     return 0 if model.features else model.num_classes

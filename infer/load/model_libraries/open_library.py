@@ -22,7 +22,7 @@ from ..identification.source_names import LIBRARY_NAME
 from ..loaded_model import LoadedModel
 from ..sources.state_dict_source import describe, open_checkpoint
 from ..weight_loading.meta_model import build_on_meta
-from ..weights import FiniteReader, WeightReader, num_bytes
+from ..weights import Checkpoint, finite, num_bytes
 from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
 from .timm_models import timm_folder, timm_model
 from .torchvision_models import torchvision_model
@@ -54,16 +54,16 @@ def load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedMode
         )
     if found.kind not in STATE_DICTS:
         raise SourceError(f"expected a checkpoint of {model.text}, got {found.says}", where=weights)
-    reader, notes, key = open_checkpoint(Path(weights), found.kind, plan.key or "")
-    return _with_weights(plan, model, reader, (weights, key, notes))
+    checkpoint, notes, key = open_checkpoint(Path(weights), found.kind, plan.key or "")
+    return _with_weights(plan, model, checkpoint, (weights, key, notes))
 
 
 def load_timm_folder(plan: Plan) -> LoadedModel:
     """Open a folder of timm, config.json with its weights, as the Hub has them."""
     folder = Path(plan.source)
     model = timm_folder(folder)
-    reader, pickled = open_weights(folder)
-    return _with_weights(plan, model, reader, (str(folder), "", [pickled] if pickled else []))
+    checkpoint, pickled = open_weights(folder)
+    return _with_weights(plan, model, checkpoint, (str(folder), "", [pickled] if pickled else []))
 
 
 def _named(text: str) -> LibraryModel:
@@ -74,20 +74,20 @@ def _named(text: str) -> LibraryModel:
 
 
 def _with_weights(
-    plan: Plan, model: LibraryModel, reader: WeightReader, stored: tuple[str, str, list[str]]
+    plan: Plan, model: LibraryModel, checkpoint: Checkpoint, stored: tuple[str, str, list[str]]
 ) -> LoadedModel:
     """Build the model on meta with as many classes as the checkpoint has, and match every name and shape."""
     where, key, notes = stored
     module, _ = build_on_meta(lambda: model.build(model.num_classes), model.text)
-    classes = classes_in(module, reader, model, key)
+    classes = classes_in(module, checkpoint, model, key)
     if classes != model.num_classes:
         module, _ = build_on_meta(lambda: model.build(classes), model.text)
-    held = reader.names()
+    held = list(checkpoint)
     unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in held)]
-    fit, said = fit_names(module, reader, where, key=key, ignore=(*plan.ignore_keys, *unread))
-    used = num_bytes(reader, set(fit.found.values()))
+    fit, said = fit_names(module, checkpoint, where, key=key, ignore=(*plan.ignore_keys, *unread))
+    used = num_bytes(checkpoint, set(fit.found.values()))
     findings = [Finding("load", "checkpoint", text) for text in (*notes, *said)]
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
     missing = fit.missing  # counters of training steps alone: fit_names has refused the rest
 
     def rebuild() -> nn.Module:
@@ -97,7 +97,7 @@ def _with_weights(
     loaded = _loaded(plan, model, rebuild, classes)
     return replace(
         loaded,
-        reader=FiniteReader(reader, where),
+        checkpoint=finite(checkpoint, where),
         weight_bytes=used,
         renames={f"model.{name}": source for name, source in fit.found.items()},
         findings=(*findings, *loaded.findings),
@@ -134,7 +134,7 @@ def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], c
         kind="library",
         module=rebuild(),
         rebuild=rebuild,
-        reader=None,
+        checkpoint=None,
         inputs=(spec,),
         samples={},
         samples_from="",

@@ -8,16 +8,13 @@ model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ... import families
 from ...errors import SourceError
 from ...spec import Finding
-from ..weights import MappableReader, StoredCodes, WeightReader, stored_codes
-from ..weights.file_blocks import FileExtent
+from ..weights import Checkpoint, Weight
 
 ENDING = "ForConditionalGeneration"
 # Prefixes of the tower's tensors, the first that fits counts → what they are in the causal model.
@@ -50,7 +47,7 @@ def tower_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tower_settings(settings: Any, reader: TowerReader, where: str) -> Any:
+def tower_settings(settings: Any, tower: LanguageTower, where: str) -> Any:
     """Return transformers' configuration of the tower; raises `SourceError` where it has no causal model for it."""
     from transformers import AutoModelForCausalLM
 
@@ -67,7 +64,7 @@ def tower_settings(settings: Any, reader: TowerReader, where: str) -> Any:
             where=where,
             hint="Only towers whose attention is causal are opened",
         )
-    text.tie_word_embeddings = not any(name.startswith("lm_head.") for name in reader.names())
+    text.tie_word_embeddings = not any(name.startswith("lm_head.") for name in tower.weights)
     return text
 
 
@@ -94,46 +91,29 @@ def _causal(text: Any) -> Any:
     return AutoConfig.for_model(name, **{**values, **own})
 
 
-class TowerReader:
-    """Tensors of the language tower by the names of a causal model; `left` lists those of the other towers."""
+@dataclass(frozen=True)
+class LanguageTower:
+    """Weights of the language tower by the names of a causal model; `left` lists those of the other towers."""
 
-    def __init__(self, reader: WeightReader) -> None:
-        self._reader = reader
-        self._stored: dict[str, str] = {}
-        self.left: list[str] = []
-        for name in reader.names():
-            prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-            if prefix is None:
-                self.left.append(name)
-            else:
-                self._stored[_PREFIXES[prefix] + name.removeprefix(prefix)] = name
+    weights: Checkpoint
+    left: list[str]
 
     def finding(self, architecture: str) -> Finding:
         towers = sorted(
             {".".join(name.split(".")[:2]).removeprefix("model.").partition(".")[0] for name in self.left}
         )
         why = f"of {architecture}; {len(self.left)} tensors of {', '.join(towers) or 'no other tower'} are left out"
-        return Finding("load", "language tower", len(self._stored), "tensors", why)
+        return Finding("load", "language tower", len(self.weights), "tensors", why)
 
-    def names(self) -> list[str]:
-        return list(self._stored)
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self._reader.dtype(self._stored[name])
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._reader.shape(self._stored[name])
-
-    def read(self, name: str) -> Tensor:
-        return self._reader.read(self._stored[name])
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self._reader.rows(self._stored[name], start, stop)
-
-    def extent(self, name: str) -> FileExtent | None:
-        """Return the file extent of a tensor; None if the reader knows none."""
-        inner = self._reader
-        return inner.extent(self._stored[name]) if isinstance(inner, MappableReader) else None
-
-    def codes(self, name: str) -> StoredCodes | None:
-        return stored_codes(self._reader, self._stored[name])
+def language_tower(checkpoint: Checkpoint) -> LanguageTower:
+    """Return the tower that a checkpoint holds."""
+    weights: dict[str, Weight] = {}
+    left: list[str] = []
+    for name, weight in checkpoint.items():
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+        if prefix is None:
+            left.append(name)
+        else:
+            weights[_PREFIXES[prefix] + name.removeprefix(prefix)] = weight
+    return LanguageTower(weights, left)

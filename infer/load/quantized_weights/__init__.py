@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from .decoded_reader import DecodedReader, open_quantized
+from .methods import open_quantized
 
-__all__ = ["DecodedReader", "open_quantized"]
+__all__ = ["open_quantized"]

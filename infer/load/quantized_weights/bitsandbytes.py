@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights.stored_codes import StoredCodes
+from ..weights import Checkpoint, StoredCodes
 from .group_codes import byte_codes, table_codes
 from .packed_weight import (
-    IndexedReader,
     PackedWeight,
     Settings,
     is_size,
@@ -32,47 +31,49 @@ _LARGEST_OFFSET = 1e30
 _ROW_UNIT = 0.007874015718698502  # bitsandbytes' float32 of 1 / 127
 
 
-def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
+def find(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of both forms."""
     found: dict[str, PackedWeight] = {}
     for kind in ("nf4", "fp4"):
-        for name in modules(reader, _STATE + kind):
-            found[f"{name}.weight"] = _four_bit(reader, name, kind)
-    for name in modules(reader, ".SCB"):
-        found[f"{name}.weight"] = _eight_bit(reader, name)
+        for name in modules(checkpoint, _STATE + kind):
+            found[f"{name}.weight"] = _four_bit(checkpoint, name, kind)
+    for name in modules(checkpoint, ".SCB"):
+        found[f"{name}.weight"] = _eight_bit(checkpoint, name)
     return found
 
 
-def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
+def _four_bit(checkpoint: Checkpoint, name: str, kind: str) -> PackedWeight:
     weight = f"{name}.weight"
-    state = _state(reader, f"{name}{_STATE}{kind}")
+    state = _state(checkpoint, f"{name}{_STATE}{kind}")
     outputs, inputs = state["shape"]
     block, dtype = state["blocksize"], _DTYPES[state["dtype"]]
     blocks = -(-outputs * inputs // block)
-    require_shape(reader, weight, (-(-outputs * inputs // 2), 1), torch.uint8)
-    require_shape(reader, f"{weight}.absmax", (blocks,))
-    require_shape(reader, f"{weight}.quant_map", (16,), torch.float32)
+    require_shape(checkpoint, weight, (-(-outputs * inputs // 2), 1), torch.uint8)
+    require_shape(checkpoint, f"{weight}.absmax", (blocks,))
+    require_shape(checkpoint, f"{weight}.quant_map", (16,), torch.float32)
     parts = [weight, f"{weight}.absmax", f"{weight}.quant_map", f"{name}{_STATE}{kind}"]
     nested = "nested_blocksize" in state
     if nested:
         parts += [f"{weight}.nested_absmax", f"{weight}.nested_quant_map"]
-        require_shape(reader, parts[-2], (-(-blocks // state["nested_blocksize"]),), torch.float32)
-        require_shape(reader, parts[-1], (256,), torch.float32)
+        require_shape(checkpoint, parts[-2], (-(-blocks // state["nested_blocksize"]),), torch.float32)
+        require_shape(checkpoint, parts[-1], (256,), torch.float32)
 
     def scales() -> Tensor:
-        stored = reader.read(f"{weight}.absmax")
+        stored = checkpoint[f"{weight}.absmax"].read()
         if not nested:
             return stored.float()
-        largest = reader.read(f"{weight}.nested_absmax")[torch.arange(blocks) // state["nested_blocksize"]]
-        return reader.read(f"{weight}.nested_quant_map")[stored.int()] * largest + float(
+        largest = checkpoint[f"{weight}.nested_absmax"].read()[
+            torch.arange(blocks) // state["nested_blocksize"]
+        ]
+        return checkpoint[f"{weight}.nested_quant_map"].read()[stored.int()] * largest + float(
             state["nested_offset"]
         )
 
     def rows(start: int, stop: int) -> Tensor:
         low, high = start * inputs, stop * inputs
-        codes = nibbles(reader.rows(weight, low // 2, -(-high // 2)).flatten(), high_first=True)
+        codes = nibbles(checkpoint[weight].rows(low // 2, -(-high // 2)).flatten(), high_first=True)
         codes = codes[low % 2 :][: high - low]
-        values = reader.read(f"{weight}.quant_map")[codes] * scales()[torch.arange(low, high) // block]
+        values = checkpoint[f"{weight}.quant_map"].read()[codes] * scales()[torch.arange(low, high) // block]
         return values.to(dtype).reshape(stop - start, inputs)
 
     def codes() -> StoredCodes:
@@ -80,9 +81,9 @@ def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
             return StoredCodes.without(kind, f"rows of {inputs} columns are not whole blocks of {block}")
         return table_codes(
             *(f"bitsandbytes {kind}", (outputs, inputs), dtype),
-            table=reader.read(f"{weight}.quant_map"),
+            table=checkpoint[f"{weight}.quant_map"].read(),
             codes=lambda start, stop: nibbles(
-                reader.rows(weight, start * inputs // 2, stop * inputs // 2).reshape(stop - start, -1),
+                checkpoint[weight].rows(start * inputs // 2, stop * inputs // 2).reshape(stop - start, -1),
                 high_first=True,
             ),
             scales=lambda *at: scales().reshape(outputs, -1)[slice(*at)],
@@ -91,10 +92,10 @@ def _four_bit(reader: IndexedReader, name: str, kind: str) -> PackedWeight:
     return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
 
 
-def _state(reader: IndexedReader, name: str) -> dict[str, Any]:
+def _state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """Read and check the quantization state."""
     try:
-        state = json.loads(bytes(reader.read(name).to(torch.uint8).tolist()).decode("utf-8"))
+        state = json.loads(bytes(checkpoint[name].read().to(torch.uint8).tolist()).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"expected JSON in {name!r}: {error}") from error
     state = state if isinstance(state, dict) else {}
@@ -111,25 +112,25 @@ def _state(reader: IndexedReader, name: str) -> dict[str, Any]:
     return dict(state)
 
 
-def _eight_bit(reader: IndexedReader, name: str) -> PackedWeight:
+def _eight_bit(checkpoint: Checkpoint, name: str) -> PackedWeight:
     weight, scale = f"{name}.weight", f"{name}.SCB"
-    shape = shape_of(reader, weight, 2)
-    require_shape(reader, weight, shape, torch.int8)
-    require_shape(reader, scale, shape[:1])
+    shape = shape_of(checkpoint, weight, 2)
+    require_shape(checkpoint, weight, shape, torch.int8)
+    require_shape(checkpoint, scale, shape[:1])
     parts = [weight, scale, f"{name}.weight_format"]
 
     def rows(start: int, stop: int) -> Tensor:
-        largest = reader.read(scale)[start:stop].float()
-        return reader.rows(weight, start, stop).float() * largest[:, None] * _ROW_UNIT
+        largest = checkpoint[scale].read()[start:stop].float()
+        return checkpoint[weight].rows(start, stop).float() * largest[:, None] * _ROW_UNIT
 
     def codes() -> StoredCodes:
         def steps(start: int, stop: int) -> Tensor:
-            return reader.read(scale)[start:stop, None].float() * _ROW_UNIT
+            return checkpoint[scale].read()[start:stop, None].float() * _ROW_UNIT
 
         kind = "bitsandbytes int8"
         return byte_codes(
-            kind, (shape[0], shape[1]), torch.float32, lambda *at: reader.rows(weight, *at), steps
+            kind, (shape[0], shape[1]), torch.float32, lambda *at: checkpoint[weight].rows(*at), steps
         )
 
-    held = tuple(part for part in parts if part in reader)
+    held = tuple(part for part in parts if part in checkpoint)
     return PackedWeight(shape, torch.float32, rows, held, codes)

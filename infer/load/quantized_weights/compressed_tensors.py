@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights.stored_codes import StoredCodes
+from ..weights import Checkpoint, StoredCodes
 from .group_codes import integer_codes, sorted_group, table_codes
 from .packed_weight import (
     E2M1,
-    IndexedReader,
     PackedWeight,
     Settings,
     exponents,
@@ -39,7 +38,7 @@ _FLOAT4 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _PACKED = "pack-quantized"
 
 
-def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
+def find(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights; raise `SourceError` for forms and transforms that infer does not read."""
     groups = _groups(settings)
     sparsity = settings.get("sparsity_config") or {}
@@ -56,14 +55,14 @@ def find(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
         (_block(sizes) for group in groups if (sizes := group["weights"].get("block_structure"))), ()
     )
     found: dict[str, PackedWeight] = {}
-    for name in modules(reader, ".weight_packed"):
+    for name in modules(checkpoint, ".weight_packed"):
         if forms & {*_FLOAT4}:
-            found[f"{name}.weight"] = _float4(reader, name, nvidia="nvfp4-pack-quantized" in forms)
+            found[f"{name}.weight"] = _float4(checkpoint, name, nvidia="nvfp4-pack-quantized" in forms)
         else:
-            found[f"{name}.weight"] = _integers(reader, name, bits)
-    for name in modules(reader, ".weight_scale"):
+            found[f"{name}.weight"] = _integers(checkpoint, name, bits)
+    for name in modules(checkpoint, ".weight_scale"):
         if f"{name}.weight" not in found:
-            found[f"{name}.weight"] = _stored(reader, name, block)
+            found[f"{name}.weight"] = _stored(checkpoint, name, block)
     return found
 
 
@@ -85,15 +84,15 @@ def _block(sizes: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _parts(reader: IndexedReader, name: str, *parts: str) -> tuple[str, ...]:
+def _parts(checkpoint: Checkpoint, name: str, *parts: str) -> tuple[str, ...]:
     activations = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
-    return tuple(one for part in (*parts, *activations) if (one := f"{name}.{part}") in reader)
+    return tuple(one for part in (*parts, *activations) if (one := f"{name}.{part}") in checkpoint)
 
 
-def _integers(reader: IndexedReader, name: str, bits: set[int]) -> PackedWeight:
-    require_shape(reader, f"{name}.weight_shape", (2,))
-    outputs, inputs = (int(size) for size in reader.read(f"{name}.weight_shape"))
-    words = shape_of(reader, f"{name}.weight_packed", 2)[1]
+def _integers(checkpoint: Checkpoint, name: str, bits: set[int]) -> PackedWeight:
+    require_shape(checkpoint, f"{name}.weight_shape", (2,))
+    outputs, inputs = (int(size) for size in checkpoint[f"{name}.weight_shape"].read())
+    words = shape_of(checkpoint, f"{name}.weight_packed", 2)[1]
     width = next(
         (one for one in sorted(b for b in bits if b in (4, 8)) if words == -(-inputs * one // 32)), None
     )
@@ -101,54 +100,54 @@ def _integers(reader: IndexedReader, name: str, bits: set[int]) -> PackedWeight:
         raise SourceError(
             f"{name!r} is packed in {words} words for {inputs} inputs; infer reads 4 and 8 bits"
         )
-    require_shape(reader, f"{name}.weight_packed", (outputs, words), torch.int32)
+    require_shape(checkpoint, f"{name}.weight_packed", (outputs, words), torch.int32)
     scale, zero, order = (f"{name}.weight_{part}" for part in ("scale", "zero_point", "g_idx"))
-    groups = shape_of(reader, scale, 2)[1]
-    require_shape(reader, scale, (outputs, groups))
-    if zero in reader:
-        require_shape(reader, zero, (-(-outputs * width // 32), groups), torch.int32)
+    groups = shape_of(checkpoint, scale, 2)[1]
+    require_shape(checkpoint, scale, (outputs, groups))
+    if zero in checkpoint:
+        require_shape(checkpoint, zero, (-(-outputs * width // 32), groups), torch.int32)
     group = torch.arange(inputs) // -(-inputs // groups)
-    if order in reader and int((found := reader.read(order).long()).min()) >= 0:
+    if order in checkpoint and int((found := checkpoint[order].read().long()).min()) >= 0:
         if len(found) != inputs or int(found.max()) >= groups:
             raise SourceError(f"{order!r} names groups beyond the {groups} of the scales")
         group = found
     middle = 1 << width - 1
 
     def rows(start: int, stop: int) -> Tensor:
-        codes = unpack(reader.rows(f"{name}.weight_packed", start, stop), width)[:, :inputs] - middle
-        scales = reader.rows(scale, start, stop)
-        if zero in reader:
-            zeros = unpack(reader.read(zero).t(), width).t()[start:stop] - middle
+        codes = unpack(checkpoint[f"{name}.weight_packed"].rows(start, stop), width)[:, :inputs] - middle
+        scales = checkpoint[scale].rows(start, stop)
+        if zero in checkpoint:
+            zeros = unpack(checkpoint[zero].read().t(), width).t()[start:stop] - middle
             codes = codes - zeros[:, group]
         return (codes.float() * scales.float()[:, group]).to(scales.dtype)
 
     def zeros_of(start: int, stop: int) -> Tensor:
-        if zero not in reader:
+        if zero not in checkpoint:
             return torch.full((stop - start, groups), middle, dtype=torch.int32)
-        return unpack(reader.read(zero).t(), width).t()[start:stop]
+        return unpack(checkpoint[zero].read().t(), width).t()[start:stop]
 
     def codes() -> StoredCodes:
         return integer_codes(
-            *(f"compressed-tensors {width} bits", width, (outputs, inputs), reader.dtype(scale)),
-            codes=lambda *at: unpack(reader.rows(f"{name}.weight_packed", *at), width)[:, :inputs],
+            *(f"compressed-tensors {width} bits", width, (outputs, inputs), checkpoint[scale].dtype),
+            codes=lambda *at: unpack(checkpoint[f"{name}.weight_packed"].rows(*at), width)[:, :inputs],
             zeros=zeros_of,
-            scales=lambda *at: reader.rows(scale, *at),
+            scales=lambda *at: checkpoint[scale].rows(*at),
             group=sorted_group(group, inputs // groups),
         )
 
     parts = _parts(
-        reader, name, *(f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
+        checkpoint, name, *(f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
     )
-    return PackedWeight((outputs, inputs), reader.dtype(scale), rows, parts, codes)
+    return PackedWeight((outputs, inputs), checkpoint[scale].dtype, rows, parts, codes)
 
 
-def _stored(reader: IndexedReader, name: str, block: tuple[int, ...]) -> PackedWeight:
+def _stored(checkpoint: Checkpoint, name: str, block: tuple[int, ...]) -> PackedWeight:
     """Return a weight stored in its 8-bit dtype."""
     scale, zero = f"{name}.weight_scale", f"{name}.weight_zero_point"
-    if zero in reader and bool(reader.read(zero).any()):
+    if zero in checkpoint and bool(checkpoint[zero].read().any()):
         raise SourceError(f"{zero!r} holds zero points other than 0, which infer does not read unpacked")
-    parts = _parts(reader, name, "weight", "weight_scale", "weight_zero_point")
-    return scaled_bytes(reader, f"{name}.weight", scale, block, reader.dtype(scale), parts)
+    parts = _parts(checkpoint, name, "weight", "weight_scale", "weight_zero_point")
+    return scaled_bytes(checkpoint, f"{name}.weight", scale, block, checkpoint[scale].dtype, parts)
 
 
 def _plain(divisor: Tensor) -> bool:
@@ -156,25 +155,27 @@ def _plain(divisor: Tensor) -> bool:
     return 2.0**-100 < float(divisor) < 2.0**100
 
 
-def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
+def _float4(checkpoint: Checkpoint, name: str, *, nvidia: bool) -> PackedWeight:
     packed, scale, whole = (f"{name}.weight_{part}" for part in ("packed", "scale", "global_scale"))
-    outputs, half = shape_of(reader, packed, 2)
+    outputs, half = shape_of(checkpoint, packed, 2)
     group = 16 if nvidia else 32
     if 2 * half % group:
         raise SourceError(f"{packed!r} has rows of {2 * half} weights, expected whole groups of {group}")
-    require_shape(reader, packed, (outputs, half), torch.uint8)
-    require_shape(reader, scale, (outputs, 2 * half // group), torch.float8_e4m3fn if nvidia else torch.uint8)
+    require_shape(checkpoint, packed, (outputs, half), torch.uint8)
+    require_shape(
+        checkpoint, scale, (outputs, 2 * half // group), torch.float8_e4m3fn if nvidia else torch.uint8
+    )
     steps: Callable[[Tensor], Tensor] = exponents
     divisor = torch.ones(())
     if nvidia:
-        if whole not in reader or torch.Size(reader.shape(whole)).numel() != 1:
+        if whole not in checkpoint or torch.Size(checkpoint[whole].shape).numel() != 1:
             raise SourceError(f"expected one value in {whole!r}")
-        divisor = reader.read(whole).float().reshape(())
+        divisor = checkpoint[whole].read().float().reshape(())
         steps = lambda stored: stored.float() / divisor  # noqa: E731
 
     def rows(start: int, stop: int) -> Tensor:
-        values = torch.tensor(E2M1)[nibbles(reader.rows(packed, start, stop))]
-        return (values * steps(reader.rows(scale, start, stop)).repeat_interleave(group, 1)).to(
+        values = torch.tensor(E2M1)[nibbles(checkpoint[packed].rows(start, stop))]
+        return (values * steps(checkpoint[scale].rows(start, stop)).repeat_interleave(group, 1)).to(
             torch.bfloat16
         )
 
@@ -184,13 +185,15 @@ def _float4(reader: IndexedReader, name: str, *, nvidia: bool) -> PackedWeight:
             shape=(outputs, 2 * half),
             dtype=torch.bfloat16,
             table=torch.tensor(E2M1),
-            codes=lambda *at: nibbles(reader.rows(packed, *at)),
+            codes=lambda *at: nibbles(checkpoint[packed].rows(*at)),
         )
         if not nvidia:
-            return described("mxfp4", scales=lambda *at: steps(reader.rows(scale, *at)).to(torch.bfloat16))
-        if _plain(divisor) and not bool(reader.read(scale).float().isnan().any()):
-            return described("nvfp4", scales=lambda *at: reader.rows(scale, *at), divisor=divisor)
-        return described("nvfp4, scales in float32", scales=lambda *at: steps(reader.rows(scale, *at)))
+            return described(
+                "mxfp4", scales=lambda *at: steps(checkpoint[scale].rows(*at)).to(torch.bfloat16)
+            )
+        if _plain(divisor) and not bool(checkpoint[scale].read().float().isnan().any()):
+            return described("nvfp4", scales=lambda *at: checkpoint[scale].rows(*at), divisor=divisor)
+        return described("nvfp4, scales in float32", scales=lambda *at: steps(checkpoint[scale].rows(*at)))
 
-    parts = _parts(reader, name, "weight_packed", "weight_scale", "weight_global_scale")
+    parts = _parts(checkpoint, name, "weight_packed", "weight_scale", "weight_global_scale")
     return PackedWeight((outputs, 2 * half), torch.bfloat16, rows, parts, codes)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights.stored_codes import StoredCodes
+from ..weights import Checkpoint, StoredCodes
 from .group_codes import integer_codes, sorted_group
 from .packed_weight import (
-    IndexedReader,
     PackedWeight,
     Settings,
     bits_of,
@@ -27,7 +26,7 @@ from .packed_weight import (
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight codes lies in a word
 
 
-def find_gptq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_gptq(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of a GPTQ checkpoint of 2, 3, 4 or 8 bits."""
     bits, form = bits_of(settings, "bits", (2, 3, 4, 8)), settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
@@ -39,47 +38,49 @@ def find_gptq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeig
             f"GPTQ codes packed in {str(settings['pack_dtype'])[:80]}, which infer does not read; known: int32"
         )
     offset = 1 if form == "gptq" else 0  # zero points are stored less one
-    return {f"{name}.weight": _gptq(reader, name, bits, offset) for name in modules(reader, ".qweight")}
+    return {
+        f"{name}.weight": _gptq(checkpoint, name, bits, offset) for name in modules(checkpoint, ".qweight")
+    }
 
 
-def find_awq(reader: IndexedReader, settings: Settings) -> dict[str, PackedWeight]:
+def find_awq(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeight]:
     """Return the packed weights of an AWQ checkpoint in the GEMM form."""
     bits_of(settings, "bits", (4,))
     form = str(settings.get("version", "gemm")).lower()
     if form != "gemm":
         raise SourceError(f"AWQ codes in the form {repr(form)[:80]}, which infer does not read; known: gemm")
-    return {f"{name}.weight": _awq(reader, name) for name in modules(reader, ".qweight")}
+    return {f"{name}.weight": _awq(checkpoint, name) for name in modules(checkpoint, ".qweight")}
 
 
-def _gptq(reader: IndexedReader, name: str, bits: int, offset: int) -> PackedWeight:
-    words, outputs = shape_of(reader, f"{name}.qweight", 2)
-    groups, inputs = shape_of(reader, f"{name}.scales", 2)[0], words * 32 // bits
+def _gptq(checkpoint: Checkpoint, name: str, bits: int, offset: int) -> PackedWeight:
+    words, outputs = shape_of(checkpoint, f"{name}.qweight", 2)
+    groups, inputs = shape_of(checkpoint, f"{name}.scales", 2)[0], words * 32 // bits
     if bits == 3 and (words % 3 or outputs % 32):
         raise SourceError(
             f"expected multiples of 32 rows and columns in {name!r} of 3 bits, got {outputs} and {words * 32 / 3:g}"
         )
-    require_shape(reader, f"{name}.qweight", (words, outputs), torch.int32)
-    require_shape(reader, f"{name}.scales", (groups, outputs))
-    require_shape(reader, f"{name}.qzeros", (groups, -(-outputs * bits // 32)), torch.int32)
+    require_shape(checkpoint, f"{name}.qweight", (words, outputs), torch.int32)
+    require_shape(checkpoint, f"{name}.scales", (groups, outputs))
+    require_shape(checkpoint, f"{name}.qzeros", (groups, -(-outputs * bits // 32)), torch.int32)
     parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
     group = torch.arange(inputs) // -(-inputs // groups)
-    if f"{name}.g_idx" in reader:
+    if f"{name}.g_idx" in checkpoint:
         parts.append(f"{name}.g_idx")
-        require_shape(reader, parts[-1], (inputs,))
-        group = reader.read(parts[-1]).long()
+        require_shape(checkpoint, parts[-1], (inputs,))
+        group = checkpoint[parts[-1]].read().long()
         if int(group.min()) < 0 or int(group.max()) >= groups:
             raise SourceError(f"{parts[-1]!r} names groups beyond the {groups} of the scales")
 
-    dtype = reader.dtype(f"{name}.scales")
+    dtype = checkpoint[f"{name}.scales"].dtype
 
     def codes_of(start: int, stop: int) -> Tensor:
-        return unpack(reader.read(f"{name}.qweight")[:, start:stop].t(), bits)
+        return unpack(checkpoint[f"{name}.qweight"].read()[:, start:stop].t(), bits)
 
     def zeros_of(start: int, stop: int) -> Tensor:
-        return unpack(reader.read(f"{name}.qzeros"), bits)[:, start:stop] + offset
+        return unpack(checkpoint[f"{name}.qzeros"].read(), bits)[:, start:stop] + offset
 
     def scales_of(start: int, stop: int) -> Tensor:
-        return reader.read(f"{name}.scales")[:, start:stop]
+        return checkpoint[f"{name}.scales"].read()[:, start:stop]
 
     def rows(start: int, stop: int) -> Tensor:
         scales = scales_of(start, stop).float()
@@ -97,12 +98,12 @@ def _gptq(reader: IndexedReader, name: str, bits: int, offset: int) -> PackedWei
     return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
 
 
-def _awq(reader: IndexedReader, name: str) -> PackedWeight:
-    inputs, words = shape_of(reader, f"{name}.qweight", 2)
-    groups, outputs = shape_of(reader, f"{name}.scales", 2)[0], words * 8
-    require_shape(reader, f"{name}.qweight", (inputs, words), torch.int32)
-    require_shape(reader, f"{name}.scales", (groups, outputs))
-    require_shape(reader, f"{name}.qzeros", (groups, words), torch.int32)
+def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
+    inputs, words = shape_of(checkpoint, f"{name}.qweight", 2)
+    groups, outputs = shape_of(checkpoint, f"{name}.scales", 2)[0], words * 8
+    require_shape(checkpoint, f"{name}.qweight", (inputs, words), torch.int32)
+    require_shape(checkpoint, f"{name}.scales", (groups, outputs))
+    require_shape(checkpoint, f"{name}.qzeros", (groups, words), torch.int32)
     if inputs % groups:
         raise SourceError(f"{name!r} has {inputs} inputs in {groups} groups, which do not divide them")
     group = torch.arange(inputs) // (inputs // groups)
@@ -113,13 +114,13 @@ def _awq(reader: IndexedReader, name: str) -> PackedWeight:
         codes = codes.reshape(len(words), -1, 8)[..., order].flatten(1)
         return codes[:, start % 8 :][:, : stop - start]
 
-    dtype = reader.dtype(f"{name}.scales")
+    dtype = checkpoint[f"{name}.scales"].dtype
 
     def of(part: str, start: int, stop: int) -> Tensor:
-        return columns(reader.read(f"{name}.{part}"), start, stop)
+        return columns(checkpoint[f"{name}.{part}"].read(), start, stop)
 
     def rows(start: int, stop: int) -> Tensor:
-        zeros, scales = of("qzeros", start, stop), reader.read(f"{name}.scales")[:, start:stop].float()
+        zeros, scales = of("qzeros", start, stop), checkpoint[f"{name}.scales"].read()[:, start:stop].float()
         return _scaled(of("qweight", start, stop).t(), zeros[group], scales[group], dtype)
 
     def codes() -> StoredCodes:
@@ -127,7 +128,7 @@ def _awq(reader: IndexedReader, name: str) -> PackedWeight:
             *("awq 4 bits", 4, (outputs, inputs), dtype),
             codes=lambda *at: of("qweight", *at).t(),
             zeros=lambda *at: of("qzeros", *at).t(),
-            scales=lambda start, stop: reader.read(f"{name}.scales")[:, start:stop].t(),
+            scales=lambda start, stop: checkpoint[f"{name}.scales"].read()[:, start:stop].t(),
         )
 
     parts = tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))

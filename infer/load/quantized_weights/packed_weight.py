@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import StoredCodes, WeightReader
+from ..weights import Checkpoint, StoredCodes
 from .group_codes import byte_codes
 
 Settings = Mapping[str, Any]
@@ -30,31 +30,6 @@ class PackedWeight:
     rows: Callable[[int, int], Tensor]
     parts: tuple[str, ...]
     codes: Callable[[], StoredCodes] | None = None
-
-
-class IndexedReader:
-    """Reader of the stored parts that tells at once if it holds a name: checkpoints have up to 100,000."""
-
-    def __init__(self, reader: WeightReader) -> None:
-        self._reader, self._names = reader, dict.fromkeys(reader.names())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def names(self) -> list[str]:
-        return list(self._names)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._reader.dtype(name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._reader.shape(name)
-
-    def read(self, name: str) -> Tensor:
-        return self._reader.read(name)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self._reader.rows(name, start, stop)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -77,31 +52,31 @@ def nibbles(raw: Tensor, *, high_first: bool = False) -> Tensor:
     return torch.stack(halves[::-1] if high_first else halves, -1).flatten(-2).int()
 
 
-def modules(reader: IndexedReader, part: str) -> list[str]:
+def modules(checkpoint: Checkpoint, part: str) -> list[str]:
     """Return the names of the modules that have a tensor `part`, such as ".qweight"."""
-    return [name.removesuffix(part) for name in reader.names() if name.endswith(part)]
+    return [name.removesuffix(part) for name in checkpoint if name.endswith(part)]
 
 
-def shape_of(reader: IndexedReader, name: str, dims: int) -> tuple[int, ...]:
+def shape_of(checkpoint: Checkpoint, name: str, dims: int) -> tuple[int, ...]:
     """Return the shape of a part; raise `SourceError` where the checkpoint lacks it or it has other dimensions."""
-    if name not in reader:
+    if name not in checkpoint:
         raise SourceError(f"a packed weight lacks its part {name!r}")
-    found = reader.shape(name)
+    found = checkpoint[name].shape
     if len(found) != dims or 0 in found:
         raise SourceError(f"expected {name!r} of {dims} dimensions above 0, got {list(found)}")
     return found
 
 
 def require_shape(
-    reader: IndexedReader, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> None:
     """Raise `SourceError` unless the checkpoint holds `name` in this shape."""
-    if name not in reader:
+    if name not in checkpoint:
         raise SourceError(f"a packed weight lacks its part {name!r}")
-    if reader.shape(name) != shape:
-        raise SourceError(f"expected {name!r} of shape {list(shape)}, got {list(reader.shape(name))}")
-    if dtype is not None and reader.dtype(name) != dtype:
-        raise SourceError(f"expected {name!r} in {dtype}, got {reader.dtype(name)}")
+    if checkpoint[name].shape != shape:
+        raise SourceError(f"expected {name!r} of shape {list(shape)}, got {list(checkpoint[name].shape)}")
+    if dtype is not None and checkpoint[name].dtype != dtype:
+        raise SourceError(f"expected {name!r} in {dtype}, got {checkpoint[name].dtype}")
 
 
 def bits_of(settings: Settings, name: str, known: tuple[int, ...]) -> int:
@@ -126,7 +101,7 @@ def exponents(stored: Tensor) -> Tensor:
 
 
 def scaled_bytes(
-    reader: IndexedReader,
+    checkpoint: Checkpoint,
     weight: str,
     scale: str,
     block: tuple[int, ...],
@@ -138,12 +113,12 @@ def scaled_bytes(
     `block`: rows and columns of a block where the settings name them, else (). Raises `SourceError` where the scale's
     shape fits none of these.
     """
-    shape = reader.shape(weight) if weight in reader else ()
-    empty = 0 in (*shape, *reader.shape(scale))
-    if len(shape) != 2 or empty or reader.dtype(weight) not in (torch.int8, torch.float8_e4m3fn):
+    shape = checkpoint[weight].shape if weight in checkpoint else ()
+    empty = 0 in (*shape, *checkpoint[scale].shape)
+    if len(shape) != 2 or empty or checkpoint[weight].dtype not in (torch.int8, torch.float8_e4m3fn):
         raise SourceError(f"expected int8 or float8_e4m3fn [out, in] in {weight!r} beside its scale")
     outputs, inputs = shape
-    of_scale = tuple(reader.shape(scale))
+    of_scale = tuple(checkpoint[scale].shape)
     if len(block) == 2 and of_scale == (-(-outputs // block[0]), -(-inputs // block[1])):
         height, width = block
     elif torch.Size(of_scale).numel() == 1:
@@ -158,15 +133,15 @@ def scaled_bytes(
     column = torch.arange(inputs) // width
 
     def rows(start: int, stop: int) -> Tensor:
-        scales = reader.read(scale).float().reshape(-(-outputs // height), -1)
+        scales = checkpoint[scale].read().float().reshape(-(-outputs // height), -1)
         row = torch.arange(start, stop) // height
-        return (reader.rows(weight, start, stop).float() * scales[row][:, column]).to(dtype)
+        return (checkpoint[weight].rows(start, stop).float() * scales[row][:, column]).to(dtype)
 
     codes = None
-    if reader.dtype(weight) == torch.int8 and height == 1:
+    if checkpoint[weight].dtype == torch.int8 and height == 1:
 
         def codes() -> StoredCodes:
-            steps = lambda start, stop: reader.read(scale).reshape(outputs, -1)[start:stop]  # noqa: E731
-            return byte_codes("int8", shape, dtype, lambda *at: reader.rows(weight, *at), steps)
+            steps = lambda start, stop: checkpoint[scale].read().reshape(outputs, -1)[start:stop]  # noqa: E731
+            return byte_codes("int8", shape, dtype, lambda *at: checkpoint[weight].rows(*at), steps)
 
     return PackedWeight(shape, dtype, rows, parts, codes)

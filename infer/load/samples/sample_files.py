@@ -19,7 +19,7 @@ from ...regular_files import require_regular
 from ...spec import DECODER_IDS, DTYPE_NAMES, ZERO_SHOT_IMAGES, TensorSpec
 from ..loaded_model import LoadedModel
 from ..weights.nested_state_dict import refuse_expanded
-from ..weights.torch_reader import load_safely
+from ..weights.torch_file import load_safely
 from . import audio_samples, image_samples
 from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates, tokenize_lines
 

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import SourceError
-from ..weights import DictReader, WeightReader, open_reader
-from ..weights.prefixed_reader import PrefixedReader
+from ..weights import Checkpoint, in_memory, joined, open_weight_file
 from .modules_json import (
     Module,
     build_layer,
@@ -81,23 +80,23 @@ class SentenceFolder:
             layers["0"] = Dense((config.hidden_size, size), nn.Identity(), bias=False, residual=False)
         return TokenHead(layers, hides_expansion=self.multi_vector.hides_expansion)
 
-    def reader(self, transformer: WeightReader) -> WeightReader:
+    def weights(self, transformer: Checkpoint) -> Checkpoint:
         """Join the weights of the modules to those of the Transformer, under the names of `Encoder`."""
-        found: dict[str, WeightReader] = {"": transformer}
+        found: dict[str, Checkpoint] = {"": transformer}
         for index, module in enumerate(self.modules):
             if module.kind in ("Dense", "LayerNorm"):
-                found[f"head.layers.{index}."] = open_reader(weights_path(module.folder))
+                found[f"head.layers.{index}."] = open_weight_file(weights_path(module.folder))
         if self.multi_vector is not None and self.multi_vector.inline:
-            found["head.layers.0."] = DictReader({PROJECTION: self._projection()})
-        return PrefixedReader(found) if len(found) > 1 else transformer
+            found["head.layers.0."] = in_memory({PROJECTION: self._projection()})
+        return joined(found.items()) if len(found) > 1 else transformer
 
     def _projection(self) -> Tensor:
         """Read the projection of Stanford's checkpoint; raise `SourceError` where it has none."""
         path = weights_path(self.transformer)
-        reader = open_reader(path)
-        if PROJECTION not in reader.names():
+        checkpoint = open_weight_file(path)
+        if PROJECTION not in checkpoint:
             raise SourceError(f"expected the projection {PROJECTION!r} of a ColBERT", where=str(path))
-        return reader.read(PROJECTION)
+        return checkpoint[PROJECTION].read()
 
     def meta(self) -> dict[str, Any]:
         """Collect what serving needs, as JSON: pooling, prompts, activation of scores."""

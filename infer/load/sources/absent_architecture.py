@@ -12,7 +12,7 @@ import torch
 from ...errors import SourceError
 from ...spec import Finding
 from ..checkpoint.transformers_key_mapping import convert_names
-from ..weights import WeightReader
+from ..weights import Checkpoint
 from .huggingface_class import read_settings
 
 GENERATING = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM")
@@ -28,7 +28,7 @@ LACKED = ("position_ids", "token_type_ids", "final_logits_bias")  # by many chec
 
 
 def with_architecture(
-    config: dict[str, Any], folder: Path, reader: WeightReader
+    config: dict[str, Any], folder: Path, checkpoint: Checkpoint
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Return the configuration with the class that the stored tensors fit, and the finding that says so.
 
@@ -42,7 +42,7 @@ def with_architecture(
     fitting = {
         name: used
         for name, found in known.items()
-        if (used := _used(found, settings, reader, folder, is_base=found is base))
+        if (used := _used(found, settings, checkpoint, folder, is_base=found is base))
     }
     most = max(fitting.values(), default=0)
     best = [name for name, used in fitting.items() if used == most]
@@ -79,14 +79,14 @@ def _classes(settings: Any) -> dict[str, Any]:
     return {one.__name__: one for one in found if one is not None}
 
 
-def _used(found: Any, settings: Any, reader: WeightReader, folder: Path, *, is_base: bool) -> int:
+def _used(found: Any, settings: Any, checkpoint: Checkpoint, folder: Path, *, is_base: bool) -> int:
     """Return how many stored tensors a class uses, 0 where it lacks one or one has another shape."""
     with torch.device("meta"):
         model = found._from_config(copy.deepcopy(settings))
     prefix = f"{model.base_model_prefix}."
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    stored = convert_names(reader, model, str(folder))
-    held = {_new_name(name).removeprefix(prefix): tuple(stored.shape(name)) for name in stored.names()}
+    stored = convert_names(checkpoint, model, str(folder))
+    held = {_new_name(name).removeprefix(prefix): weight.shape for name, weight in stored.items()}
     lacked, used = (*LACKED, "pooler") if is_base else LACKED, 0
     for name, value in model.state_dict().items():
         own = name.removeprefix(prefix)

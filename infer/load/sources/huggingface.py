@@ -34,7 +34,7 @@ from ..quantized_weights import open_quantized
 from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import KeptApart, copied_bytes, keep_apart
-from ..weights import FiniteReader, WeightReader, num_bytes
+from ..weights import Checkpoint, finite, num_bytes
 from .absent_architecture import with_architecture
 from .huggingface_class import ModelPart, choose_class, choose_part, possible_heads
 
@@ -54,10 +54,10 @@ CARRIED = (
 )
 
 
-def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str = "") -> LoadedModel:
+def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str = "") -> LoadedModel:
     """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors.
 
-    `weights`: reader of the weights where the folder holds none, and `where` they lie, for messages.
+    `weights`: those of the model where the folder holds none, and `where` they lie, for messages.
     """
     sentence = read_sentence_folder(Path(plan.source))
     folder = sentence.transformer
@@ -67,12 +67,12 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     stored = _open_stored(config, folder, weights) if not config.get("architectures") else None
     chosen: list[Finding] = []
     if stored is not None and sentence.task != "embedding":
-        config, chosen = with_architecture(config, folder, stored.reader)
+        config, chosen = with_architecture(config, folder, stored.weights)
     possible, refusal = possible_heads(config, folder, sentence)
     stored = stored or _open_stored(config, folder, weights)
-    part = choose_part(plan, config, folder, sentence, possible, stored.reader)
+    part = choose_part(plan, config, folder, sentence, possible, stored.weights)
     name, settings, config = part.name, part.settings, part.config
-    reader = stored.reader if part.tower is None else part.tower
+    checkpoint = stored.weights if part.tower is None else part.tower.weights
     head, model_class, given = choose_class(plan, part, folder, refusal)
     preprocessor, steps = _preprocessing(folder, head, settings)
 
@@ -80,7 +80,7 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
         if name.endswith("Model"):
             made = without_logits_bias(made)
-        return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
+        return compute_position_tables(made, list(checkpoint)), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
         if given:
@@ -92,11 +92,12 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         config = {**config, "max_position_embeddings": fixed.longest}
         findings.append(fixed.finding())
     wrapped = wrap(model)
-    joined = sentence.reader(convert_names(reader, model, str(folder)))
+    converted = convert_names(checkpoint, model, str(folder))
+    joined = sentence.weights(converted)
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     apart = keep_apart(wrapped, model, fit, joined)
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit), *_kept_apart(apart)]
-    findings += [*chosen, *stored.findings(reader), *_class_findings(part, head, model_class, given)]
+    findings += [*chosen, *stored.findings(checkpoint), *_class_findings(part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | head_metadata(head, preprocessor, settings, folder)
@@ -106,7 +107,8 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
-        reader=FiniteReader(joined, where or str(folder)),
+        checkpoint=finite(joined, where or str(folder)),
+        own_names=finite(checkpoint if joined is converted else joined),
         inputs=inputs,
         samples={},
         samples_from="",
@@ -119,7 +121,9 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
         meta=meta,
         preprocessor=preprocessor,
         stored_as=stored.method,
-        weight_bytes=stored.num_bytes if stored.method else num_bytes(reader) - copied_bytes(apart, joined),
+        weight_bytes=stored.num_bytes
+        if stored.method
+        else num_bytes(checkpoint) - copied_bytes(apart, joined),
         findings=tuple(findings),
         limitations=tuple(unused_generation_settings(config, folder))
         if head.task == "text-generation"
@@ -132,29 +136,29 @@ def load_huggingface(plan: Plan, weights: WeightReader | None = None, where: str
 class _Stored:
     """Weights as a folder stores them. `method`: of quantized ones, else ""; `num_bytes`: on disk."""
 
-    reader: WeightReader
+    weights: Checkpoint
     num_bytes: int
     method: str = ""
     decoded: Finding | None = None
     pickled: str = ""
     in_folder: bool = True
 
-    def findings(self, read: WeightReader) -> list[Finding]:
-        """Return how the weights are stored; `read`: reader of the part of them that the model takes."""
+    def findings(self, read: Checkpoint) -> list[Finding]:
+        """Return how the weights are stored; `read`: the part of them that the model takes."""
         found = [self.decoded] if self.decoded else _stored_as(read) if self.in_folder else []
         return found + ([Finding("load", "checkpoint", self.pickled)] if self.pickled else [])
 
 
-def _open_stored(config: Mapping[str, Any], folder: Path, weights: WeightReader | None) -> _Stored:
+def _open_stored(config: Mapping[str, Any], folder: Path, weights: Checkpoint | None) -> _Stored:
     """Open the weights of the folder, or those given; quantized ones are decoded when they are read."""
-    reader, pickled = (weights, "") if weights is not None else open_weights(folder)
-    stored = _Stored(reader, num_bytes(reader), pickled=pickled, in_folder=weights is None)
+    checkpoint, pickled = (weights, "") if weights is not None else open_weights(folder)
+    stored = _Stored(checkpoint, num_bytes(checkpoint), pickled=pickled, in_folder=weights is None)
     quantized = config.get("quantization_config") or config.get("quantization")
     if not quantized:
         return stored
-    reader, decoded = open_quantized(reader, quantized, str(folder / "config.json"))
+    checkpoint, decoded = open_quantized(checkpoint, quantized, str(folder / "config.json"))
     method = str(quantized.get("quant_method", "codes"))
-    return replace(stored, reader=reader, method=method, decoded=decoded)
+    return replace(stored, weights=checkpoint, method=method, decoded=decoded)
 
 
 def _class_findings(
@@ -169,7 +173,7 @@ def _class_findings(
 
 
 def _match(
-    wrapped: nn.Module, model: nn.Module, reader: WeightReader, tower: str | None, where: str
+    wrapped: nn.Module, model: nn.Module, checkpoint: Checkpoint, tower: str | None, where: str
 ) -> CheckpointMatch:
     """Match parameters of a wrapped model, its experts split, with stored tensors; raise `SourceError` for absent ones.
 
@@ -177,7 +181,9 @@ def _match(
     """
     split_experts(wrapped)
     stored = checkpoint_names(wrapped)
-    found = match_checkpoint(wrapped, reader, lambda name: _other_names(stored.get(name, name), model, tower))
+    found = match_checkpoint(
+        wrapped, checkpoint, lambda name: _other_names(stored.get(name, name), model, tower)
+    )
     found.check(where, strict=False)
     return found
 
@@ -198,9 +204,11 @@ def _other_names(name: str, model: nn.Module, tower: str | None) -> list[str]:
     return names + old
 
 
-def _stored_as(reader: WeightReader) -> list[Finding]:
-    stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
-    findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
+def _stored_as(checkpoint: Checkpoint) -> list[Finding]:
+    stored = sorted({str(weight.dtype).removeprefix("torch.") for weight in checkpoint.values()})
+    findings = [
+        Finding("load", "weights", num_bytes(checkpoint) / 1e6, "MB", f"stored as {', '.join(stored)}")
+    ]
     if {"float16", "bfloat16"} & set(stored):
         why = "the float original is the checkpoint in float32, which holds its values exactly"
         findings.append(Finding("load", "upcast", "float32", why=why))

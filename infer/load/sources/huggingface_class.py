@@ -12,9 +12,15 @@ from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
 from ..heads.image_decoders import decoder_metadata
-from ..model_patches.vlm_language_model import TowerReader, has_tower, tower_config, tower_settings
+from ..model_patches.vlm_language_model import (
+    LanguageTower,
+    has_tower,
+    language_tower,
+    tower_config,
+    tower_settings,
+)
 from ..sentence_transformers.sentence_folder import SentenceFolder
-from ..weights import WeightReader
+from ..weights import Checkpoint
 
 Heads = tuple[heads.Head, ...]
 
@@ -22,14 +28,14 @@ Heads = tuple[heads.Head, ...]
 class ModelPart(NamedTuple):
     """Part of a folder that becomes the model: the whole one, one of two towers, or the language model of a larger one.
 
-    `tower`: reader of the language model's weights, None for others.
+    `tower`: the language model's weights, None for others.
     """
 
     name: str
     settings: Any
     config: dict[str, Any]
     heads: Heads
-    tower: TowerReader | None = None
+    tower: LanguageTower | None = None
 
 
 def possible_heads(
@@ -68,7 +74,7 @@ def choose_part(
     folder: Path,
     sentence: SentenceFolder,
     possible: Heads,
-    reader: WeightReader,
+    checkpoint: Checkpoint,
 ) -> ModelPart:
     """Choose by `plan.key` and the architecture; raise `UsageError` for a key that names no tower."""
     name, settings = heads.choose_tower(plan.key, heads.architecture(config), read_settings(folder))
@@ -80,7 +86,7 @@ def choose_part(
     if possible[0].decodes_images:
         return ModelPart(name, settings, decoder_metadata(config, name, settings), possible)
     if possible[0].task == "text-generation" and has_tower(config, name):
-        tower = TowerReader(reader)
+        tower = language_tower(checkpoint)
         settings = tower_settings(settings, tower, str(folder))
         return ModelPart(name, settings, tower_config(config), possible, tower)
     return ModelPart(name, settings, config, possible)

@@ -102,7 +102,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
     return LoadedModel(
         kind="onnx",
         module=None,
-        reader=None,
+        checkpoint=None,
         inputs=inputs,
         loose=loose,
         loose_outputs=loose_outputs,

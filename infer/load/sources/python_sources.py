@@ -90,7 +90,7 @@ def module_in_memory(
         rebuild=rebuild,
         kind=kind,
         module=module,
-        reader=None,
+        checkpoint=None,
         inputs=user_module.inputs if user_module else (),
         samples={},
         samples_from="",

@@ -15,30 +15,30 @@ from ..identification.source_names import model_folder
 from ..loaded_model import LoadedModel
 from ..module_copies import separate
 from ..weight_loading.meta_model import assign, build_on_meta
-from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
+from ..weights import Checkpoint, finite, in_memory, num_bytes
 from ..weights.nested_state_dict import refuse_expanded, unwrap
 from ..weights.npz_archive import read_npz
-from ..weights.safetensors_reader import SafetensorsReader
-from ..weights.torch_reader import TorchReader, load_safely
+from ..weights.safetensors_file import open_safetensors
+from ..weights.torch_file import load_safely, open_torch
 from .user_module import UserModule
 
 
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
     path = Path(plan.source)
-    reader, notes, key = open_checkpoint(path, kind, plan.key or "")
+    checkpoint, notes, key = open_checkpoint(path, kind, plan.key or "")
     if plan.model is None:
         raise UsageError(
-            f"{path.name} {describe(reader)}: weights without the model's code",
+            f"{path.name} {describe(checkpoint)}: weights without the model's code",
             where=str(path),
             hint=_missing_model(path),
         )
     user_module = UserModule(plan.model)
     module, findings = build_on_meta(user_module.build, user_module.text)
-    fit, renamed = fit_names(module, reader, str(path), key=key, ignore=plan.ignore_keys)
+    fit, renamed = fit_names(module, checkpoint, str(path), key=key, ignore=plan.ignore_keys)
     findings += [Finding("load", "checkpoint", text) for text in (*notes, *renamed)]
-    used = num_bytes(reader, set(fit.found.values()))
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
+    used = num_bytes(checkpoint, set(fit.found.values()))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
 
     def rebuild() -> nn.Module:
         made, _ = build_on_meta(lambda: separate(user_module.build(), module), user_module.text)
@@ -47,7 +47,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
         module=_with_zero(module, missing_batch_counters(fit)),
-        reader=FiniteReader(reader, str(path)),
+        checkpoint=finite(checkpoint, str(path)),
         inputs=user_module.inputs,
         samples={},
         samples_from="",
@@ -72,21 +72,20 @@ def _missing_model(path: Path) -> str:
     return "Give the Python file and the function that builds the model: --model net.py:build"
 
 
-def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader, list[str], str]:
-    """Open the reader of a checkpoint kind, of the mapping `key` in it.
+def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[Checkpoint, list[str], str]:
+    """Open a checkpoint of a kind, of the mapping `key` in it.
 
     Also return what was unwrapped, and the rest of `key` that names no mapping: a prefix of names.
     """
     if kind == "safetensors":
-        return SafetensorsReader(path), [], key
+        return open_safetensors(path).weights, [], key
     if kind == "npz":
         return read_npz(path), ["a NumPy archive: read whole into memory"], key
     if kind == "state-dict":
-        reader = TorchReader(path, verify=True, key=key)
-        return reader, reader.notes, reader.prefix
+        return open_torch(path, verify=True, key=key)
     tensors, notes, rest = unwrap(load_safely(path), str(path), key)
     refuse_expanded(tensors, str(path))
-    return DictReader(tensors), [*notes, "the format of torch before 1.6: read whole into memory"], rest
+    return in_memory(tensors), [*notes, "the format of torch before 1.6: read whole into memory"], rest
 
 
 def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
@@ -97,9 +96,9 @@ def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
     return module
 
 
-def describe(reader: WeightReader) -> str:
+def describe(checkpoint: Checkpoint) -> str:
     """Summarize a checkpoint: `holds 34 tensors, first fc1.weight [128, 64]`."""
-    names = reader.names()
-    if not names:
+    if not checkpoint:
         return "holds no tensors"
-    return f"holds {len(names)} tensors, first {names[0]} {list(reader.shape(names[0]))}"
+    first = next(iter(checkpoint))
+    return f"holds {len(checkpoint)} tensors, first {first} {list(checkpoint[first].shape)}"

@@ -1,1 +1,1 @@
-"""Loading of weights into a model on the meta device, by one of five strategies."""
+"""Loading of weights into a model on the meta device, by one of two strategies."""

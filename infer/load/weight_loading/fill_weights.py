@@ -17,7 +17,7 @@ from ...errors import SourceError, unknown
 from ...plan import Plan
 from ...spec import Choice, Finding
 from ..loaded_model import LoadedModel
-from ..weights import WeightReader, num_bytes
+from ..weights import Checkpoint, num_bytes
 from .mapped_weights import MappedLoader
 from .meta_model import assign
 
@@ -32,10 +32,10 @@ def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
         raise unknown("way to load", plan.load, ("auto", *STRATEGIES))
     if plan.load != "auto":
         return Choice("load", plan.load, plan.load, "asked for")
-    if loaded.reader is None:
+    if loaded.checkpoint is None:
         return Choice("load", "auto", "meta", "the source brings its weights in memory")
     have = psutil.virtual_memory().available
-    need = num_bytes(loaded.reader, dtype=torch.float32)
+    need = num_bytes(loaded.checkpoint, dtype=torch.float32)
     sizes = f"float weights are {need / 1e9:.2f} GB, {have / 1e9:.1f} GB are available"
     if need > OFFLOAD_SHARE * have:
         return Choice("load", "auto", "offload", f"{sizes}: more than {OFFLOAD_SHARE:.0%}")
@@ -52,7 +52,7 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
     chosen = strategy or loaded.load
     if chosen not in STRATEGIES:
         raise unknown("way to load", chosen, STRATEGIES)
-    if target is None or loaded.reader is None:
+    if target is None or loaded.checkpoint is None:
         return []
     begin = time.perf_counter()
     source = _source_name(loaded)
@@ -60,12 +60,11 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
     if chosen == "offload":
         from .offload import stream_layers
 
-        said = stream_layers(target, loaded.reader, source)
-    values = MappedLoader(loaded.reader)
+        said = stream_layers(target, loaded.checkpoint, source)
+    values = MappedLoader()
     slots = _slots(target)
-    held = set(loaded.reader.names())
     for group in slots.values():
-        _fill_one(group, source, held, values)
+        _fill_one(group, source, loaded.checkpoint, values)
     _refuse_meta_buffers(target)
     seconds = time.perf_counter() - begin
     why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), said) if text)
@@ -92,8 +91,10 @@ def _slots(module: nn.Module) -> dict[int, list[Slot]]:
     return found
 
 
-def _fill_one(group: list[Slot], source: Callable[[str], str], held: set[str], values: MappedLoader) -> None:
-    name = next((source(slot.name) for slot in group if source(slot.name) in held), None)
+def _fill_one(
+    group: list[Slot], source: Callable[[str], str], checkpoint: Checkpoint, values: MappedLoader
+) -> None:
+    name = next((source(slot.name) for slot in group if source(slot.name) in checkpoint), None)
     first = group[0]
     if name is None:
         raise SourceError(
@@ -101,14 +102,14 @@ def _fill_one(group: list[Slot], source: Callable[[str], str], held: set[str], v
             where=first.name,
             hint="It belongs to another model",
         )
-    reader: WeightReader = values.reader
-    if reader.shape(name) != tuple(first.tensor.shape):
+    weight = checkpoint[name]
+    if weight.shape != tuple(first.tensor.shape):
         raise SourceError(
-            f"expected {name!r} of shape {list(first.tensor.shape)}, got {list(reader.shape(name))}",
+            f"expected {name!r} of shape {list(first.tensor.shape)}, got {list(weight.shape)}",
             where=first.name,
             hint="The checkpoint belongs to a model of other sizes",
         )
-    value = values(name, first.tensor.dtype)
+    value = values(name, weight, first.tensor.dtype)
     if isinstance(first.tensor, nn.Parameter):
         value = nn.Parameter(value, requires_grad=first.tensor.requires_grad and value.is_floating_point())
     for slot in group:

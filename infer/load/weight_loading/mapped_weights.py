@@ -12,29 +12,26 @@ from ..weights import (
     BLOCK_BYTES,
     FileBlocks,
     FileExtent,
-    MappableReader,
-    WeightReader,
+    Weight,
     check_finite,
     raw_bytes,
-    read_as,
     row_blocks,
 )
 
 
 class MappedLoader:
-    """Weight source of mapped views where dtype and alignment allow, else of copies; counts both in bytes."""
+    """Values as mapped views where dtype and alignment allow, else of copies; counts both in bytes."""
 
-    def __init__(self, reader: WeightReader) -> None:
-        self.reader = reader
+    def __init__(self) -> None:
         self.mapped = self.copied = 0
         self._storages: dict[Path, torch.UntypedStorage] = {}
         self._files: dict[Path, FileBlocks] = {}
         self._scratch = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
 
-    def __call__(self, name: str, dtype: torch.dtype) -> Tensor:
-        extent = self.reader.extent(name) if isinstance(self.reader, MappableReader) else None
+    def __call__(self, name: str, weight: Weight, dtype: torch.dtype) -> Tensor:
+        extent = weight.extent
         if extent is None or extent.dtype != dtype or extent.offset % dtype.itemsize or extent.num_bytes == 0:
-            tensor = read_as(self.reader, name, dtype)
+            tensor = weight.read_as(dtype)
             self.copied += tensor.numel() * tensor.element_size()
             return tensor
         self._check(name, extent)

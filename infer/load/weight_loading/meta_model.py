@@ -14,7 +14,7 @@ from ...errors import InferError, SourceError
 from ...library_errors import describe
 from ...spec import Finding
 from ..sources.user_module import user_code_errors
-from ..weights import WeightReader
+from ..weights import Checkpoint
 
 _EMPTY = (torch.empty, torch.empty_strided)
 _RANDOM = frozenset(
@@ -150,7 +150,7 @@ def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 
 def match_checkpoint(
     module: nn.Module,
-    reader: WeightReader,
+    checkpoint: Checkpoint,
     propose: Callable[[str], list[str]] = lambda name: [],
     names: Mapping[str, str] | None = None,
 ) -> CheckpointMatch:
@@ -158,7 +158,7 @@ def match_checkpoint(
 
     `propose` gives other names to try. `names` (name to match → name in the checkpoint) limits the tensors to use.
     """
-    held = {name: name for name in reader.names()} if names is None else names
+    held = {name: name for name in checkpoint} if names is None else names
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     found: dict[str, str] = {}
     for name in wanted:
@@ -171,9 +171,9 @@ def match_checkpoint(
         if name not in found and id(tensor) in by_tensor:
             found[name] = by_tensor[id(tensor)]
     shapes = [
-        f"{name} {list(wanted[name].shape)} in the model, {list(reader.shape(source))} in the checkpoint"
+        f"{name} {list(wanted[name].shape)} in the model, {list(checkpoint[source].shape)} in the checkpoint"
         for name, source in found.items()
-        if tuple(wanted[name].shape) != reader.shape(source)
+        if tuple(wanted[name].shape) != checkpoint[source].shape
     ]
     used = set(found.values())
     missing = [n for n in wanted if n not in found]

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.linear_experts import by_expert
-from ..weights import WeightReader, row_blocks
+from ..weights import Checkpoint, Weight, row_blocks
 
 BLOCK_BYTES = 16 << 20
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -26,14 +26,14 @@ _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv2d: F.conv2d,
     nn.Conv3d: F.conv3d,
 }
-_OPEN: dict[str, tuple[WeightReader, str]] = {}
+_OPEN: dict[str, Weight] = {}
 _COUNT = itertools.count()
 
 
 class StreamedLayer(nn.Module):
     """Replacement of a Linear, Embedding or Conv; `weight` has its shape and dtype but no values."""
 
-    def __init__(self, layer: nn.Module, reader: WeightReader, source: str) -> None:
+    def __init__(self, layer: nn.Module, stored: Weight, source: str) -> None:
         super().__init__()
         weight = _weight(layer)
         self.kind, self.shape = type(layer).__name__, tuple(weight.shape)
@@ -41,7 +41,7 @@ class StreamedLayer(nn.Module):
         self.key = f"{source}#{next(_COUNT)}"
         self.bias = getattr(layer, "bias", None)
         self.geometry = _geometry(layer)
-        _OPEN[self.key] = (reader, source)
+        _OPEN[self.key] = stored
         weakref.finalize(self, _OPEN.pop, self.key, None)
 
     @property
@@ -72,8 +72,8 @@ class StreamedLayer(nn.Module):
 class StreamedExperts(StreamedLayer):
     """Replacement of an `ExpertLinear`: a call reads its routed experts, one after another."""
 
-    def __init__(self, layer: ExpertLinear, reader: WeightReader, source: str) -> None:
-        super().__init__(layer, reader, source)
+    def __init__(self, layer: ExpertLinear, stored: Weight, source: str) -> None:
+        super().__init__(layer, stored, source)
         self.features, self.transposed = layer.out_features, layer.transposed
 
     def forward(self, x: Tensor, expert: Tensor, top_k: int) -> Tensor:  # type: ignore[override]
@@ -81,17 +81,19 @@ class StreamedExperts(StreamedLayer):
         return torch.ops.infer.streamed_experts(x, expert, self.key, self.features, top_k, self.transposed)
 
 
-def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str], str]) -> str:
+def stream_layers(module: nn.Module, checkpoint: Checkpoint, source: Callable[[str], str]) -> str:
     """Replace every meta Linear, Embedding, Conv and expert layer by a streamed one; report the bytes left on disk."""
     count, size = 0, 0
     for prefix, owner in list(module.named_modules()):
         for attribute, child in list(owner.named_children()):
             name = f"{prefix}.{attribute}.weight" if prefix else f"{attribute}.weight"
-            if not _streamable(child) or source(name) not in reader.names():
+            if not _streamable(child) or source(name) not in checkpoint:
                 continue
             count, size = count + 1, size + _weight(child).numel() * _weight(child).element_size()
             kind = StreamedExperts if isinstance(child, ExpertLinear) else StreamedLayer
-            setattr(owner, attribute, kind(child, reader, source(name)).train(child.training))  # type: ignore[arg-type]
+            setattr(
+                owner, attribute, kind(child, checkpoint[source(name)], source(name)).train(child.training)
+            )  # type: ignore[arg-type]
     return f"{count} layers, {size / 1e6:.1f} MB, stay on disk and are read at each forward"
 
 
@@ -117,11 +119,11 @@ def _geometry(layer: nn.Module) -> tuple[list[int], list[int], list[int], int]:
 
 def _blocks(key: str, like: Tensor, step: int = 1) -> Iterator[tuple[int, int, Tensor]]:
     """Yield blocks of rows with the dtype and device of `like`, cut at multiples of `step`."""
-    reader, name = _OPEN[key]
-    shape = reader.shape(name)
+    stored = _OPEN[key]
+    shape = stored.shape
     limit = BLOCK_BYTES
-    for start, stop in row_blocks((shape[0] // step, step, *shape[1:]), reader.dtype(name).itemsize, limit):
-        yield start * step, stop * step, reader.rows(name, start * step, stop * step).to(like)
+    for start, stop in row_blocks((shape[0] // step, step, *shape[1:]), stored.dtype.itemsize, limit):
+        yield start * step, stop * step, stored.rows(start * step, stop * step).to(like)
 
 
 @torch.library.custom_op("infer::streamed_linear", mutates_args=())
@@ -143,13 +145,13 @@ def streamed_experts(
     x: Tensor, expert: Tensor, key: str, features: int, top_k: int, transposed: bool
 ) -> Tensor:
     """Compute `infer::linear_experts`, reading the routed experts: x [R, K] → [R * top_k, features]."""
-    reader, name = _OPEN[key]
+    stored = _OPEN[key]
 
     def compute(rows: Tensor, e: int) -> Tensor:
-        weight = reader.rows(name, e, e + 1)[0].to(rows)
+        weight = stored.rows(e, e + 1)[0].to(rows)
         return F.linear(rows, weight.t() if transposed else weight)
 
-    return by_expert(x, expert, reader.shape(name)[0], features, top_k, compute)
+    return by_expert(x, expert, stored.shape[0], features, top_k, compute)
 
 
 @streamed_experts.register_fake
@@ -160,13 +162,13 @@ def _(x: Tensor, expert: Tensor, key: str, features: int, top_k: int, transposed
 @torch.library.custom_op("infer::streamed_embedding", mutates_args=())
 def streamed_embedding(ids: Tensor, key: str, width: int, dtype: torch.dtype) -> Tensor:
     """Compute F.embedding, reading only the rows that `ids` name: ids [...] → [..., width]."""
-    reader, name = _OPEN[key]
+    stored = _OPEN[key]
     wanted, place = torch.unique(ids, return_inverse=True)
     table = torch.empty((len(wanted), width), dtype=dtype)
     for row, index in enumerate(wanted.tolist()):
-        if not 0 <= index < reader.shape(name)[0]:
-            raise IndexError(f"id {index} is not in 0..{reader.shape(name)[0] - 1}")
-        table[row] = reader.rows(name, index, index + 1)[0]
+        if not 0 <= index < stored.shape[0]:
+            raise IndexError(f"id {index} is not in 0..{stored.shape[0] - 1}")
+        table[row] = stored.rows(index, index + 1)[0]
     return table.to(ids.device)[place]
 
 

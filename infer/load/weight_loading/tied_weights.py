@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..weights import BLOCK_BYTES, MappableReader, WeightReader, num_bytes, row_blocks
+from ..weights import BLOCK_BYTES, Checkpoint, num_bytes, row_blocks
 from .meta_model import CheckpointMatch, assign
 
 
@@ -43,7 +43,7 @@ class KeptApart:
         return module
 
 
-def take_last(module: nn.Module, fit: CheckpointMatch, reader: WeightReader) -> list[str]:
+def take_last(module: nn.Module, fit: CheckpointMatch, checkpoint: Checkpoint) -> list[str]:
     """Let the last stored name of a tied tensor give its value, as `load_state_dict` does; tell where names differ."""
     notes: list[str] = []
     for names in _tied(module):
@@ -51,7 +51,7 @@ def take_last(module: nn.Module, fit: CheckpointMatch, reader: WeightReader) -> 
         if len(stored) < 2:
             continue
         fit.found |= dict.fromkeys(names, stored[-1])
-        others = [name for name in stored[:-1] if not same_values(reader, name, stored[-1])]
+        others = [name for name in stored[:-1] if not same_values(checkpoint, name, stored[-1])]
         if others:
             notes.append(
                 f"one tensor of the model is {' and '.join((*others, stored[-1]))}, which differ: took {stored[-1]}, "
@@ -60,7 +60,7 @@ def take_last(module: nn.Module, fit: CheckpointMatch, reader: WeightReader) -> 
     return notes
 
 
-def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, reader: WeightReader) -> KeptApart:
+def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, checkpoint: Checkpoint) -> KeptApart:
     """Untie, in place, what the checkpoint holds with different values, as transformers does for `model`.
 
     `module` wraps `model`, whose `_tied_weights_keys` tell which of several tied tensors the others are compared with.
@@ -78,7 +78,7 @@ def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, reader: Weig
         for place in own:
             if place.key == first.key or place.key in apart:
                 continue
-            if same_values(reader, fit.found[place.name], value):
+            if same_values(checkpoint, fit.found[place.name], value):
                 kept.copies |= {fit.found[place.name]} - {value}
             else:
                 _separate(place)
@@ -91,28 +91,28 @@ def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, reader: Weig
     return kept
 
 
-def same_values(reader: WeightReader, one: str, other: str) -> bool:
+def same_values(checkpoint: Checkpoint, one: str, other: str) -> bool:
     """Tell if two stored tensors are equal in float32, block by block; one that lies in the file once is not read."""
     if one == other:
         return True
-    shape = reader.shape(one)
-    if shape != reader.shape(other):
+    shape = checkpoint[one].shape
+    if shape != checkpoint[other].shape:
         return False
-    extents = [reader.extent(name) for name in (one, other)] if isinstance(reader, MappableReader) else [None]
-    if extents[0] is not None and extents[0] == extents[-1]:
+    extents = [checkpoint[name].extent for name in (one, other)]
+    if extents[0] is not None and extents[0] == extents[1]:
         return True
     if not shape:
-        return _equal(reader.read(one), reader.read(other))
-    width = max(reader.dtype(one).itemsize, reader.dtype(other).itemsize)
+        return _equal(checkpoint[one].read(), checkpoint[other].read())
+    width = max(checkpoint[one].dtype.itemsize, checkpoint[other].dtype.itemsize)
     return all(
-        _equal(reader.rows(one, start, stop), reader.rows(other, start, stop))
+        _equal(checkpoint[one].rows(start, stop), checkpoint[other].rows(start, stop))
         for start, stop in row_blocks(shape, width, BLOCK_BYTES)
     )
 
 
-def copied_bytes(kept: KeptApart, reader: WeightReader) -> int:
+def copied_bytes(kept: KeptApart, checkpoint: Checkpoint) -> int:
     """Return the bytes of stored copies of tied tensors, which the model holds once."""
-    return num_bytes(reader, kept.copies)
+    return num_bytes(checkpoint, kept.copies)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from ...errors import SourceError
-from .in_memory import DictReader
+from .checkpoint import Weight, in_memory
 
 MAX_RATIO = 200  # of the arrays to the file: more is a decompression bomb, no weights
 
 
-def read_npz(path: Path) -> DictReader:
+def read_npz(path: Path) -> dict[str, Weight]:
     """Read all arrays into memory; raise `SourceError` for pickled objects, other dtypes and compression bombs."""
     with zipfile.ZipFile(path) as file:
         total = sum(member.file_size for member in file.infolist())
@@ -25,7 +25,7 @@ def read_npz(path: Path) -> DictReader:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-        return DictReader({name: torch.from_numpy(value) for name, value in arrays.items()})
+        return in_memory({name: torch.from_numpy(value) for name, value in arrays.items()})
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise SourceError(f"NumPy can't read it without pickle: {error}", where=str(path)) from error
     except TypeError as error:

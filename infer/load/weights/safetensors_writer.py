@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import InferError, ResourceError
 from .file_blocks import raw_bytes
-from .safetensors_reader import DTYPES
+from .safetensors_file import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Meta = tuple[torch.dtype, tuple[int, ...]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,17 +34,3 @@ class StoredCodes:
     def without(cls, kind: str, refused: str) -> StoredCodes:
         """Return codes of a weight without data, with the reason why they can't be carried over."""
         return cls(kind, (0, 0), lambda start, stop: {}, refused=refused)
-
-
-@runtime_checkable
-class CodesReader(Protocol):
-    """Reader that also knows which weights its source has quantized."""
-
-    def codes(self, name: str) -> StoredCodes | None:
-        """Return the codes of a weight; None where the source stores it in float."""
-        ...
-
-
-def stored_codes(reader: object, name: str) -> StoredCodes | None:
-    """Return the codes of a weight; None where the source stores it in float, or the reader knows of none."""
-    return reader.codes(name) if isinstance(reader, CodesReader) else None

@@ -1,4 +1,4 @@
-"""Safetensors reader, row by row, after a strict check of the header.
+"""Safetensors files, read row by row after a strict check of the header.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON object
 `{name: {dtype, shape, data_offsets}}`; the data, without holes. Duplicate keys, which the format forbids and
@@ -11,13 +11,13 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ...errors import SourceError
 from ...regular_files import open_regular, read_regular
+from .checkpoint import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 
 MAX_HEADER = 100_000_000
@@ -44,53 +44,34 @@ DTYPES = {
 }
 
 
-class SafetensorsReader:
-    """Reader of one file, several shards, or the `*.safetensors.index.json` that names them."""
+class SafetensorsFiles(NamedTuple):
+    """Weights of safetensors files, the `__metadata__` of all, and the files."""
 
-    def __init__(self, paths: Path | Sequence[Path]) -> None:
-        given = [paths] if isinstance(paths, Path) else list(paths)
-        self.paths = [shard for path in given for shard in _shards(path)]
-        self.metadata: dict[str, str] = {}
-        self._pieces: dict[str, FileExtent] = {}
-        self._files: dict[Path, FileBlocks] = {}
-        for path in self.paths:
-            extents, metadata = read_header(path)
-            twice = sorted(extents.keys() & self._pieces.keys())
-            if twice:
-                raise SourceError(
-                    f"tensor {twice[0]!r} is in two shards",
-                    where=str(path),
-                    hint="Shards of two downloads are mixed: download the folder again, whole",
-                )
-            self._pieces |= extents
-            self.metadata |= metadata
-            self._files[path] = FileBlocks(path)
-        for index in (path for path in given if path.suffix == ".json"):
-            _check_index(index, self._pieces)
+    weights: dict[str, Weight]
+    metadata: dict[str, str]
+    paths: list[Path]
 
-    def names(self) -> list[str]:
-        return list(self._pieces)
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self._pieces[name].dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._pieces[name].shape
-
-    def extent(self, name: str) -> FileExtent | None:
-        return self._pieces[name]
-
-    def read(self, name: str) -> Tensor:
-        extent = self._pieces[name]
-        return self._files[extent.path].tensor(extent.dtype, extent.shape, extent.offset)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        extent = self._pieces[name]
-        inner = extent.shape[1:]
-        row_bytes = torch.Size(inner).numel() * extent.dtype.itemsize
-        stop = min(stop, extent.shape[0])
-        shape = (max(stop - start, 0), *inner)
-        return self._files[extent.path].tensor(extent.dtype, shape, extent.offset + start * row_bytes)
+def open_safetensors(paths: Path | Sequence[Path]) -> SafetensorsFiles:
+    """Open one file, several shards, or the `*.safetensors.index.json` that names them."""
+    given = [paths] if isinstance(paths, Path) else list(paths)
+    extents: dict[str, FileExtent] = {}
+    opened = SafetensorsFiles({}, {}, [shard for path in given for shard in _shards(path)])
+    for path in opened.paths:
+        own, metadata = read_header(path)
+        if twice := sorted(own.keys() & extents.keys()):
+            raise SourceError(
+                f"tensor {twice[0]!r} is in two shards",
+                where=str(path),
+                hint="Shards of two downloads are mixed: download the folder again, whole",
+            )
+        file = FileBlocks(path)
+        extents |= own
+        opened.weights.update({name: in_file(file, extent) for name, extent in own.items()})
+        opened.metadata.update(metadata)
+    for index in (path for path in given if path.suffix == ".json"):
+        _check_index(index, extents)
+    return opened
 
 
 def _shards(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Reader of a `torch.save` zip with a state dict: metadata by the weights-only loader, rows by offset.
+"""State dicts in `torch.save` zips: metadata by the weights-only loader, rows by offset.
 
 Nothing is unpickled but by `torch.load(weights_only=True)` under fake tensors, so no data is read for it.
 """
@@ -10,7 +10,7 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
 from ...library_errors import describe
-from .file_blocks import FileExtent
+from .checkpoint import Weight, in_file
+from .file_blocks import FileBlocks, FileExtent
 from .nested_state_dict import unwrap
 from .pickle_scan import MAX_PICKLE, code_among, globals_of
 from .pickle_stand_ins import inert_among, inert_types_allowed
@@ -41,74 +42,26 @@ NOT_DENSE = {
 }
 
 
-class StoredTensor:
-    """Location of one tensor's elements: a storage in the file, and strides over it, in elements."""
+class TorchFile(NamedTuple):
+    """Weights of a `.pt` zip, what was unwrapped or left out, and the rest of the key that names no mapping."""
 
-    def __init__(self, storage: FileExtent, stride: tuple[int, ...], first: int, contiguous: bool) -> None:
-        self.storage, self.stride, self.first, self.contiguous = storage, stride, first, contiguous
-
-    @property
-    def offset(self) -> int:
-        return self.storage.offset + self.first * self.storage.dtype.itemsize
+    weights: dict[str, Weight]
+    notes: list[str]
+    prefix: str
 
 
-class TorchReader:
-    """Reader of the state dict in a `.pt` zip, of the mapping `key` in it where there is one.
-
-    `notes` lists what was unwrapped or left out, `prefix` is the rest of `key`.
-    """
-
-    def __init__(self, path: Path, *, verify: bool = False, key: str = "") -> None:
-        self.path, self.key = path, key
-        self.zip = TorchZip(path)
-        if verify:
-            self.zip.verify()
-        saved, inert = _metadata(self.zip)
-        tensors, self.notes, self.prefix = unwrap(saved, str(path), key)
-        if inert:
-            self.notes.append(f"not run, left as data: {', '.join(inert[:6])}")
-        members = {m.offset: m.num_bytes for m in self.zip.members.values()}
-        self._stored = {name: _place(name, tensor, members, path) for name, tensor in tensors.items()}
-
-    def names(self) -> list[str]:
-        return list(self._stored)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._stored[name].storage.dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored[name].storage.shape
-
-    def extent(self, name: str) -> FileExtent | None:
-        stored = self._stored[name]
-        if not stored.contiguous:
-            return None
-        return FileExtent(self.path, stored.offset, stored.storage.dtype, stored.storage.shape)
-
-    def read(self, name: str) -> Tensor:
-        stored = self._stored[name]
-        if stored.contiguous:
-            return self.zip.blocks.tensor(stored.storage.dtype, stored.storage.shape, stored.offset)
-        return self._strided(stored, stored.storage.shape, stored.first)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        stored = self._stored[name]
-        shape = stored.storage.shape
-        stop = min(stop, shape[0])
-        part = (max(stop - start, 0), *shape[1:])
-        if stored.contiguous:
-            row_bytes = torch.Size(shape[1:]).numel() * stored.storage.dtype.itemsize
-            return self.zip.blocks.tensor(stored.storage.dtype, part, stored.offset + start * row_bytes)
-        return self._strided(stored, part, stored.first + start * stored.stride[0])
-
-    def _strided(self, stored: StoredTensor, shape: tuple[int, ...], first: int) -> Tensor:
-        """Read the span that the strides cover (for a transposed weight: all of it), then select."""
-        if 0 in shape:
-            return torch.empty(shape, dtype=stored.storage.dtype)
-        span = 1 + sum((size - 1) * step for size, step in zip(shape, stored.stride, strict=True))
-        offset = stored.storage.offset + first * stored.storage.dtype.itemsize
-        flat = self.zip.blocks.tensor(stored.storage.dtype, (span,), offset)
-        return flat.as_strided(shape, stored.stride).contiguous()
+def open_torch(path: Path, *, verify: bool = False, key: str = "") -> TorchFile:
+    """Open the state dict in a `.pt` zip, that of the mapping `key` in it where there is one."""
+    file = TorchZip(path)
+    if verify:
+        file.verify()
+    saved, inert = _metadata(file)
+    tensors, notes, prefix = unwrap(saved, str(path), key)
+    if inert:
+        notes.append(f"not run, left as data: {', '.join(inert[:6])}")
+    members = {member.offset: member.num_bytes for member in file.members.values()}
+    weights = {name: _weight(name, tensor, members, file.blocks) for name, tensor in tensors.items()}
+    return TorchFile(weights, notes, prefix)
 
 
 def load_safely(path: Path, where: str = "") -> Any:
@@ -155,8 +108,9 @@ def _metadata(file: TorchZip) -> tuple[Any, list[str]]:
         return load_safely(file.path), inert_among(names)
 
 
-def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) -> StoredTensor:
-    where, shape = str(path), tuple(tensor.shape)
+def _weight(name: str, tensor: Tensor, members: Mapping[int, int], file: FileBlocks) -> Weight:
+    """Return a tensor of the file by its storage and strides; raise `SourceError` where they do not fit the file."""
+    where, shape = str(file.path), tuple(tensor.shape)
     if tensor.layout != torch.strided or tensor.is_quantized or not isinstance(tensor, FakeTensor):
         kind = str(tensor.layout) if tensor.layout != torch.strided else type(tensor).__name__
         raise SourceError(f"tensor {name!r} is {kind}; only plain dense tensors can be read", where=where)
@@ -189,5 +143,22 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
             where=where,
             hint="An expanded tensor: save it after .contiguous()",
         )
-    extent = FileExtent(path, offset, tensor.dtype, shape)
-    return StoredTensor(extent, stride, first, tensor.is_contiguous())
+    if tensor.is_contiguous():
+        return in_file(file, FileExtent(file.path, offset + first * itemsize, tensor.dtype, shape))
+    return _strided(file, FileExtent(file.path, offset, tensor.dtype, shape), stride, first)
+
+
+def _strided(file: FileBlocks, storage: FileExtent, stride: tuple[int, ...], first: int) -> Weight:
+    """Return a tensor whose elements lie at strides over a storage, `first` elements behind its start."""
+    shape, dtype = storage.shape, storage.dtype
+
+    def rows(start: int, stop: int) -> Tensor:
+        """Read the span that the strides cover (for a transposed weight: all of it), then select."""
+        part = (max(min(stop, shape[0]) - start, 0), *shape[1:])
+        if 0 in part:
+            return torch.empty(part, dtype=dtype)
+        span = 1 + sum((size - 1) * step for size, step in zip(part, stride, strict=True))
+        offset = storage.offset + (first + start * stride[0]) * dtype.itemsize
+        return file.tensor(dtype, (span,), offset).as_strided(part, stride).contiguous()
+
+    return Weight(dtype, shape, rows)
