@@ -26,14 +26,14 @@ from tests.support.lazy_graph_modules import generate_code_lazily
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-pipeline/test_backends_and_formats test_readme_commands test_tutorials kernels/test_fused_decoder_layers
+run/test_backends_and_formats test_readme_commands test_tutorials kernels/test_fused_decoder_layers
 kernels/test_native_arm kernels/test_triton_interpreter cli/test_generate serve/llm/test_trained_llm
-predict/test_text_generation backends/test_inductor_steps backends/test_ort_steps llm/test_encoder_decoder
+predict/test_text_generation backends/test_inductor_steps backends/ort/test_ort_steps llm/test_encoder_decoder
 artifact/test_mutated_artifacts llm/test_paged_step predict/test_task_answers budget_search/test_isolation
-onnx/test_table_layers llm/test_lora_variants artifact/test_stored_data pipeline/test_every_source
-llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact backends/test_ort_encoder_decoders
-pipeline/test_mixed_precision pipeline/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
-llm/test_latent_attention backends/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
+backends/ort/test_table_layers llm/test_lora_variants artifact/test_stored_data run/test_every_source
+llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact backends/ort/test_ort_encoder_decoders
+run/test_mixed_precision run/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
+llm/test_latent_attention backends/trt/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
 serve/http/test_openapi cli/test_cli serve/test_page serve/workers/test_workers serve/test_chaos
 serve/http/test_bad_requests serve/test_end_to_end gate/test_planted_faults
 """.split()  # noqa: SIM905 - a word is a file
