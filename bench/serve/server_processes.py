@@ -1,4 +1,4 @@
-"""Processes under test: our server, a plain FastAPI endpoint, HTTP without a model, and the model alone."""
+"""Processes under test: our server, with and without its fast path and its worker, and the model alone."""
 
 from __future__ import annotations
 
@@ -118,66 +118,6 @@ def role_embedded(artifact: str) -> int:
     return role_infer(artifact, in_process=True)
 
 
-def role_naive(artifact: str) -> int:
-    import uvicorn
-    from fastapi import FastAPI
-    from pydantic import create_model
-
-    from infer.serve.http.listener import listen
-
-    predictor = load(artifact)
-    predictor.warmup()
-    dtypes = {spec.name: spec.dtype for spec in predictor.inputs}
-    body_type = create_model("Body", inputs=(dict[str, list[Any]], ...))
-
-    def predict(body: Any) -> Any:
-        arrays = {name: np.array(value, dtype=dtypes[name]) for name, value in body.inputs.items()}
-        return {name: value.tolist() for name, value in predictor.predict(arrays).items()}
-
-    predict.__annotations__ = {"body": body_type, "return": dict[str, list[Any]]}
-    app = FastAPI()
-    app.post("/predict")(predict)
-    with listen("127.0.0.1", 0) as listener:
-        print(f"naive at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(app, access_log=False, log_level="warning")
-        uvicorn.Server(config).run(sockets=[listener])
-    return 0
-
-
-def role_bare(artifact: str) -> int:
-    """Serve an app that sends the body back under uvicorn: the floor of anything over HTTP."""
-    import uvicorn
-
-    from infer.serve.http.listener import listen
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = (await receive())["body"]
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    with listen("127.0.0.1", 0) as listener:
-        print(f"bare at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")
-        uvicorn.Server(config).run(sockets=[listener])
-    return 0
-
-
-def role_text(artifact: str) -> int:
-    """Read `seconds` from each line on stdin and print the rate of prompts of a language model, one by one."""
-    predictor, random = load(artifact), np.random.default_rng(0)
-    predictor.generate("a", max_tokens=2)
-    print("text at http://127.0.0.1:0", flush=True)
-    for line in sys.stdin:
-        done, began, seconds = 0, time.perf_counter(), json.loads(line)["seconds"]
-        while time.perf_counter() - began < seconds:
-            words = " ".join(str(number) for number in random.integers(100, 1000, 60))  # in no cache
-            predictor.generate(words, max_tokens=16, ignore_eos=True)
-            done += 1
-        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
-    return 0
-
-
 def alone(predictor: Any, requests: list[dict[str, np.ndarray]]) -> list[float]:
     """Return the least of `TIMES` times of each request, in turns."""
     taken = np.full((TIMES, len(requests)), np.inf)
@@ -224,10 +164,7 @@ ROLES: dict[str, Callable[[str], int]] = {
     "infer": role_infer,
     "ordinary": role_ordinary,
     "embedded": role_embedded,
-    "naive": role_naive,
-    "bare": role_bare,
     "model": role_model,
-    "text": role_text,
 }
 
 
