@@ -83,15 +83,15 @@ bench-serve: $(STAMP) .peers/.installed
 	$(RUN) -c "$$purelib" > "$$(.peers/bin/python -c "$$purelib")/behind.pth"
 	touch $@
 
-# Other people's clients and load tools against a served model; those that are not installed are named. perf_analyzer is
-# a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d.
+# Other people's load tools against a served model. perf_analyzer is a program in an old wheel of tritonclient; it wants
+# libcudart from another wheel, and Debian's libb64-0d.
 serve-tools: $(STAMP) .tools/.installed
-	$(RUN) -m bench.serve.client_tools
+	$(RUN) -m bench.serve.load_tools
 
 WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps --only-binary=:all: --dest .tools/wheels
 .tools/.installed: $(STAMP)
 	test -x .tools/bin/python || $(PYTHON) -m venv .tools
-	.tools/bin/python -m pip install --disable-pip-version-check aiperf==0.13.0 'tritonclient[http]==2.73.0' 'ml-dtypes<=0.5.4' 'greenlet<3.4'
+	.tools/bin/python -m pip install --disable-pip-version-check aiperf==0.13.0
 	$(WHEEL) --platform manylinux1_x86_64 tritonclient==2.50.0
 	$(WHEEL) --platform manylinux2014_x86_64 nvidia-cuda-runtime-cu12==12.4.127
 	mkdir -p .tools/perf

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from bench.quality import format_error
 from bench.shared.bars import Bar
+from bench.shared.results import progress
 
 NAME = "nf4 weights"
 # Ours, the rival, and the share of its error that ours may have. Both of the second pair have 4.5 bits a weight, ours
@@ -21,7 +20,7 @@ PAIRS = (
 
 def measure() -> list[Bar]:
     """Measure relative rms errors over all matrices of each real checkpoint; random ones are not judged."""
-    rows = format_error.measure_weights(lambda text: print(text, file=sys.stderr, flush=True))
+    rows = format_error.measure_weights(progress)
     errors = {(row.checkpoint, row.format): row.error for row in rows}
     bars = []
     for checkpoint in dict.fromkeys(

@@ -144,10 +144,11 @@ def llama_perplexity(path: Path, tokens: np.ndarray, threads: int = THREADS) -> 
     return found
 
 
-def transformers_perplexity(rows: Tensor) -> float:
+def transformers_perplexity(rows: Tensor, folder: Path = SOURCE) -> float:
+    """Return the perplexity of rows int64 [n, length] by transformers in float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return _perplexity(rows, lambda row: model(row[None]).logits[0])
 

@@ -9,15 +9,11 @@ timed. Merges into bench/results/lm-DATE-CPU.json and .md; exits 1 when a bar is
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
-import torch
-
+from bench.kernels import attention
 from bench.llm import (
-    decode_attention,
     decode_prefill,
     decoder_shapes,
     engine_overhead,
@@ -26,12 +22,10 @@ from bench.llm import (
     same_gguf_file,
     transformers_decode,
 )
-from bench.shared import bars
-from bench.shared.bars import Bar
-from bench.shared.repository import ROOT
-from bench.shared.results import machine_header
+from bench.shared import suite
+from bench.shared.bars import Bar, todays_bars
+from bench.shared.suite import THREADS, Measure
 
-THREADS = decode_prefill.THREADS
 KINDS = (
     "decode 135M",
     "decode 1B",
@@ -39,11 +33,11 @@ KINDS = (
     "prefill 1B",
     "same",
     "decode attention",
+    "prefill attention",
     "4 bit file",
     "shared",
     "engine",
 )
-Measure = Callable[[float], list[Bar]]
 
 
 def works() -> Iterator[tuple[str, Measure]]:
@@ -53,14 +47,14 @@ def works() -> Iterator[tuple[str, Measure]]:
     for work in same_gguf_file.cases():
         yield work.name, lambda seconds, work=work: same_gguf_file.measure(work, seconds)
     yield transformers_decode.NAME, transformers_decode.measure
-    for size in decode_attention.works():
-        yield decode_attention.title(size), lambda seconds, size=size: decode_attention.measure(size, seconds)
+    for size in attention.works():
+        yield size.name, lambda seconds, size=size: attention.measure(size, seconds)
     yield perplexity.NAME, lambda seconds: perplexity.measure()
     yield engine_overhead.PREFIX, engine_overhead.prefix
     yield engine_overhead.OVERHEAD, engine_overhead.overhead
 
 
-def prepare(names: list[str]) -> None:
+def prepare(names: Sequence[str]) -> None:
     """Make all that takes minutes and is kept: files, compiled steps, filled caches."""
     for shape in decoder_shapes.SHAPES.values():
         if any(case.shape is shape and case.name in names for case in decode_prefill.cases()):
@@ -83,36 +77,9 @@ def tables(bars: list[Bar]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="*", help="names of work, with wildcards, separated by commas")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each piece of work")
-    parser.add_argument("--render", action="store_true", help="measure nothing, print today's table")
-    parser.add_argument("--prepare", action="store_true", help="only make what takes minutes and is kept")
-    arguments = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    patterns = arguments.only.split(",")
-    chosen = [(n, call) for n, call in works() if any(fnmatch.fnmatch(n, p) for p in patterns)]
-    if not chosen:
-        parser.error(f"nothing is named {arguments.only!r}. Known: " + ", ".join(name for name, _ in works()))
-    if arguments.prepare:
-        prepare([name for name, _ in chosen])
-        return 0
-    head = machine_header(threads=THREADS)
-    head["versions"] |= llama_cpp_model.versions()
-    path, kept = bars.keep([], head, "lm", KINDS, tables)
-    for name, measure in [] if arguments.render else chosen:
-        print(name, file=sys.stderr, flush=True)
-        path, kept = bars.keep(measure(arguments.seconds), head, "lm", KINDS, tables)
-    wanted = {name for name, _ in chosen}
-    shown = [bar for bar in kept if bar.work in wanted]
-    print(bars.table(shown) + tables(shown))
-    print(f"written: {path.relative_to(ROOT)}")
-    absent = wanted - {bar.work for bar in shown}
-    for name in sorted(absent):
-        print(f"not measured: {name}", file=sys.stderr)
-    return 0 if all(bar.is_met for bar in shown) and not absent else 1
+    rows = todays_bars("lm", KINDS, tables, threads=THREADS)
+    rows.head["versions"] |= llama_cpp_model.versions()
+    return suite.run(__doc__, works(), rows, prepare, tables)
 
 
 if __name__ == "__main__":
