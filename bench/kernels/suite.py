@@ -1,4 +1,4 @@
-"""Speed and error bars of the kernels in one table: our layers and whole models against every rival installed.
+"""Speed bars of the kernels in one table: our layers and whole models against every rival installed.
 
     python -m bench.kernels.suite [--only 'lut4*M=1,MiniLM*'] [--prepare | --render]
 
@@ -18,12 +18,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from bench.kernels import call_overhead, linear, nf4_error, whole_models
+from bench.kernels import call_overhead, linear, whole_models
 from bench.shared import suite
 from bench.shared.bars import todays_bars
 from bench.shared.suite import THREADS, Measure
 
-KINDS = ("lut4", "int8", "call", "MiniLM", "BERT", "ResNet", "nf4")
+KINDS = ("lut4", "int8", "call", "MiniLM", "BERT", "ResNet")
 
 
 def works() -> Iterator[tuple[str, Measure]]:
@@ -33,7 +33,6 @@ def works() -> Iterator[tuple[str, Measure]]:
     yield call_overhead.NAME, lambda _: call_overhead.measure()
     for whole in whole_models.cases():
         yield whole.name, lambda _, whole=whole: whole_models.measure(whole)
-    yield nf4_error.NAME, lambda _: nf4_error.measure()
 
 
 def prepare(names: Sequence[str]) -> None:

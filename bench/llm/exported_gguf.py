@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from bench.llm import llama_cpp_model, perplexity
+from bench.llm import llama_cpp_model
 from bench.shared.child_process import EngineCrashed, apart
 from bench.shared.command_line import parser_of
 from bench.shared.repository import MODELS
@@ -69,8 +73,8 @@ def measure(source: Path, kind: str, folder: Path, count: int = ROWS) -> dict[st
     found: list[list[int]] = apart(tokenize, path, texts)
     differ = [one for one, ours, theirs in zip(texts, wanted, found, strict=True) if ours != theirs]
     rows = torch.tensor(wanted[0][: count * LENGTH]).reshape(count, LENGTH)
-    theirs = apart(perplexity.llama_perplexity, path, rows.numpy(), 1)
-    expected = perplexity.transformers_perplexity(rows, folder / "decoded")
+    theirs = apart(llama_perplexity, path, rows.numpy(), 1)
+    expected = transformers_perplexity(rows, folder / "decoded")
     return {
         **{
             "type": kind,
@@ -88,6 +92,39 @@ def tokenize(path: Path, texts: list[str]) -> list[list[int]]:
     found = [model.tokenize(text) for text in texts]
     model.close()
     return found
+
+
+def llama_perplexity(path: Path, tokens: np.ndarray, threads: int) -> float:
+    """Measure perplexity by llama.cpp, tokens int64 [rows, length]; runs in a process of its own."""
+    rows = torch.from_numpy(tokens)
+    model = llama_cpp_model.Model(path)
+    length = rows.shape[1]
+    context = llama_cpp_model.Context(model, length=length, threads=threads)
+
+    def logits(row: Tensor) -> Tensor:
+        context.forget()
+        context.decode(context.batch([(t, i, 0) for i, t in enumerate(row.tolist())], range(length)))
+        return context.logits(range(length))
+
+    found = _perplexity(rows, logits)
+    context.close()
+    model.close()
+    return found
+
+
+def transformers_perplexity(rows: Tensor, folder: Path) -> float:
+    """Return the perplexity of rows int64 [n, length] by transformers in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return _perplexity(rows, lambda row: model(row[None]).logits[0])
+
+
+def _perplexity(rows: Tensor, logits: Callable[[Tensor], Tensor]) -> float:
+    """Return the perplexity of every token of a row but its first."""
+    losses = [F.cross_entropy(logits(row)[:-1].float(), row[1:], reduction="sum").item() for row in rows]
+    return math.exp(math.fsum(losses) / (rows.shape[0] * (rows.shape[1] - 1)))
 
 
 def is_equal(row: dict[str, Any]) -> bool:

@@ -2,9 +2,9 @@
 
     python -m bench.llm.suite [--only 'decode 135M*,prefill*'] [--seconds 30] [--prepare | --render]
 
-Random weights of two Llama shapes for speed, the trained pydoc_lm for quality; llama.cpp reads GGUF files of the very
-same weights. Each piece of work is one interleaved run on two threads, and an engine whose output is wrong is not
-timed. Merges into bench/results/lm-DATE-CPU.json and .md; exits 1 when a bar is missed or a rival is absent.
+Random weights of two Llama shapes; llama.cpp reads GGUF files of the very same weights. Each piece of work is one
+interleaved run on two threads, and an engine whose output is wrong is not timed. Merges into
+bench/results/lm-DATE-CPU.json and .md; exits 1 when a bar is missed or a rival is absent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from bench.llm import (
     decoder_shapes,
     engine_overhead,
     llama_cpp_model,
-    perplexity,
     same_gguf_file,
     transformers_decode,
 )
@@ -34,7 +33,6 @@ KINDS = (
     "same",
     "decode attention",
     "prefill attention",
-    "4 bit file",
     "shared",
     "engine",
 )
@@ -49,7 +47,6 @@ def works() -> Iterator[tuple[str, Measure]]:
     yield transformers_decode.NAME, transformers_decode.measure
     for size in attention.works():
         yield size.name, lambda seconds, size=size: attention.measure(size, seconds)
-    yield perplexity.NAME, lambda seconds: perplexity.measure()
     yield engine_overhead.PREFIX, engine_overhead.prefix
     yield engine_overhead.OVERHEAD, engine_overhead.overhead
 
@@ -64,22 +61,17 @@ def prepare(names: Sequence[str]) -> None:
         if work.name in names and llama_cpp_model.missing() is None:
             print(work.name, flush=True)
             same_gguf_file.prepare(work)
-    if perplexity.NAME in names:
-        print(perplexity.NAME, flush=True)
-        perplexity.prepare()
 
 
-def tables(bars: list[Bar]) -> str:
-    """Return the tables under the bars: tokens per second of every engine, bytes and perplexity of every file."""
-    parts = [decode_prefill.table([bar for bar in bars if "tokens" in bar.details])]
-    parts += [perplexity.table(bar) for bar in bars if "ours" in bar.details][:1]
-    return "".join(f"\n{part}" for part in parts)
+def table(bars: list[Bar]) -> str:
+    """Return the table under the bars: tokens per second of every engine."""
+    return "\n" + decode_prefill.table([bar for bar in bars if "tokens" in bar.details])
 
 
 def main() -> int:
-    rows = todays_bars("lm", KINDS, tables, threads=THREADS)
+    rows = todays_bars("lm", KINDS, table, threads=THREADS)
     rows.head["versions"] |= llama_cpp_model.versions()
-    return suite.run(__doc__, works(), rows, prepare, tables)
+    return suite.run(__doc__, works(), rows, prepare, table)
 
 
 if __name__ == "__main__":

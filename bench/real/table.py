@@ -201,17 +201,20 @@ HEAD = "| file | command | outcome | s | MB | ÷ original time at 1, 8 | task: o
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table, then what was said and is untrue, then the bars."""
-    lines = [HEAD, "|---|---|---|--:|--:|---|---|--:|--:|"]
-    for row in rows:
-        size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "")
-        ratios = ", ".join(f"{one.ratio:.2f}" for one in row.real)
-        task = "" if row.task is None else f"{row.measure} {row.original_task:.3f}, {row.task:.3f}"
-        error = "" if row.error is None else f"{row.error:.1g}"
-        untrue = f"{len(row.untrue)} of {len(row.claims)}" if row.claims else ""
-        made = f"{row.outcome}, {row.backend}" if row.backend else row.outcome
-        cells = (row.name, row.command, made, f"{row.seconds:.0f}", size, ratios, task, error, untrue)
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [HEAD, "|---|---|---|--:|--:|---|---|--:|--:|", *map(line_of, rows)]
     return "\n".join(lines) + "\n\n" + _details(rows) + table(bars(rows))
+
+
+def line_of(row: Row) -> str:
+    """Return the line of a row in the table."""
+    size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "")
+    ratios = ", ".join(f"{one.ratio:.2f}" for one in row.real)
+    task = "" if row.task is None else f"{row.measure} {row.original_task:.3f}, {row.task:.3f}"
+    error = "" if row.error is None else f"{row.error:.1g}"
+    untrue = f"{len(row.untrue)} of {len(row.claims)}" if row.claims else ""
+    made = f"{row.outcome}, {row.backend}" if row.backend else row.outcome
+    cells = (row.name, row.command, made, f"{row.seconds:.0f}", size, ratios, task, error, untrue)
+    return f"| {' | '.join(cells)} |"
 
 
 def _details(rows: Sequence[Row]) -> str:
@@ -220,19 +223,6 @@ def _details(rows: Sequence[Row]) -> str:
         about = row.untrue if row.outcome == PUBLISHED else [row.said]
         lines += [f"- {row.name}, {row.command}: {line}" for line in about if line]
     return "\n".join(line.replace("|", "/") for line in lines) + "\n\n" if lines else ""
-
-
-def screen(row: Row, width: int) -> str:
-    """Return one row for a terminal of so many columns, two lines where one is too long; then what is untrue."""
-    ratios = ", ".join(f"{1 / one.ratio:.2f}×" for one in row.real)
-    task = "" if row.task is None else f"{row.measure} {row.original_task:.3f} → {row.task:.3f}"
-    size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "") + " MB"
-    made = f"{row.outcome} ({row.backend})" if row.backend else row.outcome
-    head = f"{row.name:20.20} {row.command:5} {made:20.20} {row.seconds:4.0f} s  {size:16.16}"
-    more = f"{ratios:14.14} {task}".rstrip()
-    lines = [f"{head} {more}"] if len(head) + len(more) < width or not more else [head, f"    {more}"]
-    about = row.untrue if row.outcome == PUBLISHED else [row.said]
-    return "\n".join(line[:width].rstrip() for line in [*lines, *(f"    {line}" for line in about if line)])
 
 
 def matches(entry: PublishedFile, only: str) -> bool:
@@ -249,7 +239,6 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="run nothing, write the table again")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one command")
     arguments = parser.parse_args()
-    width = min(max(shutil.get_terminal_size((160, 24)).columns, 80), 160)
     order = [(entry.name, command) for entry in FILES for command in COMMANDS]
     table_rows = TodaysRows("real", Row, markdown, order=lambda row: order.index(row.key), threads=THREADS)
     known = table_rows.keep([])
@@ -272,7 +261,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="real-") as work:
         for entry, command in wanted:
             row = run_file(entry, command, Path(work), arguments.timeout)
-            print(screen(row, width), flush=True)
+            print(line_of(row), *row.untrue, sep="\n    ", flush=True)
             known = table_rows.keep([row])
     results_page.write()
     print("\n" + table(bars(known)))

@@ -137,7 +137,7 @@ class ModelAlone:
         done, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             for group in groups:
-                self._predictor.predict(self._layout.join(group)[0])
+                self._predictor.predict(self._layout.collate(group)[0])
                 done += len(group)
         return done / (time.perf_counter() - began)
 
