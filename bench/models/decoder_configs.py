@@ -69,20 +69,22 @@ MIXTURE: Sizes = {
 }
 CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     # Attention through transformers' interface.
-    **{name: (name, GROUPED) for name in ("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "granite")},
-    **{name: (name, GROUPED) for name in ("ministral3", "olmo", "olmo3", "seed_oss", "smollm3", "stablelm")},
-    **{name: (name, GROUPED) for name in ("bitnet", "internlm3")},
-    **{name: (name, WIDE) for name in ("apertus", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "nemotron")},
-    "vaultgemma": ("vaultgemma", WIDE),
-    **{name: (name, COMMON) for name in ("biogpt", "diffllama", "nanochat", "persimmon")},
     **{
-        name: (name, SIZES[name])
-        for name in ("llama", "olmo2", "phi3", "starcoder2", "doge", "gemma", "qwen3")
+        name: (name, GROUPED)
+        for name in ("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "granite", "llama")
     },
     **{
-        name: (name, SIZES[name]) for name in ("gpt_neox", "phi", "gemma2", "gemma3_text", "mistral", "qwen2")
+        name: (name, GROUPED)
+        for name in ("ministral3", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "stablelm")
     },
-    **{name: (name, SIZES[name]) for name in ("opt", "gpt2")},
+    **{name: (name, GROUPED) for name in ("bitnet", "internlm3", "phi3", "starcoder2", "doge")},
+    **{
+        name: (name, WIDE)
+        for name in ("apertus", "exaone4", "gemma", "glm", "glm4", "hunyuan_v1_dense", "nemotron")
+    },
+    **{name: (name, WIDE) for name in ("qwen3", "vaultgemma")},
+    **{name: (name, COMMON) for name in ("biogpt", "diffllama", "gpt_neox", "nanochat", "persimmon", "phi")},
+    **{name: (name, SIZES[name]) for name in ("gemma2", "gemma3_text", "gpt2")},
     "helium": ("helium", {**GROUPED, "head_dim": 16}),
     "gpt_bigcode": ("gpt_bigcode", {**GPT, "multi_query": True}),
     "llama (linear rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
@@ -93,18 +95,16 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         },
     ),
+    **{name: (name, SIZES[name]) for name in ("mistral", "qwen2", "opt")},
     "opt (350m)": (
         "opt",
         {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
     ),
     # Attention in the model's own code.
-    **{
-        name: (name, SIZES[name])
-        for name in ("bloom", "codegen", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt")
-    },
-    "xglm": ("xglm", SIZES["xglm"]),
+    **{name: (name, SIZES[name]) for name in ("bloom", "codegen")},
     "falcon (multi-query)": ("falcon", SIZES["falcon"]),
     **{name: ("falcon", SIZES[name]) for name in ("falcon (new decoder)", "falcon (alibi)")},
+    **{name: (name, SIZES[name]) for name in ("gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "xglm")},
     # Positions that depend on the length.
     "llama (dynamic rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     "phi3 (longrope)": (
