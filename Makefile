@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
+.PHONY: demo test lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -57,14 +57,8 @@ bench-quality: $(STAMP)
 bench-bits: $(STAMP)
 	$(RUN) -m bench.quality.quality_per_bit $(if $(PEERS),--peers $(PEERS))
 
-bench-mixed: $(STAMP)
-	$(RUN) -m bench.quality.mixed_precision
-
 bench-auto: $(STAMP)
 	$(RUN) -m bench.kernels.auto_backend
-
-bench-traps: $(STAMP)
-	$(RUN) -m bench.kernels.dispatch_guard
 
 bench-tune: $(STAMP)
 	$(RUN) -m bench.tune.recovery
@@ -76,7 +70,7 @@ bench-load: $(STAMP)
 	$(RUN) -m bench.load.checkpoint_open
 
 # All of them, then 1 if a bar was missed in any.
-SERVE_BENCHES := fastapi_comparison process_hop overload overload_llm peers.comparison
+SERVE_BENCHES := process_hop overload overload_llm peers.comparison
 bench-serve: $(STAMP) .peers/.installed
 	@missed=; for name in $(SERVE_BENCHES); do $(RUN) -m bench.serve.$$name || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "missed or failed:$$missed"; exit 1; }
@@ -89,15 +83,15 @@ bench-serve: $(STAMP) .peers/.installed
 	$(RUN) -c "$$purelib" > "$$(.peers/bin/python -c "$$purelib")/behind.pth"
 	touch $@
 
-# Other people's clients and load tools against a served model; those that are not installed are named. perf_analyzer is
-# a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d.
+# Other people's load tools against a served model. perf_analyzer is a program in an old wheel of tritonclient; it wants
+# libcudart from another wheel, and Debian's libb64-0d.
 serve-tools: $(STAMP) .tools/.installed
-	$(RUN) -m bench.serve.client_tools
+	$(RUN) -m bench.serve.load_tools
 
 WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps --only-binary=:all: --dest .tools/wheels
 .tools/.installed: $(STAMP)
 	test -x .tools/bin/python || $(PYTHON) -m venv .tools
-	.tools/bin/python -m pip install --disable-pip-version-check aiperf==0.13.0 'tritonclient[http]==2.73.0' 'ml-dtypes<=0.5.4' 'greenlet<3.4'
+	.tools/bin/python -m pip install --disable-pip-version-check aiperf==0.13.0
 	$(WHEEL) --platform manylinux1_x86_64 tritonclient==2.50.0
 	$(WHEEL) --platform manylinux2014_x86_64 nvidia-cuda-runtime-cu12==12.4.127
 	mkdir -p .tools/perf

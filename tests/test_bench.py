@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.shared import results_page
+from bench.shared import results, results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
@@ -55,7 +55,7 @@ for name in sys.argv[2:]:
     except Exception as error:
         failed[name] = repr(error)
         continue
-    if not hasattr(module, "main") or "argparse" not in vars(module) and "parse_arguments" not in vars(module):
+    if not hasattr(module, "main") or not {"argparse", "parser_of", "suite"} & vars(module).keys():
         continue
     sys.argv[1:], shown = ["--help"], io.StringIO()
     try:
@@ -123,3 +123,34 @@ def test_the_results_page_keeps_what_a_newer_run_did_not_measure(
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
     shown = {(one.name, one.date[-1]) for one in results_page.newest()}
     assert shown == {("lm", "3"), ("lm", "2"), ("table", "1"), ("table", "3")}
+
+
+@pytest.mark.parametrize(
+    ("brand", "cpuinfo", "name"),
+    [
+        ("AMD EPYC", "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\n", "amd-epyc-19h-01h"),
+        ("Intel(R) Xeon(R) CPU @ 2.50GHz", "cpu family\t: 6\nmodel\t\t: 85\n", "intel-xeon-2-50ghz-06h-55h"),
+        ("Neoverse-N1", "processor\t: 0\n", "neoverse-n1"),
+    ],
+)
+def test_result_files_name_the_model_behind_a_brand(brand: str, cpuinfo: str, name: str) -> None:
+    assert results.file_name_of(brand, cpuinfo) == name
+
+
+def test_pages_of_older_result_files_have_the_brand_alone() -> None:
+    shown = [
+        results_page.ResultFile("lm", "2026-01-01", cpu, Path()).machine
+        for cpu in ("amd-epyc", "amd-epyc-19h-01h")
+    ]
+    assert shown == ["AMD EPYC, 2026-01-01", "AMD EPYC (19h 01h), 2026-01-01"]
+
+
+def test_a_row_measured_again_replaces_the_former(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+    def rows() -> results.TodaysRows[dict[str, int]]:
+        return results.TodaysRows("x", dict, str, key=lambda row: row["n"], order=lambda row: row["n"])
+
+    rows().keep([{"n": 2, "v": 1}, {"n": 1, "v": 1}])
+    assert rows().keep([{"n": 2, "v": 5}]) == rows().read() == [{"n": 1, "v": 1}, {"n": 2, "v": 5}]
+    assert rows().path.with_suffix(".md").read_text().endswith("[{'n': 1, 'v': 1}, {'n': 2, 'v': 5}]")

@@ -150,20 +150,6 @@ def test_bars_count_what_is_faster_and_what_is_true() -> None:
     assert got["verdicts whose every number is true"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-def test_a_row_fits_the_terminal(width: int) -> None:
-    row = table.Row(
-        name="voicefilter embedder", command="first", kind="speaker", measure="pitch within 50 cents",
-        outcome=table.PUBLISHED, backend="openvino", seconds=123.4, source_bytes=12_000_000, bytes=3_000_000,
-        original_task=1.0, task=0.998, real=[Timed(b, 1, 2, 0.5, 0.5, 0.5) for b in (1, 8)],
-        claims=[Claim("size MB", "0.5 " * 50, "1", holds=False)],
-    )  # fmt: skip
-    lines = table.screen(row, width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert "2.00×, 2.00×" in " ".join(lines)
-    assert "0.998" in " ".join(lines)
-
-
 def test_the_table_names_files_of_wheels_that_it_lists() -> None:
     names = [entry.name for entry in table.FILES]
     assert len(set(names)) == len(names)

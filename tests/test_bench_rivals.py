@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bench.kernels import linear
-from bench.llm import expert_decode
 from bench.shared import bars, timing
 from bench.shared.rivals import Rivals
 from bench.shared.timing import Side
@@ -36,9 +35,3 @@ def test_a_crashed_layer_rival_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -
     assert ggml.got is None
     assert not ggml.is_met
     assert "| crashed: signal 11 | **missed** |" in bars.table([ggml])
-
-
-def test_a_crashed_experts_benchmark_is_a_table_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_decode, "_measure_with", planted_engines.expert_layer_crashes)
-    row = expert_decode.measure_apart("phi", "nf4", 1, 0.1)
-    assert expert_decode.row_text(row) == "phi      nf4          1 sequences: crashed: signal 11"

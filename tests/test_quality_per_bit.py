@@ -44,8 +44,7 @@ def test_rivals_outside_the_range_of_bits_are_no_bars() -> None:
 def test_a_rival_that_failed_is_a_row_with_its_reason() -> None:
     rows = [row("infer", "a", 4.0, 0.1), row("GPTQModel", "W4", None, why="crashed: signal 11")]
     assert bars(rows) == []
-    head = {"machine": {"cpu": "c"}, "threads": 2, "date": "d", "versions": {}}
-    assert "| GPTQModel | W4 | crashed: signal 11 |" in markdown(rows, head)
+    assert "| GPTQModel | W4 | crashed: signal 11 |" in markdown(rows)
 
 
 def test_the_plot_is_one_described_picture_of_what_was_measured() -> None:

@@ -12,7 +12,6 @@ package can't be made or has a finding, with 2 where this torch has no CUDA.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -28,8 +27,9 @@ import torch
 
 from backends import inductor
 from bench.gpu import described_device, tensorrt_models
+from bench.shared.command_line import parser_of
 from bench.shared.repository import ROOT
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows
 from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.reporter import Reporter
@@ -45,12 +45,6 @@ CPU_WORK = {
     "a tensor on the CPU": r"aoti_torch_empty_strided\([^;]*cached_torch_device_type_cpu",
     "a constant on the CPU": r"constants_info_\[\d+\]\.device_type = cached_torch_device_type_cpu",
 }
-
-
-class Results(msgspec.Struct):
-    """Result file."""
-
-    rows: list[Row]
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -139,20 +133,11 @@ def fill(row: Row) -> None:
     row.seconds = round(time.perf_counter() - began, 1)
 
 
-def rows_of_today() -> list[Row]:
-    """Return the rows that were compiled today."""
-    path = result_path("cuda-compile")
-    return msgspec.json.decode(path.read_bytes(), type=Results).rows if path.exists() else []
-
-
-def write(rows: list[Row]) -> Path:
-    """Write both result files of today; return the Markdown one."""
-    path = result_path("cuda-compile")
-    head = machine_header(torch=str(torch.__version__), described=described_device.PROPERTIES.name)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "rows": rows}), indent=1))
+def page(rows: list[Row]) -> str:
+    """Return the table of the packages."""
     lines = [
-        f"# AOTInductor packages for {described_device.PROPERTIES.name}, {head['date']}\n\n"
-        f"torch {torch.__version__}, on a machine without a GPU: compiled, linked and read, never run.\n\n"
+        f"AOTInductor packages for {described_device.PROPERTIES.name}, made on a machine without a GPU: compiled, "
+        "linked and read, never run.\n\n"
         "| model | quant | dtype | outcome | device | machine code | kernels | library KB | seconds | findings |\n"
         "|---|---|---|---|---|---|--:|--:|--:|---|\n"
     ]
@@ -164,14 +149,12 @@ def write(rows: list[Row]) -> Path:
             f"| {row.model} | {row.quant} | {row.dtype} | {row.outcome} | {row.device or ''} | {code} "
             f"| {len(row.kernels)} | {size} | {row.seconds} | {said} |\n"
         )
-    page = path.with_suffix(".md")
-    page.write_text("".join(lines))
-    return page
+    return "".join(lines)
 
 
 def main() -> int:
     """Compile the wanted rows; return 1 when one has a finding, 2 where nothing can be compiled."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(MODELS), help="models, joined by commas")
     parser.add_argument("--quant", help="formats, joined by commas; default: those of the table")
     given = parser.parse_args()
@@ -185,13 +168,13 @@ def main() -> int:
         for model in given.only.split(",")
         for quant in (given.quant.split(",") if given.quant else QUANTS[model])
     ]
-    rows = [row for row in rows_of_today() if (row.model, row.quant) not in wanted]
+    table = TodaysRows("cuda-compile", Row, page, key=lambda row: (row.model, row.quant))
     for model, quant in wanted:
-        rows.append(Row(model=model, quant=quant))
-        fill(rows[-1])
-        print(msgspec.json.encode(rows[-1]).decode(), flush=True)
-        page = write(rows)
-    print(page.read_text())
+        row = Row(model=model, quant=quant)
+        fill(row)
+        print(msgspec.json.encode(row).decode(), flush=True)
+        rows = table.keep([row])
+    print(page(rows))
     return 1 if any(row.findings for row in rows) else 0
 
 

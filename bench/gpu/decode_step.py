@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.shared.command_line import parser_of
 from bench.shared.repository import RESULTS
 from infer.kernels import gpu
 
@@ -305,9 +306,7 @@ def table(rows: list[dict[str, object]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--shapes", default="1B,8B", type=lambda text: text.split(","))
     parser.add_argument("--batches", default="1,8,64", type=numbers)

@@ -11,7 +11,6 @@ part that needs psutil, rich, typer or pytest fails with the name of the one tha
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.shared.command_line import parser_of
 from bench.shared.repository import RESULTS, ROOT, child_environment, module_command
 
 TAIL = 4000  # characters of a command's output that are kept
@@ -218,9 +218,7 @@ def is_done(part: Part, folder: Path) -> bool:
 
 def main() -> int:
     """Run the open parts; return 1 when a command of one failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(part.name for part in PARTS))
     parser.add_argument("--again", action="store_true", help="run parts that are done once more")
     parser.add_argument("--out", type=Path, default=RESULTS / f"gpu-first-{datetime.date.today()}")

@@ -9,7 +9,6 @@ bench/results/gpu-kernels-TRITON.json and .md after each kernel; a test compares
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import fnmatch
 import re
@@ -22,6 +21,7 @@ import msgspec
 import triton
 
 from bench.gpu.kernel_cases import CASES, WEIGHTS, K, N, launch_of
+from bench.shared.command_line import parser_of
 from bench.shared.repository import RESULTS
 from tests.support.triton_compile import compiled
 
@@ -142,7 +142,7 @@ def write(counts: list[Count]) -> Path:
 
 def main() -> int:
     """Count the wanted kernels; return 1 when one has grown since the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--capability", default=",".join(map(str, CAPABILITIES)))
     parser.add_argument("--only", default="*", help="kernels, with wildcards, separated by commas")
     given = parser.parse_args()

@@ -9,11 +9,11 @@ a recorded step adds its start and its tail. `--write` puts the table into docs/
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 
 from bench.gpu import kernel_table
+from bench.shared.command_line import parser_of
 from bench.shared.repository import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "gpu.md"
@@ -148,7 +148,7 @@ def with_table(page: str) -> str:
 
 def main() -> int:
     """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
     if parser.parse_args().write:
         PAGE.write_text(with_table(PAGE.read_text()))

@@ -11,7 +11,6 @@ them for this user.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import fnmatch
 import json
@@ -21,6 +20,7 @@ import time
 import torch
 from torch.nn import functional as F
 
+from bench.shared.command_line import parser_of
 from bench.shared.repository import RESULTS
 from infer.kernels import gpu
 
@@ -142,9 +142,7 @@ def write(head: dict, rows: list[dict], limits: dict[str, list[int]], wrong: lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=7, help="stop measuring after this time")
     parser.add_argument("--only", default="*", help="kinds, with wildcards, separated by commas")
     arguments = parser.parse_args()

@@ -11,10 +11,6 @@ bench/results/tensorrt-DATE-CPU.json and .md, written after each row.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +18,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 import torch
@@ -30,8 +25,10 @@ import torch
 from backends import trt
 from backends.trt import builder, libraries, lowering
 from bench.gpu.tensorrt_models import MODELS
+from bench.shared.child_process import ChildProcess, EngineCrashed
+from bench.shared.command_line import parser_of
 from bench.shared.repository import ROOT
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows
 from infer.errors import InferError, NotUsableError
 from infer.graph.program import Graph
 from infer.plan import Plan
@@ -67,10 +64,6 @@ class Cell(msgspec.Struct, kw_only=True):
         return self.model, self.quant, self.dtype, self.sm
 
 
-class Results(msgspec.Struct):
-    cells: list[Cell]
-
-
 def wanted(model: str, quants: list[str], dtypes: list[str]) -> list[Cell]:
     """List the cells of one model: every format in the last dtype; digits in every dtype without quantization.
 
@@ -86,37 +79,43 @@ def wanted(model: str, quants: list[str], dtypes: list[str]) -> list[Cell]:
     ]
 
 
-def fill(model: str, cells: list[Cell]) -> Iterator[Cell]:
-    """Build the cells of one model in turn; it is loaded and captured once."""
-    with tempfile.TemporaryDirectory() as work:
+class Builder:
+    """One model, loaded and captured once, for a process of its own: the library may end it."""
+
+    def __init__(self, model: str) -> None:
+        warnings.filterwarnings("ignore")
+        sys.path.insert(0, str(ROOT / "models"))
         torch.manual_seed(0)
-        plan = MODELS[model](Path(work) / "source").with_(device="cpu", dtype="float32", backend="eager")
+        self._work = tempfile.TemporaryDirectory()
+        self._folder = Path(self._work.name)
+        plan = MODELS[model](self._folder / "source").with_(device="cpu", dtype="float32", backend="eager")
         loaded, run = stages.load(stages.resolve(plan))
         loaded = replace(loaded, calibration=loaded.calibration or loaded.samples)  # nothing is judged here
-        plan = run.plan.with_(backend="trt")
-        original = stages.capture_original(plan, loaded, Reporter())
-        made: dict[tuple[str, str, str], Cell] = {}
-        for cell in cells:
-            asked = plan.with_(quant=RESOLVED.get(cell.quant, cell.quant), dtype=cell.dtype)
-            if same := made.get((asked.quant, cell.dtype, cell.sm)):
-                yield msgspec.structs.replace(same, quant=cell.quant)
-                continue
-            start = time.perf_counter()
-            try:
-                if reason := libraries.lacking(cell.sm.split(), cell.quant, cell.dtype):
-                    raise NotUsableError(reason)
-                small = stages.compress_model(asked, original)
-                graph = small.graph if small.windows is None else small.windows()
-                if reason := trt.refuses(graph, asked.with_(device="cuda")):
-                    raise NotUsableError(reason)
-                cell.compress_seconds = round(time.perf_counter() - start, 1)
-                _build(cell, graph, asked, Path(work) / "model.onnx")
-            except InferError as error:
-                cell.why = str(error)
-                if not isinstance(error, builder.BuilderError):
-                    cell.outcome = "refused"
-            made[asked.quant, cell.dtype, cell.sm] = cell
-            yield cell
+        self._plan = run.plan.with_(backend="trt")
+        self._original = stages.capture_original(self._plan, loaded, Reporter())
+        self._made: dict[tuple[str, str, str], Cell] = {}
+
+    def fill(self, cell: Cell) -> Cell:
+        """Build a cell, or say why not."""
+        asked = self._plan.with_(quant=RESOLVED.get(cell.quant, cell.quant), dtype=cell.dtype)
+        if same := self._made.get((asked.quant, cell.dtype, cell.sm)):
+            return msgspec.structs.replace(same, quant=cell.quant)
+        start = time.perf_counter()
+        try:
+            if reason := libraries.lacking(cell.sm.split(), cell.quant, cell.dtype):
+                raise NotUsableError(reason)
+            small = stages.compress_model(asked, self._original)
+            graph = small.graph if small.windows is None else small.windows()
+            if reason := trt.refuses(graph, asked.with_(device="cuda")):
+                raise NotUsableError(reason)
+            cell.compress_seconds = round(time.perf_counter() - start, 1)
+            _build(cell, graph, asked, self._folder / "model.onnx")
+        except InferError as error:
+            cell.why = str(error)
+            if not isinstance(error, builder.BuilderError):
+                cell.outcome = "refused"
+        self._made[asked.quant, cell.dtype, cell.sm] = cell
+        return cell
 
 
 def _build(cell: Cell, graph: Graph, plan: Plan, path: Path) -> None:
@@ -131,70 +130,37 @@ def _build(cell: Cell, graph: Graph, plan: Plan, path: Path) -> None:
     cell.outcome, cell.why = "built", built.unpacked and f"decoded, because packed: {built.unpacked}"
 
 
-@contextlib.contextmanager
-def stdout_for_results() -> Iterator[TextIO]:
-    """Yield the standard output; what Python or a native library prints meanwhile goes to the standard error.
-
-    TensorRT's builder writes warnings to file descriptor 1, past `sys.stdout`.
-    """
-    sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w") as results, contextlib.redirect_stdout(sys.stderr):
-        os.dup2(2, 1)
+def filled(model: str, cells: list[Cell]) -> Iterator[Cell]:
+    """Fill the cells of one model in a process of its own, and in another from the cell after that which ended it."""
+    child: ChildProcess | None = None
+    for cell in cells:
+        child = child or ChildProcess(Builder, model)
         try:
-            yield results
-        finally:
-            os.dup2(results.fileno(), 1)
+            yield child.call("fill", cell)
+        except EngineCrashed as error:
+            yield msgspec.structs.replace(cell, why=f"the process that built it {error}")
+            child.close()
+            child = None
+    if child:
+        child.close()
 
 
-def in_child(model: str, cells: list[Cell]) -> Iterator[Cell]:
-    """Fill the cells in a child process, and in another one from the cell after that which ended it."""
-    rest = list(cells)
-    while rest:
-        command = [sys.executable, "-m", "bench.gpu.tensorrt_forms", "--child", model]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(msgspec.json.encode(rest).decode())
-            child.stdin.close()
-            for line in child.stdout:
-                rest.pop(0)
-                yield msgspec.json.decode(line, type=Cell)
-        if rest and child.returncode == 0:
-            raise RuntimeError(f"the process that fills {model} left out {len(rest)} cells")
-        if rest:
-            lost = rest.pop(0)
-            lost.why = f"the process that built it ended with {child.returncode}"
-            yield lost
-
-
-def cells_of_today(asked: list[Cell], resume: bool) -> list[Cell]:
-    """Return the cells of today that are not asked for; with `resume` also those of them that did not fail."""
-    path = result_path("tensorrt")
-    found = msgspec.json.decode(path.read_bytes(), type=Results).cells if path.exists() else []
-    keys = {cell.key for cell in asked}
-    return [cell for cell in found if cell.key not in keys or (resume and cell.outcome != "failed")]
-
-
-def write(cells: list[Cell]) -> Path:
-    """Write both result files of today; return the Markdown one."""
-    path = result_path("tensorrt")
+def todays_cells() -> TodaysRows[Cell]:
+    """Return the cells of today, sorted by model and group of GPUs."""
     library = f"TensorRT-RTX {libraries.library_version(libraries.RTX)}"
-    head = machine_header(builder=library)
-    order = {model: index for index, model in enumerate(MODELS)}
-    cells = sorted(
-        cells, key=lambda cell: (order[cell.model], GROUPS.index(cell.sm) if cell.sm in GROUPS else 0)
-    )
-    path.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "cells": cells}), indent=1))
-    page = path.with_suffix(".md")
-    page.write_text(page_text(cells, library, str(head["date"])))
-    return page
+    models = list(MODELS)
+
+    def order(cell: Cell) -> tuple[int, int]:
+        return models.index(cell.model), GROUPS.index(cell.sm) if cell.sm in GROUPS else 0
+
+    return TodaysRows("tensorrt", Cell, page_text, order=order, field="cells", builder=library)
 
 
-def page_text(cells: list[Cell], library: str, date: str) -> str:
+def page_text(cells: list[Cell]) -> str:
     """Render the table: sizes in KB, weights and scratch memory as the builder states them."""
     whole = sum(len(wanted(model, list(QUANTS), list(DTYPES))) for model in MODELS)
     rows = [
-        f"# Engines of {library}, {date}\n\n{len(cells)} of {whole} cells (`--resume` fills the "
+        f"{len(cells)} of {whole} cells (`--resume` fills the "
         "others). Built on a machine without a GPU, TF32 off. Nothing was run: that needs a "
         "card. The models are those of `bench/gpu/tensorrt_models.py`: digits, MiniLM and the language model are whole "
         "and trained; BERT (2 layers of 256), ResNet (4 bottleneck blocks) and ViT (2 layers of 192) are random and "
@@ -216,36 +182,28 @@ def page_text(cells: list[Cell], library: str, date: str) -> str:
 
 def main() -> int:
     """Build the wanted cells; return 1 when one failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(MODELS), help="models, joined by commas")
     parser.add_argument("--quant", default=",".join(QUANTS))
     parser.add_argument("--dtype", default=",".join(DTYPES), help="of formats other than none, the last")
     parser.add_argument(
         "--resume", action="store_true", help="keep the cells that were built or refused today"
     )
-    parser.add_argument("--child", metavar="MODEL", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    sys.path.insert(0, str(ROOT / "models"))
     if reason := libraries.missing(libraries.RTX):
         print(reason, file=sys.stderr)
         return 5
-    if given.child:
-        with stdout_for_results() as results:
-            for cell in fill(given.child, msgspec.json.decode(sys.stdin.read(), type=list[Cell])):
-                print(msgspec.json.encode(cell).decode(), file=results, flush=True)
-        return 0
     asked = {
         model: wanted(model, given.quant.split(","), given.dtype.split(","))
         for model in given.only.split(",")
     }
-    cells = cells_of_today([cell for group in asked.values() for cell in group], given.resume)
-    done = {cell.key for cell in cells}
+    table = todays_cells()
+    done = {cell.key for cell in table.read() if given.resume and cell.outcome != "failed"}
     for model, group in asked.items():
-        for cell in in_child(model, [cell for cell in group if cell.key not in done]):
-            cells.append(cell)
-            write(cells)
+        for cell in filled(model, [cell for cell in group if cell.key not in done]):
+            table.keep([cell])
             print(f"{' '.join(cell.key)}  {cell.outcome}  {cell.why}"[:300], flush=True)
+    cells = table.read()
     failed = [cell for cell in cells if cell.outcome == "failed"]
     print(f"{len(cells)} cells, {len(failed)} failed")
     return 1 if failed else 0

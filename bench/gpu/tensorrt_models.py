@@ -7,23 +7,13 @@ from pathlib import Path
 
 import torch
 
-from bench.shared.repository import ROOT
+from bench.shared.example_models import plan
 from infer.plan import Plan
-
-
-def digits(folder: Path) -> Plan:
-    return Plan(source=str(ROOT / "models/digits.pt"), model=f"{ROOT / 'models/digits.py'}:build")
-
-
-def minilm(folder: Path) -> Plan:
-    import minilm as model
-
-    return Plan(source=str(model.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences")
 
 
 def language_window(folder: Path) -> Plan:
     """Return the language model of `models/pydoc_lm`, whose whole windows of tokens TensorRT runs."""
-    return Plan(source=str(ROOT / "models/pydoc_lm"))
+    return plan("pydoc_lm")
 
 
 def bert(folder: Path) -> Plan:
@@ -72,8 +62,8 @@ def _saved(model: torch.nn.Module, folder: Path) -> Plan:
 
 
 MODELS: dict[str, Callable[[Path], Plan]] = {
-    "digits": digits,
-    "minilm": minilm,
+    "digits": lambda _: plan("digits"),
+    "minilm": lambda _: plan("minilm"),
     "bert": bert,
     "resnet": resnet,
     "vit": vit,

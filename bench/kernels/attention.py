@@ -1,47 +1,43 @@
-"""Attention on the CPU: ours over a paged cache against torch's scaled_dot_product_attention over dense tensors.
+"""Attention on the CPU, ours over a paged cache, against torch's over dense tensors: SDPA's best form, FlexAttention.
 
-    python -m bench.kernels.attention [--only decode|prefill] [--match TEXT] [--rounds 9]
-
-Decode: one new token for each sequence. The rivals are the forms that torch has: query heads packed as rows of their KV
-head, in float32 and bfloat16, and `enable_gqa`; they read dense keys and values, ours finds pages in a shuffled table.
-Layers are rotated, so that every cache comes from memory. Prefill: one sequence, causal. Results are compared with the
-reference first; sides are timed in turns. Writes bench/results/attention-DATE-CPU.{json,md};
-exits 1 when a bar is missed.
+Decode: one new token for each sequence. The forms of SDPA are query heads packed as rows of their KV head, in float32
+and bfloat16, and `enable_gqa`; they read dense keys and values, ours finds pages in a shuffled table. Layers are
+rotated, so that every cache comes from memory. Prefill: one sequence, causal.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
-from bench.shared.results import result_path
-from bench.shared.rivals import Rivals
-from bench.shared.timing import READ_BYTES, Side, reader
-from infer import device as hardware
+from bench.shared.bars import Bar
+from bench.shared.timing import Side, interleaved_for
 from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, native
-from infer.kernels import cpu as library
 
 PAGE = 32
 ROTATED = 96 << 20  # bytes of keys and values that one turn reads at least: more than the last cache holds
 MOST_LAYERS = 48
-BARS = {"decode": 3.0, "prefill": 1.0}  # times torch's best form; decode at a context of 2048 or more
-CLOSE = {"float16": 1e-3, "int8": 2e-2}
+NEED = {"decode": 3.0, "prefill": 1.0}  # times torch's best form
+FORMS = {
+    "decode": ("packed float32", "packed bfloat16", "gqa float32"),
+    "prefill": ("causal float32", "gqa float32"),
+}
+OURS = {"float16": "ours float16", "int8": "ours int8"}  # by the cache that we read
+FLEX, SDPA = "FlexAttention", "torch SDPA, best form"
+CLOSE = 2e-2  # relative; bfloat16 is a form too
 
 
 @dataclass(frozen=True)
 class Work:
-    kind: str
+    kind: str  # "decode" or "prefill"
     heads: tuple[int, int]
     dim: int
     batch: int
@@ -49,7 +45,8 @@ class Work:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.heads[0]}/{self.heads[1]}x{self.dim} batch {self.batch} at {self.context}"
+        many = f"{self.batch}×" if self.batch > 1 else ""
+        return f"{self.kind} attention {self.heads[0]}/{self.heads[1]}×{self.dim} {many}{self.context}"
 
     @property
     def new(self) -> int:
@@ -65,9 +62,8 @@ class Work:
 
 def works() -> Iterator[Work]:
     for heads, dim in (((32, 8), 128), ((32, 8), 64), ((9, 3), 64)):
-        for batch, context in ((1, 128), (1, 2048), (1, 8192), (8, 2048)):
+        for batch, context in ((1, 2048), (1, 8192), (8, 2048)):
             yield Work("decode", heads, dim, batch, context)
-    for heads, dim in (((32, 8), 128), ((32, 8), 64), ((9, 3), 64)):
         for context in (512, 2048):
             yield Work("prefill", heads, dim, 1, context)
 
@@ -142,14 +138,6 @@ def torch_side(work: Work, form: str, query: Tensor, keys: list[Tensor], values:
     return Side(f"torch {form}", run, output, work.layers)
 
 
-def torch_sides(work: Work, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> list[Side]:
-    """Return all forms of torch in this process, over copies of key and value for each layer."""
-    keys, values = ([torch.from_numpy(x).clone() for _ in range(work.layers)] for x in (key, value))
-    decode, prefill = ["packed float32", "packed bfloat16", "gqa float32"], ["causal float32", "gqa float32"]
-    forms = decode if work.kind == "decode" else prefill
-    return [torch_side(work, form, torch.from_numpy(query), keys, values) for form in forms]
-
-
 def exact(work: Work, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     group = work.heads[0] // work.heads[1]
     heads = query.reshape(work.batch, work.new, work.heads[0], work.dim).transpose(1, 2)
@@ -159,91 +147,55 @@ def exact(work: Work, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return got.transpose(1, 2).reshape(-1, work.heads[0], work.dim)
 
 
-def measure(work: Work, rounds: int) -> dict[str, Any]:
+def measure(work: Work, seconds: float) -> list[Bar]:
+    """Return a bar for each cache of ours and each rival; an engine that is wrong is not compared."""
     torch.manual_seed(0)
     query = torch.randn(work.batch * work.new, work.heads[0], work.dim)
-    shape = (work.batch, work.heads[1], work.context, work.dim)
-    key, value = torch.randn(shape), torch.randn(shape)
-    keys, values = [key.clone() for _ in range(work.layers)], [value.clone() for _ in range(work.layers)]
-    expected = exact(work, query, key, value)
-    sides, errors = [ours(work, dtype, query, keys, values) for dtype in CLOSE], {}
-    for side, (dtype, bound) in zip(sides, CLOSE.items(), strict=True):
-        errors[dtype] = float((side.output() - expected).norm() / expected.norm())
-        if not errors[dtype] < bound:
-            raise SystemExit(f"{work.name}: {side.name} is wrong by {errors[dtype]:.2g}: nothing is timed")
-    with Rivals() as rivals:
-        rivals.start("torch", torch_sides, work, query.numpy(), key.numpy(), value.numpy())
-        others = [*sides, *([reader()] if work.kind == "decode" else [])]
-        seconds = rivals.interleaved(others, rounds)
-    reading = seconds.pop("reading memory", None)
-    best = min((value for name, value in seconds.items() if name.startswith("torch")), default=None)
-    row: dict[str, Any] = {"work": work.name, "kind": work.kind, "context": work.context}
-    row |= {"errors": errors, "seconds": seconds, "crashed": rivals.crashed}
-    if best is not None:
-        row["times torch"] = {n: best / value for n, value in seconds.items() if n.startswith("ours")}
-    if reading:
-        row["GB/s read"] = READ_BYTES / reading / 1e9
-        row["GB/s"] = {
-            dtype: work.batch * work.context * PageLayout(work.heads[1], work.dim, 1, dtype).num_bytes
-            / seconds[f"ours {dtype}"] / 1e9
-            for dtype in CLOSE
-        }  # fmt: skip
-    return row
+    shape = (work.layers, work.batch, work.heads[1], work.context, work.dim)
+    keys, values = list(torch.randn(shape)), list(torch.randn(shape))
+    expected = exact(work, query, keys[0], values[0])
+    sides: dict[str, Side] = {name: ours(work, cache, query, keys, values) for cache, name in OURS.items()}
+    forms, rivals = FORMS[work.kind], [("float16", SDPA), ("int8", SDPA)]
+    sides |= {form: torch_side(work, form, query, keys, values) for form in forms}
+    if work.kind == "decode":
+        sides[FLEX] = _flex(work, query, keys, values)
+        rivals.append(("float16", FLEX))
+    errors = {n: float((s.output() - expected).norm() / expected.norm()) for n, s in sides.items()}
+    given = [Side(n, side.run, side.output, side.copies) for n, side in sides.items()]
+    timed = interleaved_for(given, seconds)
+    details = {"relative_error": errors, **timed._asdict()}
+    best = min(forms, key=lambda form: timed.seconds[form])
+    bars = []
+    for cache, rival in rivals:
+        name, engine = OURS[cache], FLEX if rival == FLEX else best
+        bar = Bar(
+            work=work.name,
+            rival=f"{rival}; our {cache}",
+            need=NEED[work.kind],
+            details=details | {"best": engine},
+        )
+        wrong = [n for n in (name, engine) if errors[n] > CLOSE]
+        if wrong:
+            bars.append(msgspec.structs.replace(bar, why=f"wrong by {errors[wrong[0]]:.2g}: {wrong[0]}"))
+            continue
+        own, theirs = timed.seconds[name], timed.seconds[engine]
+        bars.append(msgspec.structs.replace(bar, got=theirs / own, ours=own, theirs=theirs))
+    return bars
 
 
-def line(row: dict[str, Any]) -> str:
-    micro = {name: f"{value * 1e6:.0f}" for name, value in row["seconds"].items()}
-    rivals = " / ".join(value for name, value in micro.items() if name.startswith("torch"))
-    rivals, rate = rivals or row["crashed"]["torch"], row.get("GB/s", {})
-    times = [f"{times:.2f}x" for times in row.get("times torch", {}).values()] or ["", ""]
-    cells = [row["work"], micro["ours float16"], micro["ours int8"], rivals]
-    cells += [*times, f"{rate['float16']:.1f} / {rate['int8']:.1f} of {row['GB/s read']:.1f}" if rate else ""]
-    return "| " + " | ".join(cells) + " |"
+def _flex(work: Work, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Side:
+    heads = query.reshape(work.batch, work.new, work.heads[0], work.dim).transpose(1, 2).contiguous()
+    compiled = torch.compile(flex_attention, dynamic=False)
 
+    def attend(layer: int) -> Tensor:
+        with torch.no_grad():
+            return compiled(heads, keys[layer], values[layer], enable_gqa=True)
 
-def missed(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each row below its bar, and for each whose rival crashed."""
-    sentences = [f"{row['work']}: torch {row['crashed']['torch']}" for row in rows if row.get("crashed")]
-    return sentences + [
-        f"{row['work']}: {row['times torch']['ours float16']:.2f}x, the bar is {BARS[row['kind']]}x"
-        for row in rows
-        if (row["kind"] == "prefill" or row["context"] >= 2048)
-        and row.get("times torch", {}).get("ours float16", math.inf) < BARS[row["kind"]]
-    ]
+    def run() -> None:
+        for layer in range(work.layers):
+            attend(layer)
 
+    def output() -> Tensor:
+        return attend(0).transpose(1, 2).reshape(-1, work.heads[0], work.dim)
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["decode", "prefill"])
-    parser.add_argument("--match", default="")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--merge", action="store_true", help="keep the rows of today's file that are not measured"
-    )
-    chosen = parser.parse_args()
-    if reason := native.missing():
-        raise SystemExit(f"native attention is not usable: {reason}")
-    target = result_path("attention")
-    old = json.loads(target.read_text())["rows"] if chosen.merge and target.exists() else []
-    rows: dict[str, dict[str, Any]] = {row["work"]: row for row in old}
-    title = (
-        "| work | fp16, us | int8, us | torch forms, us | fp16 over torch | int8 over torch | GB/s of KV |"
-    )
-    print(title + "\n|---|---|---|---|---|---|---|")
-    for work in works():
-        if chosen.only in (None, work.kind) and chosen.match in work.name:
-            rows[work.name] = measure(work, chosen.rounds)
-            print(line(rows[work.name]), flush=True)
-    ordered = [rows[work.name] for work in works() if work.name in rows]
-    head = {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "isa": library.isa()}
-    head |= {k: str(v) for k, v in hardware.fingerprint("cpu").items()}
-    target.write_text(json.dumps({"machine": head, "rows": ordered}, indent=1) + "\n")
-    said = [f"Attention, {datetime.date.today()}: {head}", "", title, "|---|---|---|---|---|---|---|"]
-    target.with_suffix(".md").write_text("\n".join([*said, *map(line, ordered)]) + "\n")
-    for sentence in missed(ordered):
-        print(f"missed: {sentence}")
-    return int(bool(missed(ordered)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Side(FLEX, run, output, work.layers)

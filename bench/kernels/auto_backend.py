@@ -15,7 +15,6 @@ when something published is slower than a rival, or `infer optimize` ends in ano
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import statistics
@@ -24,17 +23,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.kernels.auto_backend_models import MODELS, SOURCES, Model
+from bench.shared.command_line import parser_of
 from bench.shared.repository import child_environment
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows
 from bench.shared.rivals import Rivals
 from bench.shared.timing import Side
 from infer import Predictor, latency
@@ -44,8 +44,7 @@ FACTORIES = Path(__file__).with_name("auto_backend_models.py")
 INFER, EAGER, COMPILED = "infer", "torch eager", "torch.compile"
 
 
-@dataclass
-class Row:
+class Row(msgspec.Struct):
     """One batch size: median seconds of each side, and infer over the fastest rival with its 95 % interval."""
 
     batch: int
@@ -57,8 +56,7 @@ class Row:
     verdict: str
 
 
-@dataclass
-class TableCell:
+class TableCell(msgspec.Struct):
     model: str
     quant: str
     exit_code: int
@@ -66,11 +64,13 @@ class TableCell:
     wall: float  # seconds of `infer optimize`
     backend: str = ""
     error: float | None = None  # relative, against the float module
-    rows: list[Row] = field(default_factory=list)
-    tried: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # name, outcome, seconds and why of each backend
-    crashed: dict[str, str] = field(default_factory=dict)  # a rival and batch size → how its process ended
+    rows: list[Row] = []
+    tried: list[dict[str, Any]] = []  # name, outcome, seconds and why of each backend
+    crashed: dict[str, str] = {}  # a rival and batch size → how its process ended
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.model, self.quant
 
     @property
     def misses(self) -> bool:
@@ -183,7 +183,8 @@ def markdown(cells: Sequence[TableCell]) -> str:
             for c in cells
             if c.tried
         ]
-    return "\n".join(lines) + "\n"
+    missed = ", ".join(f"{c.model} {c.quant}" for c in cells if c.misses) or "nothing"
+    return "\n".join([*lines, "", f"Slower than a rival, or broken: {missed}."]) + "\n"
 
 
 def _attempt(tried: dict[str, Any]) -> str:
@@ -193,54 +194,31 @@ def _attempt(tried: dict[str, Any]) -> str:
     return f"{tried['name']} {1e3 * tried['seconds']:.2f} ms, {tried['why']}"
 
 
-def kept(path: Path) -> dict[tuple[str, str], TableCell]:
-    """Return the cells of an earlier run of the same day by (model, quant); empty without its file."""
-    if not path.exists():
-        return {}
-    found = [TableCell(**cell) for cell in json.loads(path.read_text())["cells"]]
-    for cell in found:
-        cell.rows = [Row(**row) for row in cell.rows]  # type: ignore[arg-type]
-    return {(cell.model, cell.quant): cell for cell in found}
-
-
-def write(path: Path, cells: Sequence[TableCell]) -> None:
-    head = machine_header(threads=torch.get_num_threads())
-    path.write_text(json.dumps({**head, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
-    said = (
-        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}\n\n"
-    )
-    missed = ", ".join(f"{c.model} {c.quant}" for c in cells if c.misses) or "nothing"
-    path.with_suffix(".md").write_text(
-        f"{said}{markdown(cells)}\nSlower than a rival, or broken: {missed}.\n"
-    )
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="*,*", help="MODEL,QUANT with wildcards, several joined by ;")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--artifacts", type=Path, help="keep artifacts and logs here")
     arguments = parser.parse_args()
     patterns = [part.split(",") for part in arguments.only.split(";")]
-    path = result_path("auto")
     every = [(model, quant) for model in (*MODELS, *SOURCES) for quant in QUANTS]
     wanted = [key for key in every if any(all(map(fnmatch.fnmatch, key, p)) for p in patterns)]
     if not wanted:
         parser.error(f"nothing fits {arguments.only!r}; models are {', '.join((*MODELS, *SOURCES))}")
-    cells = kept(path)
+    cells = TodaysRows(
+        "auto", TableCell, markdown, order=lambda cell: every.index(cell.key), field="cells",
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.artifacts or Path(temporary)
         for name, quant in wanted:
             artifact, cell = optimize(name, quant, folder)
             if cell.exit_code == 0 and name in MODELS:
                 measure(cell, artifact, arguments.rounds)
-            cells = {**kept(path), (name, quant): cell}
             print(markdown([cell]).splitlines()[2:], cell.said, f"{cell.wall:.0f} s", flush=True)
-            write(path, [cells[key] for key in every if key in cells])
-    print(path.with_suffix(".md").read_text())
-    return 1 if any(cell.misses for cell in cells.values()) else 0
+            cells.keep([cell])
+    print(cells.path.with_suffix(".md").read_text())
+    return 1 if any(cell.misses for cell in cells.read()) else 0
 
 
 if __name__ == "__main__":

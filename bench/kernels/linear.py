@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.kernels import linear_ggml, linear_infer, linear_ort, linear_torch
 from bench.kernels.linear_infer import Ours, relative
+from bench.llm import llama_cpp_model
 from bench.shared import timing
 from bench.shared.bars import Bar
 from bench.shared.rivals import Rivals
@@ -59,7 +60,7 @@ def cases() -> Iterator[Case]:
 
 _MISSING: dict[str, Callable[[], str | None]] = {
     ORT: linear_ort.missing,
-    GGML: linear_ggml.missing,
+    GGML: llama_cpp_model.missing,
     FBGEMM: linear_torch.missing,
 }
 

@@ -66,13 +66,6 @@ class _ThreadpoolParams(ctypes.Structure):
     )
 
 
-def missing() -> str | None:
-    """Return the reason why llama.cpp cannot be measured, or None."""
-    if importlib.util.find_spec("llama_cpp") is None:
-        return "llama-cpp-python is not installed (pip install 'infer[bench]'; it compiles for ten minutes)"
-    return None
-
-
 @cache
 def ggml_library() -> ctypes.CDLL:
     spec = importlib.util.find_spec("llama_cpp")

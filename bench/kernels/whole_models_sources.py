@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import minilm
-from bench.shared import bert_base
+from bench.shared import bert_base, example_models
 from bench.shared.repository import ROOT
 from infer.plan import Plan
 
@@ -34,16 +34,17 @@ class Source:
 
 
 class Embedder(nn.Module):
-    """MiniLM as sentence-transformers runs it: the mean over real tokens, of length one."""
+    """An encoder, MiniLM or of a folder, as sentence-transformers runs it: the mean over real tokens, of length one."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self, attention: str, folder: str | Path = "") -> None:
         from transformers import AutoModel
 
         super().__init__()
-        self.model = AutoModel.from_pretrained(minilm.checkpoint_folder(), attn_implementation=attention)
+        place = folder or minilm.checkpoint_folder()
+        self.model = AutoModel.from_pretrained(place, dtype=torch.float32, attn_implementation=attention)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Map int64 [batch, tokens] twice to float32 [batch, 384]."""
+        """Map int64 [batch, tokens] twice to float32 [batch, width]."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return F.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9), dim=-1)
@@ -61,10 +62,6 @@ def sentences(rows: int, length: int, start: int = 0) -> Inputs:
     return {name: found[name] for name in ("input_ids", "attention_mask")}
 
 
-def _minilm_plan(folder: Path) -> Plan:
-    return Plan(source=str(minilm.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences")
-
-
 def _saved(folder: Path, name: str, build: Callable[[], nn.Module]) -> Plan:
     """Write a checkpoint into `folder`, built by the file bench/shared/`name`.py."""
     path = folder / f"{name}.pt"
@@ -76,7 +73,7 @@ MINILM = Source(
     name="MiniLM",
     output="embedding",
     module=lambda attention: Embedder(attention).eval(),
-    plan=_minilm_plan,
+    plan=lambda folder: example_models.plan("minilm"),
     inputs=sentences,
     calibration=lambda: [sentences(4, 64, start=4 * step) for step in range(16)],
     heads=12,

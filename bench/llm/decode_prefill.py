@@ -22,16 +22,17 @@ from bench.llm.decoder_shapes import SHAPES, Shape, made
 from bench.shared import child_process, timing
 from bench.shared.bars import Bar
 from bench.shared.child_process import ChildProcess, EngineCrashed, Seconds
+from bench.shared.suite import THREADS
 from bench.shared.timing import Side
 from infer.kernels import cpu
 
-THREADS = 2
 EQUAL = "8 bit head"
 FORMATS = ("q4_0", "iq4_nl")
 BEST = "llama.cpp, best of q4_0 and iq4_nl"
 FARTHEST = 1.25  # ours may be so many times as far from the float original as llama.cpp
 TWIN = 0.1  # and so far from its own slow twin: thirty layers of random weights make 1–2 % of any rounding
 READING = "reading memory"
+FLASH = ("", ", flash")
 TWIN_CONTEXT = 128  # at which the slow twin is asked
 
 
@@ -87,53 +88,70 @@ def prepare(shape: Shape) -> None:
 
 
 def measure(case: BenchmarkCase, seconds: float) -> list[Bar]:
-    """Measure every engine on one case for `seconds`, and return a bar for each format."""
-    absent = llama_cpp_model.missing()
+    """Measure every engine on one case for `seconds`, and return its bars."""
     engines: dict[str, Engine] = {
         head: InferEngine(case, infer_step.prepare(case.shape, head, THREADS)) for head in infer_step.HEADS
     }
-    crashed: dict[str, str] = {}
-    for format in case.formats if absent is None else ():
-        for flash in (False, True):
-            name = f"{format}{', flash' if flash else ''}"
+    bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
+    rivals = {f"{format}{flash}": (format, bool(flash)) for format in case.formats for flash in FLASH}
+    expected = case.shape.logits()[case.context]
+
+    def wrong(logits: dict[str, Tensor], errors: dict[str, float]) -> str:
+        return _wrong(case, logits, errors)
+
+    more = {"tokens": case.tokens}
+    return compared(case, bar, engines, rivals, expected, wrong, seconds, EQUAL, case.share, more)
+
+
+def compared(
+    case: BenchmarkCase,
+    bar: Bar,
+    engines: dict[str, Engine],
+    rivals: dict[str, tuple[str, bool]],
+    expected: Tensor,
+    wrong: Callable[[dict[str, Tensor], dict[str, float]], str],
+    seconds: float,
+    ours: str,
+    share: float | None,
+    more: dict[str, Any],
+) -> list[Bar]:
+    """Check engines of ours and llama.cpp's, time those that are right, and close them.
+
+    - `bar`: against the fastest of `rivals`, name → format and whether with flash attention
+    - `wrong`: says from logits and their errors against `expected` why nothing is timed
+    - `ours`: the engine that is compared; `share`: of the read bandwidth that it must reach; `more`: details
+
+    A rival that crashes is named in the details, and the others go on.
+    """
+    absent, crashed = llama_cpp_model.missing(), dict[str, str]()
+    try:
+        for name, (format, flash) in rivals.items() if absent is None else ():
             try:
                 engines[name] = LlamaProcess(case, format, flash)
             except EngineCrashed as error:
                 crashed[name] = str(error)
-    try:
-        return _measured(case, seconds, engines, crashed, absent)
+        logits = surviving(engines, crashed, lambda engine: engine.check())
+        errors = {name: relative(found, expected) for name, found in logits.items()}
+        details: dict[str, Any] = {"relative_error": errors, "crashed": crashed, **more}
+        why, timed = absent or wrong(logits, errors), None
+        while not why and timed is None:
+            if not set(engines) & set(rivals):
+                why = "; ".join(f"{name} {how}" for name, how in crashed.items())
+                break
+            sides = [Side(n, e.run, lambda: expected, pid=e.pid) for n, e in engines.items()]
+            try:
+                timed = timing.interleaved_for([*sides, timing.reader()], seconds)
+            except EngineCrashed:
+                surviving(engines, crashed, lambda engine: engine.check())
+        if timed is None:
+            return [msgspec.structs.replace(bar, why=why, details=details)]
+        best = min(set(engines) & set(rivals), key=lambda name: timed.seconds[name])
+        sizes = {name: engine.num_bytes for name, engine in engines.items()}
+        details |= {"bytes": sizes, "best": best, **timed._asdict()}
+        return _bars(case, bar, timed.seconds, sizes, ours, best, share, details)
     finally:
         for engine in engines.values():
             engine.close()
-
-
-def _measured(
-    case: BenchmarkCase,
-    seconds: float,
-    engines: dict[str, Engine],
-    crashed: dict[str, str],
-    absent: str | None,
-) -> list[Bar]:
-    """Check and time the engines; one that crashes leaves `engines`, and is named in `crashed` and in the details."""
-    expected = case.shape.logits()[case.context]
-    logits = surviving(engines, crashed, lambda engine: engine.check())
-    errors = {name: relative(found, expected) for name, found in logits.items()}
-    details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors, "crashed": crashed}
-    bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
-    wrong = absent or _wrong(case, logits, errors)
-    timed: timing.Timed | None = None
-    while not wrong and timed is None:
-        if not set(engines) - set(infer_step.HEADS):
-            wrong = "; ".join(f"{name} {how}" for name, how in crashed.items())
-            break
-        sides = [Side(n, e.run, lambda: expected, pid=e.pid) for n, e in engines.items()]
-        try:
-            timed = timing.interleaved_for([*sides, timing.reader()], seconds)
-        except EngineCrashed:
-            surviving(engines, crashed, lambda engine: engine.check())
-    if timed is None:
-        return [msgspec.structs.replace(bar, why=wrong, details=details)]
-    return _bars(case, bar, timed.seconds, engines, details | timed._asdict())
 
 
 def surviving(engines: dict[str, Any], crashed: dict[str, str], ask: Callable[[Any], Any]) -> dict[str, Any]:
@@ -152,32 +170,26 @@ def _bars(
     case: BenchmarkCase,
     bar: Bar,
     took: dict[str, float],
-    engines: dict[str, Engine],
+    sizes: dict[str, float],
+    ours: str,
+    best: str,
+    share: float | None,
     details: dict[str, Any],
 ) -> list[Bar]:
-    rivals = [name for name in engines if name not in infer_step.HEADS]
-    best = min(rivals, key=lambda name: took[name])
+    """Return the bar against the best rival and, of a decode step, that of the memory's bandwidth in the same turns."""
     bandwidth = timing.READ_BYTES / took[READING]
-    shares = {n: e.num_bytes / took[n] / bandwidth for n, e in engines.items()}
-    details |= {"bytes": {n: e.num_bytes for n, e in engines.items()}, "best": best}
+    shares = {name: size / took[name] / bandwidth for name, size in sizes.items()}
     if case.kind == "decode":
         details |= {"read_bandwidth": bandwidth, "bandwidth_share": shares}
-    ours, theirs = took[EQUAL], took[best]
-    bars = [msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)]
-    if case.share is not None:
+    got = took[best] / took[ours]
+    bars = [msgspec.structs.replace(bar, got=got, ours=took[ours], theirs=took[best], details=details)]
+    if share is not None:
+        least = sizes[ours] / bandwidth
         unit = "of the read bandwidth"
         bars.append(
-            Bar(
-                work=case.name,
-                rival="reading memory",
-                need=case.share,
-                got=shares[EQUAL],
-                unit=unit,
-                ours=ours,
-                theirs=engines[EQUAL].num_bytes / bandwidth,
-                details=details,
-            )  # fmt: skip
-        )
+            Bar(work=bar.work, rival=READING, need=share, got=shares[ours], unit=unit, ours=took[ours], theirs=least,
+                details=details)
+        )  # fmt: skip
     return bars
 
 

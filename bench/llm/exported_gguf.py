@@ -10,7 +10,6 @@ where a row differs.
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import math
@@ -20,14 +19,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.llm import llama_cpp_model, perplexity
+from bench.llm import llama_cpp_model
 from bench.shared.child_process import EngineCrashed, apart
+from bench.shared.command_line import parser_of
 from bench.shared.repository import MODELS
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows
 from infer.errors import NotUsableError
 from infer.export import export_model
 from infer.export.gguf_vocabulary import PROBES
@@ -72,8 +73,8 @@ def measure(source: Path, kind: str, folder: Path, count: int = ROWS) -> dict[st
     found: list[list[int]] = apart(tokenize, path, texts)
     differ = [one for one, ours, theirs in zip(texts, wanted, found, strict=True) if ours != theirs]
     rows = torch.tensor(wanted[0][: count * LENGTH]).reshape(count, LENGTH)
-    theirs = apart(perplexity.llama_perplexity, path, rows.numpy(), 1)
-    expected = transformers_perplexity(folder / "decoded", rows)
+    theirs = apart(llama_perplexity, path, rows.numpy(), 1)
+    expected = transformers_perplexity(rows, folder / "decoded")
     return {
         **{
             "type": kind,
@@ -93,15 +94,36 @@ def tokenize(path: Path, texts: list[str]) -> list[list[int]]:
     return found
 
 
-def transformers_perplexity(folder: Path, rows: Tensor) -> float:
-    """Return the perplexity of rows int64 [n, length] by transformers, every token of a row but its first."""
+def llama_perplexity(path: Path, tokens: np.ndarray, threads: int) -> float:
+    """Measure perplexity by llama.cpp, tokens int64 [rows, length]; runs in a process of its own."""
+    rows = torch.from_numpy(tokens)
+    model = llama_cpp_model.Model(path)
+    length = rows.shape[1]
+    context = llama_cpp_model.Context(model, length=length, threads=threads)
+
+    def logits(row: Tensor) -> Tensor:
+        context.forget()
+        context.decode(context.batch([(t, i, 0) for i, t in enumerate(row.tolist())], range(length)))
+        return context.logits(range(length))
+
+    found = _perplexity(rows, logits)
+    context.close()
+    model.close()
+    return found
+
+
+def transformers_perplexity(rows: Tensor, folder: Path) -> float:
+    """Return the perplexity of rows int64 [n, length] by transformers in float32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        losses = [
-            F.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="sum").item() for row in rows
-        ]
+        return _perplexity(rows, lambda row: model(row[None]).logits[0])
+
+
+def _perplexity(rows: Tensor, logits: Callable[[Tensor], Tensor]) -> float:
+    """Return the perplexity of every token of a row but its first."""
+    losses = [F.cross_entropy(logits(row)[:-1].float(), row[1:], reduction="sum").item() for row in rows]
     return math.exp(math.fsum(losses) / (rows.shape[0] * (rows.shape[1] - 1)))
 
 
@@ -114,13 +136,14 @@ def is_equal(row: dict[str, Any]) -> bool:
     return abs(row["difference"]) <= (EQUAL if row["type"] == "F32" else EQUAL_ROUNDED)
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return Markdown, a line for each row."""
     lines = [
         "| file | texts with equal ids | transformers | llama.cpp | difference |",
         "|---|---|---|---|---|",
     ]
-    for name, row in rows.items():
+    for row in rows:
+        name = row["file"]
         if why := row.get("why") or row.get("refused"):
             lines.append(f"| {name} | {'refused: ' if 'refused' in row else ''}{why} | | | |")
             continue
@@ -131,9 +154,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="*", help="rows, by a pattern of their names")
     parser.add_argument(
         "--packages", type=Path, help="folder with llama-cpp-python, where it is not installed"
@@ -143,29 +164,23 @@ def main() -> int:
         sys.path.insert(0, str(given.packages))
     if reason := llama_cpp_model.missing():
         parser.error(reason)
-    path = result_path(NAME)
-    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    rows = TodaysRows(NAME, dict, table, key=lambda row: row["file"])
+    rows.head["versions"] |= llama_cpp_model.versions()
     for name, kind, source in cases():
         if not fnmatch.fnmatch(name, given.only):
             continue
         with tempfile.TemporaryDirectory() as work:
             try:
-                rows[name] = measure(source(Path(work)), kind, Path(work))
+                row = measure(source(Path(work)), kind, Path(work))
             except NotUsableError as error:
-                rows[name] = {"refused": error.message}
+                row = {"refused": error.message}
             except EngineCrashed as error:
-                rows[name] = {"why": f"llama.cpp {error}"}
+                row = {"why": f"llama.cpp {error}"}
             except RuntimeError as error:
-                rows[name] = {"why": str(error)}
-        print(name, json.dumps(rows[name]), flush=True)
-        head = machine_header()
-        head["versions"] |= llama_cpp_model.versions()
-        path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-        said = ", ".join(f"{package} {version}" for package, version in head["versions"].items())
-        path.with_suffix(".md").write_text(
-            f"{head['machine']['cpu']}, {head['date']}, {said}\n\n{table(rows)}"
-        )
-    return 0 if all(is_equal(row) for row in rows.values()) else 1
+                row = {"why": str(error)}
+        print(name, json.dumps(row), flush=True)
+        rows.keep([{"file": name, **row}])
+    return 0 if all(map(is_equal, rows.read())) else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -186,9 +185,9 @@ def packed_bytes(folder: Path) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
 
-def digest(makers: Sequence[ModuleType] = MAKERS) -> str:
+def digest() -> str:
     """Hash everything that changes the lowered step: sources of the packages and modules, torch, machine."""
-    files = [Path(str(maker.__file__)) for maker in makers]
+    files = [Path(str(maker.__file__)) for maker in MAKERS]
     paths = {p for file in files for p in (file.parent.rglob("*.py") if file.stem == "__init__" else [file])}
     data = b"".join(path.read_bytes() for path in sorted(paths))
     about = repr((torch.__version__, hardware.fingerprint("cpu"), inspect.getsource(lower))).encode()

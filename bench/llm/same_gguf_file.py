@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from bench.kernels.linear_infer import relative
 from bench.llm import infer_step, llama_cpp_engine, llama_cpp_model
-from bench.llm.decode_prefill import (
-    READING,
-    THREADS,
-    TWIN,
-    BenchmarkCase,
-    Engine,
-    InferEngine,
-    LlamaProcess,
-    surviving,
-)
+from bench.llm.decode_prefill import FLASH, TWIN, BenchmarkCase, Engine, InferEngine, compared
 from bench.llm.decoder_shapes import SHAPES
-from bench.shared import child_process, timing
+from bench.shared import child_process
 from bench.shared.bars import Bar
-from bench.shared.timing import Side
+from bench.shared.suite import THREADS
 
 OURS = "infer"
 DECODE_CONTEXT, PROMPT = 128, 512
@@ -93,61 +82,19 @@ def measure(work: FileCase, seconds: float) -> list[Bar]:
     bar = Bar(work=work.name, rival=f"llama.cpp {work.format}", need=work.case.faster)
     if absent := llama_cpp_model.missing():
         return [msgspec.structs.replace(bar, why=absent)]
-    engines: dict[str, Engine] = {}
-    try:
-        engines[OURS] = InferEngine(work.case, work.step)
-        for flash in (False, True):
-            name = "llama.cpp, flash" if flash else "llama.cpp"
-            engines[name] = LlamaProcess(work.case, work.format, flash)
-        return _measured(work, bar, engines, seconds)
-    finally:
-        for engine in engines.values():
-            engine.close()
+    rivals = {f"llama.cpp{flash}": (work.format, bool(flash)) for flash in FLASH}
 
+    def wrong(_: dict[str, Tensor], errors: dict[str, float]) -> str:
+        theirs = [error for name, error in errors.items() if name in rivals]
+        most = min(TWIN, FARTHEST * max(theirs, default=0.0))
+        if not theirs or errors[OURS] <= most:
+            return ""
+        away = f"{errors[OURS]:.3f} from the exact product of the file's weights"
+        return f"not timed: ours is {away}, at most {most:.3f}"
 
-def _measured(work: FileCase, bar: Bar, engines: dict[str, Engine], seconds: float) -> list[Bar]:
-    crashed: dict[str, str] = {}
-    logits = surviving(engines, crashed, lambda engine: engine.check())
-    rivals = [name for name in engines if name != OURS]
-    if not rivals:
-        return [msgspec.structs.replace(bar, why="; ".join(f"{name} {how}" for name, how in crashed.items()))]
-    exact = _exact(work)
-    errors = {name: relative(found, exact) for name, found in logits.items()}
-    details: dict[str, Any] = {"relative_error": errors, "crashed": crashed}
-    most = min(TWIN, FARTHEST * max(errors[name] for name in rivals))
-    if errors[OURS] > most:
-        why = f"not timed: ours is {errors[OURS]:.3f} from the exact product of the file's weights, at most {most:.3f}"
-        return [msgspec.structs.replace(bar, why=why, details=details)]
-    sides = [Side(n, e.run, lambda: logits[OURS], pid=e.pid) for n, e in engines.items()]
-    timed = timing.interleaved_for([*sides, timing.reader()], seconds)
-    ours, theirs = timed.seconds[OURS], min(timed.seconds[name] for name in rivals)
-    sizes = {n: e.num_bytes for n, e in engines.items()}
-    details |= {"file": timed._asdict(), "bytes": sizes}
-    bars = [msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)]
-    return (
-        bars if work.case.kind != "decode" else [*bars, _roofline(work, sizes[OURS], timed.seconds, details)]
-    )
-
-
-def _roofline(work: FileCase, num_bytes: int, seconds: dict[str, float], details: dict[str, Any]) -> Bar:
-    """Return the share of the memory's bandwidth in the same turns that a decode step reaches; `theirs`: all of it."""
-    bandwidth = timing.READ_BYTES / seconds[READING]
-    least, rival = num_bytes / bandwidth, min(s for n, s in seconds.items() if n not in (OURS, READING))
-    details |= {
-        "read_bandwidth": bandwidth,
-        "most": rival / least,
-    }  # times llama.cpp's speed that its bytes allow
-    share = least / seconds[OURS]
-    return Bar(
-        work=work.name,
-        rival="reading memory",
-        need=SHARE,
-        got=share,
-        unit="of the read bandwidth",
-        ours=seconds[OURS],
-        theirs=least,
-        details=details,
-    )
+    engines: dict[str, Engine] = {OURS: InferEngine(work.case, work.step)}
+    share = SHARE if work.case.kind == "decode" else None
+    return compared(work.case, bar, engines, rivals, _exact(work), wrong, seconds, OURS, share, {})
 
 
 def _exact(work: FileCase) -> Tensor:

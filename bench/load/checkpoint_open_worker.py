@@ -1,10 +1,8 @@
-"""One measurement of `checkpoint_open.py` in its own process: open or quantize the checkpoint, print JSON."""
+"""One measurement of `checkpoint_open.py`, for a process of its own: open or quantize the checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -195,5 +193,6 @@ CHILDREN: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-if __name__ == "__main__":
-    print(json.dumps(CHILDREN[sys.argv[1]](Path(sys.argv[2]))))
+def run_row(name: str, folder: Path) -> dict[str, Any]:
+    """Measure one row in this process."""
+    return CHILDREN[name](folder)

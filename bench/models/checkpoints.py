@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bench.models import diffusers_folders, foreign_files
+from bench.models import diffusers_folders
 from bench.models.checks import REFUSED, Cell, Cells, attempt
 from infer.errors import InferError
 from infer.load import fill, load
 from infer.plan import Plan
+from tests.support.foreign_files import FOREIGN as CASES
+from tests.support.foreign_files import Maker, packed, text
+from tests.support.foreign_files import folder as folder_of
 
 TITLE = "Checkpoints"
 COLUMNS = ("opens",)
@@ -139,6 +143,55 @@ def prefixed(prefix: str, state: State) -> State:
     return {prefix + name: value for name, value in state.items()}
 
 
+def sklearn_onnx(folder: Path) -> Path:
+    """Write a classifier as skl2onnx does: the label as a text, probabilities as a sequence of maps."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    element = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, element))
+    table = helper.make_tensor("names", TensorProto.STRING, [3], [b"no", b"perhaps", b"yes"])
+    nodes = [
+        helper.make_node("MatMul", ["X", "w"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1),
+        helper.make_node("ArgMax", ["scores"], ["index"], axis=1, keepdims=0),
+        helper.make_node("Constant", [], ["table"], value=table),
+        helper.make_node("Gather", ["table", "index"], ["output_label"]),
+        helper.make_node(
+            "ZipMap", ["probabilities"], ["output_probability"], domain="ai.onnx.ml",
+            classlabels_strings=["no", "perhaps", "yes"],
+        ),
+    ]  # fmt: skip
+    outputs = [
+        helper.make_tensor_value_info("output_label", TensorProto.STRING, [None]),
+        helper.make_value_info("output_probability", maps),
+    ]
+    inputs = [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 8])]
+    weights = [numpy_helper.from_array(np.eye(8, 3, dtype=np.float32), "w")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def quantized_onnx(folder: Path) -> Path:
+    """Write a product with QuantizeLinear and DequantizeLinear around it."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    held = {"w": np.ones((8, 8), np.int8), "s": np.float32(0.1), "z": np.int8(0), "u": np.uint8(128)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "u"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "u"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"]),
+        helper.make_node("MatMul", ["d", "v"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in held.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    save(model, str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
 def script(folder: Path) -> Cells:
     """Make the row of TorchScript whose input is told by the data."""
     torch.jit.script(model()).save(str(folder / "model.pt"))
@@ -166,10 +219,17 @@ def whole_file(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+class Payload:
+    """Object whose pickle is a call of `os.system`."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
 def pickled_code(folder: Path) -> Path:
     """Write a pickle whose loading would run a command."""
     (folder / "model.pt").unlink(missing_ok=True)
-    torch.save({"a": torch.ones(2), "b": foreign_files.Payload("true")}, folder / "model.pt")
+    torch.save({"a": torch.ones(2), "b": Payload()}, folder / "model.pt")
     return folder / "model.pt"
 
 
@@ -188,6 +248,46 @@ def diffusers_model(name: str) -> Callable[[Path], Cells]:
         yield "opens", sentences(lambda: diffusers_folders.open_model(folder, name), folder)
 
     return cells
+
+
+NOISE = bytes(range(200, 250))
+# Title of the row → the name that the file has, and what is in it.
+FOREIGN: dict[str, tuple[str, Maker]] = {
+    "OpenVINO .xml": ("model.xml", CASES["openvino"][0]),
+    "TensorFlow Lite .tflite": ("model.tflite", CASES["tflite"][0]),
+    "TensorFlow frozen .pb": ("model.pb", CASES["frozen graph"][0]),
+    "TensorFlow SavedModel": ("model", CASES["saved model folder"][0]),
+    "TensorFlow checkpoint": ("model", CASES["tensorflow folder"][0]),
+    "TensorRT .engine": ("model.engine", text(NOISE)),
+    "TensorRT .plan": ("model.plan", CASES["engine"][0]),
+    "ExecuTorch .pte": ("model.pte", CASES["pte"][0]),
+    "NeMo .nemo": ("model.nemo", CASES["nemo"][0]),
+    "GGUF, cut off": ("model.gguf", text(b"GGUF\3\0\0\0")),
+    "GGML": ("model.bin", CASES["ggml"][0]),
+    "Core ML .mlmodel": ("model.mlmodel", CASES["core ml"][0]),
+    "Core ML .mlpackage": ("model", folder_of("Data/com.apple.CoreML/model.mlmodel")),
+    "Keras .h5": ("model.h5", CASES["hdf5"][0]),
+    "Keras .keras": ("model.keras", CASES["keras"][0]),
+    "AOTInductor .pt2": ("model.pt2", CASES["aoti"][0]),
+    "NumPy .npz": ("model.npz", packed("a.npy")),
+    "scikit-learn pickle": ("model.pkl", CASES["sklearn"][0]),
+    "joblib, compressed": ("model.joblib", CASES["joblib packed"][0]),
+    "Flax .msgpack": ("model.msgpack", CASES["flax"][0]),
+    "JAX Orbax folder": ("model", CASES["orbax"][0]),
+    "distributed checkpoint": ("model", CASES["dcp"][0]),
+    "DeepSpeed checkpoint": ("model", CASES["deepspeed"][0]),
+    "PEFT adapter folder": ("model", CASES["lora folder"][0]),
+}
+
+
+def written(name: str, make: Maker) -> Callable[[Path], Path]:
+    """Return what writes a file of another tool into a folder."""
+
+    def write(folder: Path) -> Path:
+        make(folder / name)
+        return folder / name
+
+    return write
 
 
 ENTRIES: dict[str, Callable[[Path], Cells]] = {
@@ -221,9 +321,9 @@ ENTRIES: dict[str, Callable[[Path], Cells]] = {
     "one file of it, model.safetensors": huggingface(whole_file),
     "Hugging Face, pytorch_model.bin": huggingface(without_safetensors),
     "an index without its shards": foreign(index_alone),
-    "ONNX of scikit-learn": onnx_file(foreign_files.sklearn_onnx),
-    "ONNX with QuantizeLinear": onnx_file(foreign_files.quantized_onnx),
-    **{name: foreign(make) for name, make in foreign_files.FILES.items()},
+    "ONNX of scikit-learn": onnx_file(sklearn_onnx),
+    "ONNX with QuantizeLinear": onnx_file(quantized_onnx),
+    **{title: foreign(written(*file)) for title, file in FOREIGN.items()},
     "diffusers folder": foreign(diffusers_folders.write_pipeline),
     **{f"its {name}": diffusers_model(name) for name in ("unet", "vae", "text_encoder")},
 }

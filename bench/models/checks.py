@@ -12,7 +12,7 @@ import threading
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,27 @@ def attempt(check: Callable[[], str | None]) -> Cell:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return Cell(BROKEN, f"{type(error).__name__} at {where}: {_sentence(str(error))}")
+
+
+def cells_of(
+    first: str, capture: Callable[[], str | None], others: Mapping[str, Callable[[], str | None]]
+) -> Cells:
+    """Run the first check of a row, and the others where it works; a refusal of the model is one of every column."""
+    cell = attempt(capture)
+    yield first, cell
+    for column, check in others.items():
+        if cell.outcome == WORKS:
+            yield column, attempt(check)
+        else:
+            yield column, Cell(REFUSED if cell.outcome == REFUSED else NONE, f"not {first}")
+
+
+def optimized(source: Path, artifact: Path, quant: str, **plan: Any) -> Path:
+    """Optimize a source for plain torch, with a cache as exact as its float weights, timed by none."""
+    from infer import Plan, optimize
+
+    kept = {"backend": "eager", "batches": (), "data": "random", "allow_slower": True, **plan}
+    return optimize(Plan(source=str(source), quant=quant, **kept), artifact).path
 
 
 def _sentence(text: str) -> str:

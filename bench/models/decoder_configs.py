@@ -8,24 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.tiny_decoders import COMMON, GROUPED, LOCAL, SIZES, VOCABULARY, WIDE
+
 Sizes = dict[str, Any]
-VOCABULARY = 320
-COMMON: Sizes = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GROUPED: Sizes = {**COMMON, "num_key_value_heads": 2}
-WIDE: Sizes = {**GROUPED, "head_dim": 32}  # heads wider than hidden_size / heads
 TOKENS: Sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GPT: Sizes = {**TOKENS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
-LOCAL: Sizes = {"sliding_window": 8}
 EXPERTS: Sizes = {
     **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
@@ -97,9 +84,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     },
     **{name: (name, WIDE) for name in ("qwen3", "vaultgemma")},
     **{name: (name, COMMON) for name in ("biogpt", "diffllama", "gpt_neox", "nanochat", "persimmon", "phi")},
-    "gemma2": ("gemma2", {**WIDE, **LOCAL, "query_pre_attn_scalar": 16}),
-    "gemma3_text": ("gemma3_text", {**WIDE, **LOCAL}),
-    "gpt2": ("gpt2", GPT),
+    **{name: (name, SIZES[name]) for name in ("gemma2", "gemma3_text", "gpt2")},
     "helium": ("helium", {**GROUPED, "head_dim": 16}),
     "gpt_bigcode": ("gpt_bigcode", {**GPT, "multi_query": True}),
     "llama (linear rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
@@ -110,43 +95,16 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         },
     ),
-    "mistral": ("mistral", {**GROUPED, **LOCAL}),
-    "qwen2": ("qwen2", {**GROUPED, **LOCAL, "use_sliding_window": True, "max_window_layers": 1}),
-    "opt": ("opt", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    **{name: (name, SIZES[name]) for name in ("mistral", "qwen2", "opt")},
     "opt (350m)": (
         "opt",
         {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
     ),
     # Attention in the model's own code.
-    "bloom": ("bloom", {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    "codegen": ("codegen", {**GPT, "rotary_dim": 8}),
-    "falcon (multi-query)": ("falcon", {**COMMON, "multi_query": True, "alibi": False}),
-    "falcon (new decoder)": ("falcon", {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon (alibi)": (
-        "falcon",
-        {**COMMON, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},
-    ),
-    "gpt_neo": (
-        "gpt_neo",
-        {
-            **{**TOKENS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256},
-            **{"attention_types": [[["global", "local"], 1]], "window_size": 8},
-        },
-    ),
-    "gpt_neox_japanese": ("gpt_neox_japanese", COMMON),
-    "gptj": ("gptj", {**GPT, "rotary_dim": 8}),
-    "mpt": ("mpt", {**TOKENS, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 256}),
-    "xglm": (
-        "xglm",
-        {
-            **TOKENS,
-            "d_model": 64,
-            "ffn_dim": 96,
-            "num_layers": 2,
-            "attention_heads": 4,
-            "max_position_embeddings": 256,
-        },
-    ),
+    **{name: (name, SIZES[name]) for name in ("bloom", "codegen")},
+    "falcon (multi-query)": ("falcon", SIZES["falcon"]),
+    **{name: ("falcon", SIZES[name]) for name in ("falcon (new decoder)", "falcon (alibi)")},
+    **{name: (name, SIZES[name]) for name in ("gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "xglm")},
     # Positions that depend on the length.
     "llama (dynamic rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     "phi3 (longrope)": (
@@ -226,19 +184,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
         },
     ),
     "gpt_oss": ("gpt_oss", {**WIDE, **LOCAL, **EXPERTS, "rope_scaling": None}),
-    "llama4_text (dense)": (
-        "llama4_text",
-        {
-            **{
-                **GROUPED,
-                "head_dim": 16,
-                "attention_chunk_size": 8,
-                "moe_layers": [],
-                "intermediate_size_mlp": 96,
-            },
-            "layer_types": ["chunked_attention", "full_attention"],
-        },
-    ),
+    "llama4_text (dense)": ("llama4_text", SIZES["llama4_text"]),
     # Language towers of checkpoints of several modalities.
     "gemma3 (tower)": ("gemma3", tower({"sliding_window": 8}), IMAGES),
     "gemma4 (tower)": (

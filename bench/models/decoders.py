@@ -8,13 +8,14 @@ Weights are random for the first two, and scaled like trained ones for the forma
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from bench.models.checks import NONE, REFUSED, WORKS, Cell, Cells, ask_server, attempt, randomize
+from bench.models.checks import Cells, ask_server, cells_of, optimized, randomize
 from bench.models.checks import write_byte_tokenizer as write_tokenizer
 from bench.models.decoder_configs import CONFIGS
 
@@ -55,17 +56,20 @@ def run(name: str, folder: Path) -> Cells:
     }
     expected = greedy(model)
     artifact = folder / "float.infer"
-    made = attempt(lambda: _optimize(sources[False], artifact, "none"))
-    yield "captured", made
-    if made.outcome != WORKS:
-        for column in COLUMNS[1:]:
-            yield column, Cell(REFUSED if made.outcome == REFUSED else NONE, "not captured")
-        return
-    yield "decodes", attempt(lambda: decodes(artifact, expected))
-    for quant in ("int8:weight", "nf4"):
-        small = folder / f"{quant[:3]}.infer"
-        yield quant, attempt(_compressed(sources[True], small, quant))
-    yield "served", attempt(lambda: _served(artifact, sources[False], expected))
+
+    def captured() -> None:
+        _optimize(sources[False], artifact, "none")
+
+    def compressed(quant: str) -> None:
+        small = _optimize(sources[True], folder / f"{quant[:3]}.infer", quant)
+        assert all(len(row) == NEW for row in _tokens(small, 512)), "completions of another length"
+
+    others: dict[str, Callable[[], str | None]] = {
+        "decodes": lambda: decodes(artifact, expected),
+        **{quant: partial(compressed, quant) for quant in ("int8:weight", "nf4")},
+        "served": lambda: _served(artifact, sources[False], expected),
+    }
+    yield from cells_of("captured", captured, others)
 
 
 def _saved(model: Any, folder: Path, *, trained: bool) -> Path:
@@ -90,21 +94,8 @@ def greedy(model: Any) -> list[list[int]]:
     return found
 
 
-def _optimize(source: Path, artifact: Path, quant: str) -> str:
-    from infer import Plan, optimize
-
-    plan = Plan(
-        source=str(source),
-        backend="eager",
-        quant=quant,
-        batches=(),
-        data="random",
-        task="generate",
-        allow_slower=True,
-        kv_dtype="float32",
-    )
-    optimize(plan, artifact)
-    return ""
+def _optimize(source: Path, artifact: Path, quant: str) -> Path:
+    return optimized(source, artifact, quant, task="generate", kv_dtype="float32")
 
 
 def decodes(artifact: Path, expected: list[list[int]]) -> None:
@@ -127,15 +118,6 @@ def _tokens(artifact: Path, step: int) -> list[list[int]]:
     with Predictor.load(artifact, max_tokens_per_step=step) as predictor:
         done = predictor.generate(list(PROMPTS), max_tokens=NEW, temperature=0, ignore_eos=True)
         return [list(completion.token_ids) for completion in done]
-
-
-def _compressed(source: Path, artifact: Path, quant: str) -> Callable[[], str]:
-    def check() -> str:
-        _optimize(source, artifact, quant)
-        assert all(len(row) == NEW for row in _tokens(artifact, 512)), "completions of another length"
-        return ""
-
-    return check
 
 
 def _served(artifact: Path, source: Path, expected: list[list[int]]) -> None:

@@ -6,14 +6,17 @@ the artifact is served. Models are tiny, random and scaled so that their outputs
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.models.checks import NONE, WORKS, Cell, Cells, ask_server, attempt
-from bench.models.head_configs import ENTRIES, Headed, tiny
+from bench.models.checks import Cells, ask_server, cells_of, optimized
+from bench.models.head_configs import ENTRIES, tiny
+from infer.artifact import store
 
 PRETRAINING = ("ForPreTraining", "ForMaskedImageModeling")  # their heads are left out
 TITLE = "Heads"
@@ -25,35 +28,21 @@ def run(name: str, folder: Path) -> Cells:
     torch.manual_seed(0)
     model = tiny(ENTRIES[name])
     model.save_pretrained(folder / "model")
-    artifact = folder / "float.infer"
-    task = list[str]()
-    made = attempt(lambda: task.append(_optimize(ENTRIES[name], folder, artifact, "none")))  # type: ignore[func-returns-value]
-    yield "opens", Cell(made.outcome, task[0] if task else made.why)
-    if made.outcome != WORKS:
-        for column in COLUMNS[1:]:
-            yield column, Cell(NONE, "not opened")
-        return
-    yield "equals transformers", attempt(lambda: compare(model, artifact))
-    for quant in ("int8:weight", "nf4"):
-        small = folder / f"{quant[:3]}.infer"
-        yield quant, attempt(lambda q=quant, s=small: _compressed(ENTRIES[name], folder, s, q))  # type: ignore[misc]
-    yield "served", attempt(lambda: _served(artifact))
+    artifact, entry = folder / "float.infer", ENTRIES[name]
 
+    def task_of(quant: str, artifact: Path) -> str:
+        optimized(folder / "model", artifact, quant, inputs=entry.inputs, max_length=32)
+        return store.read_manifest(artifact).task
 
-def _optimize(entry: Headed, folder: Path, artifact: Path, quant: str) -> str:
-    from infer import Plan, optimize
+    def compressed(quant: str) -> None:
+        task_of(quant, folder / f"{quant[:3]}.infer")
 
-    given = {"backend": "eager", "quant": quant, "batches": (), "allow_slower": True, "max_length": 32}
-    plan = Plan(source=str(folder / "model"), data="random", inputs=entry.inputs, **given)  # type: ignore[arg-type]
-    optimize(plan, artifact)
-    from infer.artifact import store
-
-    return store.read_manifest(artifact).task
-
-
-def _compressed(entry: Headed, folder: Path, artifact: Path, quant: str) -> str | None:
-    _optimize(entry, folder, artifact, quant)
-    return None
+    others: dict[str, Callable[[], str | None]] = {
+        "equals transformers": lambda: compare(model, artifact),
+        **{quant: partial(compressed, quant) for quant in ("int8:weight", "nf4")},
+        "served": lambda: _served(artifact),
+    }
+    yield from cells_of("opens", lambda: task_of("none", artifact), others)
 
 
 def _inputs(predictor: Any) -> dict[str, np.ndarray]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.models.checks import NONE, REFUSED, WORKS, Cell, Cells, ask_server, attempt, randomize
+from bench.models.checks import Cells, ask_server, cells_of, optimized, randomize
 from bench.models.image_text_configs import NAMES, QUESTION, WITH_QUESTION, build, greedy, save
 
 TITLE = "Text about images"
@@ -37,18 +38,24 @@ def run(name: str, folder: Path) -> Cells:
     question = QUESTION if ENTRIES[name] in WITH_QUESTION else None
     expected = [greedy(model, torch.from_numpy(pixels)[None], NEW, question=question) for pixels in _pixels()]
     artifact = folder / "float.infer"
-    made = attempt(lambda: _optimize(source, artifact, "none"))
-    yield "captured", made
-    if made.outcome != WORKS:
-        for column in COLUMNS[1:]:
-            yield column, Cell(REFUSED if made.outcome == REFUSED else NONE, "not captured")
-        return
-    yield "decodes", attempt(lambda: _decodes(artifact, expected))
-    yield "served", attempt(lambda: _served(artifact))
-    randomize(model, trained=True)
-    trained = save(model, folder / "trained")
-    for quant in ("int8:weight", "nf4"):
-        yield quant, attempt(_compressed(trained, folder / f"{quant[:3]}.infer", quant))
+
+    def captured() -> None:
+        _optimize(source, artifact, "none")
+
+    @cache
+    def trained() -> Path:
+        randomize(model, trained=True)
+        return save(model, folder / "trained")
+
+    def compressed(quant: str) -> None:
+        assert all(_tokens(_optimize(trained(), folder / f"{quant[:3]}.infer", quant))), "no tokens"
+
+    others: dict[str, Callable[[], str | None]] = {
+        "decodes": lambda: _decodes(artifact, expected),
+        "served": lambda: _served(artifact),
+        **{quant: partial(compressed, quant) for quant in ("int8:weight", "nf4")},
+    }
+    yield from cells_of("captured", captured, others)
 
 
 def _pixels() -> list[np.ndarray]:
@@ -56,12 +63,8 @@ def _pixels() -> list[np.ndarray]:
     return [generator.standard_normal((3, 32, 32)).astype(np.float32) for _ in range(2)]
 
 
-def _optimize(source: Path, artifact: Path, quant: str) -> str:
-    from infer import Plan, optimize
-
-    given = {"backend": "eager", "quant": quant, "batches": (), "kv_dtype": "float32", "allow_slower": True}
-    optimize(Plan(source=str(source), data="random", task="generate", **given), artifact)  # type: ignore[arg-type]
-    return ""
+def _optimize(source: Path, artifact: Path, quant: str) -> Path:
+    return optimized(source, artifact, quant, task="generate", kv_dtype="float32")
 
 
 def _tokens(artifact: Path) -> list[list[int]]:
@@ -87,15 +90,6 @@ def _tokens(artifact: Path) -> list[list[int]]:
 
 def _decodes(artifact: Path, expected: list[list[int]]) -> None:
     assert _tokens(artifact) == expected, "other tokens than transformers' generate"
-
-
-def _compressed(source: Path, artifact: Path, quant: str) -> Callable[[], str]:
-    def check() -> str:
-        _optimize(source, artifact, quant)
-        assert all(_tokens(artifact)), "no tokens"
-        return ""
-
-    return check
 
 
 def _served(artifact: Path) -> None:

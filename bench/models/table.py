@@ -11,13 +11,12 @@ with a reason.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import fcntl
 import fnmatch
 import json
 import logging
-import subprocess
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -30,7 +29,9 @@ from typing import Any
 import msgspec
 
 from bench.models.checks import BROKEN, NONE, WORKS, Cell
-from bench.shared.repository import RESULTS, ROOT, child_environment, module_command
+from bench.shared.child_process import ChildProcess, EngineCrashed
+from bench.shared.command_line import parser_of
+from bench.shared.repository import RESULTS, ROOT
 from bench.shared.unmeasured_memory import skip_memory
 
 KINDS = ("decoders", "image_texts", "heads", "checkpoints", "quantized_sources")
@@ -50,76 +51,60 @@ def kind_of(name: str) -> Any:
     return import_module(f"bench.models.{name}")
 
 
+class RowProcess:
+    """Rows of one kind in a process of its own; cells are asked for one by one, so that those before a crash stay."""
+
+    def __init__(self, kind: str) -> None:
+        warnings.filterwarnings("ignore")
+        logging.disable(logging.WARNING)
+        skip_memory()
+        self._kind = kind_of(kind)
+
+    def begin(self, row: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="row-")
+        self._cells = self._kind.run(row, Path(self._folder.name))
+
+    def next_cell(self) -> tuple[str, Cell] | None:
+        """Return the next column with its cell; None after the last. A row that can't be set up is broken."""
+        try:
+            return next(self._cells, None)
+        except Exception as error:  # noqa: BLE001 - the other rows go on
+            self._cells = iter(())
+            return self._kind.COLUMNS[0], Cell(BROKEN, f"{type(error).__name__}: {str(error)[:200]}")
+
+
 def compute(
     kind: str, rows: Sequence[str], seconds: float = SECONDS
 ) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Compute rows in a process that is restarted where it dies or takes too long; cells computed before are kept.
+    """Compute rows in a process that is started anew where it died or took too long; cells before that are kept.
 
     `seconds`: limit of one row.
     """
-    left = list(rows)
-    while left:
-        command = module_command("bench.models.table", "--rows", kind, *left)
-        with (
-            tempfile.TemporaryFile() as said,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=said, env=child_environment()
-            ) as process,
-        ):
-            cells = empty(kind)
-            timer = watchdog(process, seconds)
-            for line in process.stdout or ():
-                with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-                    column, cell = msgspec.json.decode(line, type=tuple[str, Cell])
-                    if column:
-                        cells[column] = cell
-                        continue
-                    timer.cancel()
-                    yield left.pop(0), cells
-                    cells, timer = empty(kind), watchdog(process, seconds)
+    child: ChildProcess | None = None
+    for row in rows:
+        child = child or ChildProcess(RowProcess, kind)
+        cells = empty(kind)
+        timer = threading.Timer(seconds, os.kill, (child.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            child.call("begin", row)
+            while (found := child.call("next_cell")) is not None:
+                cells[found[0]] = found[1]
+        except EngineCrashed as error:
+            missing = (column for column, cell in cells.items() if cell.outcome == NONE)
+            cells[next(missing, kind_of(kind).COLUMNS[-1])] = Cell(BROKEN, f"the process {error}")
+            child.close()
+            child = None
+        finally:
             timer.cancel()
-            code = process.wait()
-            if left:
-                said.seek(0)
-                last = (said.read().decode(errors="replace").strip().splitlines() or [""])[-1]
-                missing = next(
-                    (c for c, cell in cells.items() if cell.outcome == NONE), kind_of(kind).COLUMNS[-1]
-                )
-                cells[missing] = Cell(BROKEN, f"the process ended with code {code}: {last[:200]}")
-                yield left.pop(0), cells
+        yield row, cells
+    if child:
+        child.close()
 
 
 def empty(kind: str) -> dict[str, Cell]:
     """Return a row in which no column was tried."""
     return {column: Cell(NONE) for column in kind_of(kind).COLUMNS}
-
-
-def watchdog(process: subprocess.Popen[bytes], seconds: float) -> threading.Timer:
-    """End a process that takes too long over one row."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def run_rows(kind: str, rows: Sequence[str]) -> None:
-    """Compute rows in this process and print a JSON line for each cell, and one without a column after each row."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    skip_memory()
-    out = sys.stdout
-
-    def say(column: str, cell: Cell) -> None:
-        print(msgspec.json.encode((column, cell)).decode(), file=out, flush=True)
-
-    for row in rows:
-        with tempfile.TemporaryDirectory(prefix="row-") as folder, contextlib.redirect_stdout(sys.stderr):
-            try:
-                for column, cell in kind_of(kind).run(row, Path(folder)):
-                    say(column, cell)
-            except Exception as error:  # noqa: BLE001 - a row that can't be set up is broken, the others go on
-                say(kind_of(kind).COLUMNS[0], Cell(BROKEN, f"{type(error).__name__}: {str(error)[:200]}"))
-            say("", Cell(WORKS))
 
 
 def read() -> Rows:
@@ -181,17 +166,11 @@ def matches(kind: str, row: str, only: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="*", help="KIND,ROW with wildcards, several joined by ;")
     parser.add_argument("--resume", action="store_true", help="only rows that the result file lacks")
     parser.add_argument("--render", action="store_true", help="compute nothing, write the page again")
-    parser.add_argument("--rows", nargs="+", metavar=("KIND", "ROW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rows:
-        run_rows(arguments.rows[0], arguments.rows[1:])
-        return 0
     every = [(kind, row) for kind in KINDS for row in kind_of(kind).ENTRIES]
     rows = read()
     wanted = [] if arguments.render else [key for key in every if matches(*key, arguments.only)]

@@ -12,9 +12,7 @@ cell neither passes nor refuses with a reason.
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import json
 import shutil
 import sys
 import tempfile
@@ -26,10 +24,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from bench.shared import results_page
+from bench.shared import example_models, results_page
+from bench.shared.command_line import parser_of
 from bench.shared.repository import ROOT
-from bench.shared.results import machine_header, result_path
-from infer import device as hardware
+from bench.shared.results import TodaysRows
 from infer import load, plugins
 from infer.errors import InferError
 from infer.graph import storage
@@ -84,19 +82,13 @@ class TableCell(msgspec.Struct, kw_only=True):
 
 def plans() -> dict[str, tuple[Plan, str]]:
     """Return for each model its plan and the metric that says best what was lost."""
-    import minilm
-
-    digits = Plan(
-        source=str(ROOT / "models/digits.pt"), model=f"{ROOT / 'models/digits.py'}:build", batches=(8,)
-    )
-    encoder = Plan(
-        source=str(minilm.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences", batches=(8,)
-    )
-    language = Plan(source=str(ROOT / "models/pydoc_lm"), batches=(4,), max_batch=16)
     return {
-        "digits": (digits, "logits.top1"),
-        "minilm": (encoder, "embedding.cosine"),
-        "pydoc_lm": (language, "logits.perplexity_change"),
+        "digits": (example_models.plan("digits", batches=(8,)), "logits.top1"),
+        "minilm": (example_models.plan("minilm", batches=(8,)), "embedding.cosine"),
+        "pydoc_lm": (
+            example_models.plan("pydoc_lm", batches=(4,), max_batch=16),
+            "logits.perplexity_change",
+        ),
     }
 
 
@@ -166,7 +158,7 @@ def _value(metrics: list[Metric], label: str) -> float | None:
 def markdown(cells: list[TableCell]) -> str:
     """Return a row per cell; a backend that this machine cannot run at all takes one row a model."""
     head = "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |"
-    lines = [head, "|" + "---|" * 8]
+    lines = ["Formats are calibrated on rows that judge nothing.", "", head, "|" + "---|" * 8]
     seen: set[tuple[str, str]] = set()
     for cell in cells:
         unusable = cell.why and cell.why == plugins.why_not("backends", cell.backend)
@@ -188,32 +180,6 @@ def _line(cell: TableCell, quant: str) -> str:
     return f"| {cell.model} | {quant} | {cell.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
 
 
-def kept(path: Path) -> dict[Key, TableCell]:
-    """Return the cells of today's file when it comes from a machine like this one."""
-    if not path.exists():
-        return {}
-    before = json.loads(path.read_text())
-    if before["machine"] != json.loads(json.dumps(hardware.fingerprint("cpu"))):
-        return {}
-    return {cell.key: cell for cell in msgspec.convert(before["cells"], list[TableCell])}
-
-
-def write(path: Path, cells: dict[Key, TableCell], every: list[Key]) -> list[TableCell]:
-    """Write the result files in the order of `every`."""
-    head, known = (
-        machine_header(threads=torch.get_num_threads()),
-        [cells[key] for key in every if key in cells],
-    )
-    path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(known)}, indent=1) + "\n")
-    text = markdown(known)
-    note = (
-        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}. "
-        "Formats are calibrated on rows that judge nothing.\n\n"
-    )
-    path.with_suffix(".md").write_text(note + text)
-    return known
-
-
 def matches(key: Key, only: str) -> bool:
     """Return True if one of the patterns `MODEL,BACKEND,QUANT;…` fits; what is left out fits everything."""
     patterns = [[*part.split(","), "*", "*"][:3] for part in only.split(";")]
@@ -221,30 +187,29 @@ def matches(key: Key, only: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="*", help="MODEL,BACKEND,QUANT with wildcards, several joined by ;")
     parser.add_argument("--resume", action="store_true", help="only cells that today's file lacks")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the tables again")
     arguments = parser.parse_args()
     known = plans()
     every = [(m, b, q) for m in known for q in QUANTS for b in plugins.names("backends")]
-    path = result_path("table")
-    cells = kept(path)
+    cells = TodaysRows(
+        "table", TableCell, markdown, order=lambda cell: every.index(cell.key), field="cells",
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
+    done = cells.keep([])
     wanted = [key for key in every if matches(key, arguments.only) and not arguments.render]
-    wanted = [key for key in wanted if not (arguments.resume and key in cells)]
+    wanted = [key for key in wanted if not (arguments.resume and key in {cell.key for cell in done})]
     if not wanted and not arguments.render:
         parser.error(f"no cell is left to measure of {arguments.only!r}; models are {', '.join(known)}")
     for model, (plan, metric) in known.items():
         own = [key for key in wanted if key[0] == model]
         for cell in measure(model, plan, metric, own) if own else ():
-            cells[cell.key] = cell
-            write(path, cells, every)
-    done = write(path, cells, every)
+            done = cells.keep([cell])
     results_page.write()
     print(markdown(done))
-    print(f"written: {path.relative_to(ROOT)}, {len(done)} of {len(every)} cells")
+    print(f"written: {cells.path.relative_to(ROOT)}, {len(done)} of {len(every)} cells")
     broken = [c for c in done if c.outcome == "broken" or (c.outcome == "refused" and not c.why)]
     return 1 if broken else 0
 

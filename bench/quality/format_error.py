@@ -11,9 +11,7 @@ iq4_nl takes 4.5 bits and nf4:16 4.5 and 32/K: beside its error stands what that
 
 from __future__ import annotations
 
-import argparse
 import copy
-import datetime
 import json
 import sys
 import time
@@ -26,9 +24,9 @@ from torch import Tensor, nn
 
 from bench.quality import published_formats as rivals
 from bench.quality.backend_table import plans
-from bench.shared.results import result_path
+from bench.shared.command_line import parser_of
+from bench.shared.results import heading, machine_header, progress, result_path
 from infer import compress, load
-from infer import device as hardware
 from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
@@ -255,36 +253,26 @@ def write(weights: list[Weights], judged: list[FormatResult]) -> bool:
         key=lambda row: (list(SAID).index(row.model), QUANTS.index(row.quant), METHODS.index(row.calibration))
     )
     lines = verdicts(weights, judged)
-    about = {
-        "date": str(datetime.date.today()),
-        "machine": hardware.fingerprint("cpu"),
-        "torch": torch.__version__,
-    }
-    record = {**about, "weights": msgspec.to_builtins(weights), "models": msgspec.to_builtins(judged)}
+    head = machine_header()
+    record = {**head, "weights": msgspec.to_builtins(weights), "models": msgspec.to_builtins(judged)}
     path.write_text(json.dumps(record, indent=1) + "\n")
     note = "Portable operators; seconds are of quantizing alone, on a machine that others used too.\n\n"
-    path.with_suffix(".md").write_text(note + markdown(weights, judged, lines))
+    path.with_suffix(".md").write_text(heading(head) + note + markdown(weights, judged, lines))
     return all(ok for ok, _ in lines)
 
 
 def main() -> int:
     known = plans()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", default="weights,models")
     parser.add_argument("--models", default=",".join(known))
     parser.add_argument("--quants", default=",".join(QUANTS))
     options = parser.parse_args()
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     parts = options.parts.split(",")
-    weights = measure_weights(say) if "weights" in parts else []
+    weights = measure_weights(progress) if "weights" in parts else []
     good = write(weights, [])
     for model in options.models.split(",") if "models" in parts else []:
-        for row in measure_model(model, *known[model], options.quants.split(","), say):
+        for row in measure_model(model, *known[model], options.quants.split(","), progress):
             good = write([], [row])
     print(result_path("quality").with_suffix(".md").read_text())
     return 0 if good else 1

@@ -14,9 +14,7 @@ measured again stay, and docs/quality-per-bit.svg; exits 1 when a bar between 2.
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import json
 import sys
 import tempfile
 import time
@@ -36,8 +34,9 @@ from bench.quality.quality_per_bit_rows import HIGHEST, LOWEST, OURS, QualityRow
 from bench.quality.reference_models import MODELS, ReferenceModel
 from bench.shared import results_page
 from bench.shared.child_process import EngineCrashed
+from bench.shared.command_line import parser_of
 from bench.shared.repository import ROOT
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows, progress
 from infer import compress
 
 NAME = "quality-per-bit"
@@ -160,26 +159,8 @@ def _own_row(ours: InferQuantization, name: str, kind: str, size: int | None, sa
     return row
 
 
-def read() -> dict[tuple[str, ...], QualityRow]:
-    """Return the rows of today's file."""
-    path = result_path(NAME)
-    if not path.exists():
-        return {}
-    return {row.key: row for row in msgspec.convert(json.loads(path.read_text())["rows"], list[QualityRow])}
-
-
-def write(rows: list[QualityRow], head: dict[str, object]) -> None:
-    """Write the result files and the plot of the documentation."""
-    path = result_path(NAME)
-    path.write_text(json.dumps({**head, "rows": msgspec.to_builtins(rows)}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(rows, head))
-    PLOT.write_text(plot(rows))
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--scopes", default=",".join(SCOPES))
     parser.add_argument("--only", default="*", help="patterns of CONTENDER NAME, joined by ;")
@@ -188,23 +169,21 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="measure nothing, write the files again")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rows = read()
-    head = machine_header(threads=given.threads)
-    head["versions"] |= llama_cpp_model.versions() | peer_quantization.versions(given.peers)
+    table = TodaysRows(NAME, QualityRow, markdown, threads=given.threads)
+    table.head["versions"] |= llama_cpp_model.versions() | peer_quantization.versions(given.peers)
+    rows = {row.key: row for row in table.read()}
     for name in [] if given.render else given.models.split(","):
         for row in measure(
             MODELS[name](), given.scopes.split(","),
             lambda text: any(fnmatch.fnmatch(text, part) for part in given.only.split(";")),
-            rows, given.peers, lambda text: print(text, file=sys.stderr, flush=True),
+            rows, given.peers, progress,
         ):  # fmt: skip
             rows[row.key] = row
-            write(list(rows.values()), head)
+            PLOT.write_text(plot(table.keep([row])))
     if given.render and rows:
-        stored = json.loads(result_path(NAME).read_text())
-        head = {name: value for name, value in stored.items() if name != "rows"}
-        write(list(rows.values()), head)
+        PLOT.write_text(plot(table.keep([])))
     results_page.write()
-    print(markdown(list(rows.values()), head))
+    print(markdown(list(rows.values())))
     return 0 if all(bar.is_met for bar in bars(list(rows.values()))) else 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -75,11 +74,9 @@ def bars(rows: Sequence[QualityRow]) -> list[Bar]:
     return sorted(found, key=lambda bar: bar.work)
 
 
-def markdown(rows: Sequence[QualityRow], head: dict[str, Any]) -> str:
+def markdown(rows: Sequence[QualityRow]) -> str:
     """Return the bars, then every row, by model and scope."""
-    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-    parts = [f"{head['machine']['cpu']}, {head['threads']} threads, {head['date']}, {versions}\n"]
-    parts.append(bar_tables.table(bars(rows)))
+    parts = [bar_tables.table(bars(rows))]
     for model, scope in dict.fromkeys(row.key[:2] for row in rows):
         own = [row for row in rows if row.key[:2] == (model, scope)]
         parts += [f"{model}, {SCOPE_TEXTS[scope]}:\n", _table(own)]

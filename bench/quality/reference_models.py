@@ -36,19 +36,6 @@ class Decoder(nn.Module):
         return logits
 
 
-class Encoder(nn.Module):
-    """Sentence encoder: token ids and mask int64 [rows, length] → unit vectors float32 [rows, width]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        kept = attention_mask[..., None].to(hidden.dtype)
-        return F.normalize((hidden * kept).sum(1) / kept.sum(1), dim=-1)
-
-
 @dataclass
 class ReferenceModel:
     """A float model with its rows. `metric` names the figure of the plot, `blocks` the prefix of its layers' names."""
@@ -166,9 +153,10 @@ def pydoc_lm() -> ReferenceModel:
 
 def minilm() -> ReferenceModel:
     """Return the sentence encoder: paragraphs of documentation calibrate, triplets and held-out ones judge."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoTokenizer
 
     import minilm
+    from bench.kernels.whole_models_sources import Embedder
     from bench.tune.recovery_texts import sentences
 
     folder = minilm.checkpoint_folder()
@@ -178,9 +166,8 @@ def minilm() -> ReferenceModel:
         found = tokenizer(texts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         return {name: found[name] for name in ("input_ids", "attention_mask")}
 
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     return ReferenceModel(
-        "minilm", folder, Encoder(model).eval(), rows(sentences()[: CALIBRATION_ROWS["minilm"]]),
+        "minilm", folder, Embedder("sdpa").eval(), rows(sentences()[: CALIBRATION_ROWS["minilm"]]),
         rows(minilm.sentences()), "embedding", "embedding", "relative_error", "encoder.layer.",
     )  # fmt: skip
 

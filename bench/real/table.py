@@ -11,7 +11,6 @@ Rows are merged into bench/results/real-DATE-CPU.json and .md. Exits 1 where a b
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -35,8 +34,9 @@ from bench.real.sides import THREADS, Measured, fresh_process, measure
 from bench.shared import results_page
 from bench.shared.bars import Bar, table
 from bench.shared.child_process import EngineCrashed, apart
+from bench.shared.command_line import parser_of
 from bench.shared.repository import ROOT, child_environment, module_command
-from bench.shared.results import machine_header, result_path
+from bench.shared.results import TodaysRows
 
 COMMANDS = {"first": (), "int8": ("--quant", "int8")}
 PUBLISHED, NO_GAIN, REFUSED, FAILED, LATE, CODE, ABSENT = (
@@ -201,17 +201,20 @@ HEAD = "| file | command | outcome | s | MB | ÷ original time at 1, 8 | task: o
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table, then what was said and is untrue, then the bars."""
-    lines = [HEAD, "|---|---|---|--:|--:|---|---|--:|--:|"]
-    for row in rows:
-        size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "")
-        ratios = ", ".join(f"{one.ratio:.2f}" for one in row.real)
-        task = "" if row.task is None else f"{row.measure} {row.original_task:.3f}, {row.task:.3f}"
-        error = "" if row.error is None else f"{row.error:.1g}"
-        untrue = f"{len(row.untrue)} of {len(row.claims)}" if row.claims else ""
-        made = f"{row.outcome}, {row.backend}" if row.backend else row.outcome
-        cells = (row.name, row.command, made, f"{row.seconds:.0f}", size, ratios, task, error, untrue)
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [HEAD, "|---|---|---|--:|--:|---|---|--:|--:|", *map(line_of, rows)]
     return "\n".join(lines) + "\n\n" + _details(rows) + table(bars(rows))
+
+
+def line_of(row: Row) -> str:
+    """Return the line of a row in the table."""
+    size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "")
+    ratios = ", ".join(f"{one.ratio:.2f}" for one in row.real)
+    task = "" if row.task is None else f"{row.measure} {row.original_task:.3f}, {row.task:.3f}"
+    error = "" if row.error is None else f"{row.error:.1g}"
+    untrue = f"{len(row.untrue)} of {len(row.claims)}" if row.claims else ""
+    made = f"{row.outcome}, {row.backend}" if row.backend else row.outcome
+    cells = (row.name, row.command, made, f"{row.seconds:.0f}", size, ratios, task, error, untrue)
+    return f"| {' | '.join(cells)} |"
 
 
 def _details(rows: Sequence[Row]) -> str:
@@ -222,40 +225,6 @@ def _details(rows: Sequence[Row]) -> str:
     return "\n".join(line.replace("|", "/") for line in lines) + "\n\n" if lines else ""
 
 
-def screen(row: Row, width: int) -> str:
-    """Return one row for a terminal of so many columns, two lines where one is too long; then what is untrue."""
-    ratios = ", ".join(f"{1 / one.ratio:.2f}×" for one in row.real)
-    task = "" if row.task is None else f"{row.measure} {row.original_task:.3f} → {row.task:.3f}"
-    size = f"{row.source_bytes / 1e6:.3g}" + (f" → {row.bytes / 1e6:.3g}" if row.bytes else "") + " MB"
-    made = f"{row.outcome} ({row.backend})" if row.backend else row.outcome
-    head = f"{row.name:20.20} {row.command:5} {made:20.20} {row.seconds:4.0f} s  {size:16.16}"
-    more = f"{ratios:14.14} {task}".rstrip()
-    lines = [f"{head} {more}"] if len(head) + len(more) < width or not more else [head, f"    {more}"]
-    about = row.untrue if row.outcome == PUBLISHED else [row.said]
-    return "\n".join(line[:width].rstrip() for line in [*lines, *(f"    {line}" for line in about if line)])
-
-
-def kept(path: Path) -> dict[tuple[str, str], Row]:
-    """Return the rows of a result file."""
-    if not path.exists():
-        return {}
-    return {row.key: row for row in msgspec.convert(json.loads(path.read_text())["rows"], list[Row])}
-
-
-def write(path: Path, rows: dict[tuple[str, str], Row]) -> list[Row]:
-    """Write the result files, rows in the order of the list."""
-    order = [(entry.name, command) for entry in FILES for command in COMMANDS]
-    known = [rows[key] for key in order if key in rows]
-    head = machine_header(threads=THREADS)
-    path.write_text(
-        json.dumps({**head, "rows": msgspec.to_builtins(known)}, indent=1, ensure_ascii=False) + "\n"
-    )
-    versions = ", ".join(f"{name} {head['versions'][name]}" for name in ("torch", "onnxruntime"))
-    note = f"{head['machine']['cpu']}, {THREADS} threads, {head['date']}, {versions}\n\n"
-    path.with_suffix(".md").write_text(note + markdown(known))
-    return known
-
-
 def matches(entry: PublishedFile, only: str) -> bool:
     """Return True if one of the words, parted by commas, is in the name, the kind or the wheel."""
     about = f"{entry.name} {entry.kind} {entry.wheel}".lower()
@@ -263,24 +232,23 @@ def matches(entry: PublishedFile, only: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="words of names, kinds or wheels, parted by commas")
     parser.add_argument("--quant", choices=list(COMMANDS), help="one of the two commands")
     parser.add_argument("--resume", action="store_true", help="only rows that today's file lacks")
     parser.add_argument("--render", action="store_true", help="run nothing, write the table again")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one command")
     arguments = parser.parse_args()
-    width = min(max(shutil.get_terminal_size((160, 24)).columns, 80), 160)
-    path = result_path("real")
-    rows = kept(path)
+    order = [(entry.name, command) for entry in FILES for command in COMMANDS]
+    table_rows = TodaysRows("real", Row, markdown, order=lambda row: order.index(row.key), threads=THREADS)
+    known = table_rows.keep([])
     asked = [(entry, command) for entry in FILES if matches(entry, arguments.only) for command in COMMANDS
              if arguments.quant in (None, command)]  # fmt: skip
     wanted = [
         (entry, command)
         for entry, command in asked
-        if not arguments.render and not (arguments.resume and (entry.name, command) in rows)
+        if not arguments.render
+        and not (arguments.resume and (entry.name, command) in {row.key for row in known})
     ]
     if not asked:
         parser.error(f"no file has {arguments.only!r}. Known: {', '.join(entry.name for entry in FILES)}")
@@ -293,13 +261,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="real-") as work:
         for entry, command in wanted:
             row = run_file(entry, command, Path(work), arguments.timeout)
-            rows[row.key] = row
-            print(screen(row, width), flush=True)
-            write(path, rows)
-    known = write(path, rows)
+            print(line_of(row), *row.untrue, sep="\n    ", flush=True)
+            known = table_rows.keep([row])
     results_page.write()
     print("\n" + table(bars(known)))
-    print(f"written: {path.relative_to(ROOT)}, {len(known)} rows; wheels are in {cache_folder()}")
+    print(f"written: {table_rows.path.relative_to(ROOT)}, {len(known)} rows; wheels are in {cache_folder()}")
     return 0 if all(bar.is_met for bar in bars(known)) else 1
 
 

@@ -38,7 +38,7 @@ from bench.serve.mixed_traffic import (
     served,
     streamed_text,
 )
-from bench.serve.reporting import progress
+from bench.shared.results import progress
 
 READINGS = 8
 MOST_MB = 2.0

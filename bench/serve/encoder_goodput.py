@@ -21,21 +21,21 @@ import base64
 import importlib.util
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import numpy as np
 
 from bench.kernels import whole_models_rivals as rivals
 from bench.serve import encoder_processes as processes
-from bench.serve.overload import Client, client
-from bench.serve.reporting import exit_code, progress, write_results
-from bench.shared.results import result_path
+from bench.serve.open_loop_client import client
+from bench.serve.request_forms import answers, post
+from bench.serve.serving import NotStartedError
+from bench.serve.undisturbed import Driver
+from bench.shared.command_line import parser_of
+from bench.shared.processor_time import cpu_seconds
+from bench.shared.results import exit_code, progress, result_path, write_results
 
 LENGTHS = {"minilm": (8, 128), "bert-base": (8, 64)}
 BATCH_TOKENS = 256
@@ -63,36 +63,34 @@ def missing(system: str) -> str | None:
 
 def request_of(name: str, text: str) -> bytes:
     """Return the HTTP request for the embedding of a text, as base64."""
-    body = json.dumps({"model": name, "input": text, "encoding_format": "base64"}).encode()
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return post("/v1/embeddings", {"model": name, "input": text, "encoding_format": "base64"})
 
 
 def smallest_cosine(port: int, name: str, texts: list[str], right: np.ndarray) -> float:
     """Return the smallest cosine of an answer with the float model's."""
-    cosines = []
-    for text, wanted in zip(texts[:CHECKED], right, strict=False):
-        asked = {"model": name, "input": text, "encoding_format": "base64"}
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=asked, timeout=60)
-        answer.raise_for_status()
-        vector = np.frombuffer(base64.b64decode(answer.json()["data"][0]["embedding"]), "<f4")
-        cosines.append(vector @ wanted / (np.linalg.norm(vector) * np.linalg.norm(wanted)))
-    return float(min(cosines))
+
+    def vector(_: Mapping[str, str], body: bytes) -> np.ndarray:
+        return np.frombuffer(base64.b64decode(json.loads(body)["data"][0]["embedding"]), "<f4")
+
+    checked = list(zip(texts[:CHECKED], right, strict=False))
+    found = answers(port, [request_of(name, text) for text, _ in checked], vector)
+    pairs = [(ours, wanted) for ours, (_, wanted) in zip(found, checked, strict=True)]
+    return min(float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in pairs)
 
 
 class Load:
     """Runs of one system at a rate; `rates`: p99 in ms and processor ms a request of each rate that was run."""
 
-    def __init__(self, sender: Client, pid: int, seconds: float) -> None:
+    def __init__(self, sender: Driver, pid: int, seconds: float) -> None:
         self._sender, self._pid, self._seconds = sender, pid, seconds
         self.rates: dict[float, tuple[float, float]] = {}
 
     def p99(self, rate: float) -> float:
         """Return the 99th percentile in ms; infinite if a request was refused or lost."""
-        before = processes.cpu_seconds(self._pid)
+        before = cpu_seconds(self._pid)
         seed = 1000 + len(self.rates)
-        rows = self._sender.fire([[self._seconds, rate]], seed=seed, timeout=0.0)
-        used = sum(processes.cpu_seconds(self._pid).values()) - sum(before.values())
+        rows = self._sender([[self._seconds, rate]], seed=seed, timeout=0.0)
+        used = cpu_seconds(self._pid) - before
         kept = rows[rows[:, 0] > 0.1 * self._seconds]
         took = np.where(kept[:, 3] == 200, kept[:, 2] - kept[:, 0], np.inf)
         found = float(np.quantile(took, 0.99, method="higher")) * 1e3
@@ -117,23 +115,16 @@ def goodput(load: Load, slo: float, first: float) -> float:
     return low
 
 
-@contextmanager
-def running(system: str, model: processes.Prepared) -> Iterator[tuple[int, int]]:
-    """Start a system; yield its port and process id."""
-    engine, batch_tokens = WAYS[system]
-    with processes.started(engine, model, batch_tokens) as (port, pid):
-        yield port, pid
-
-
 def measure(system: str, model: processes.Prepared, options: argparse.Namespace) -> dict[str, Any]:
-    with running(system, model) as (port, pid), tempfile.TemporaryDirectory() as folder:
+    engine, batch_tokens = WAYS[system]
+    with processes.started(engine, model, batch_tokens) as (port, running):
         cosine = smallest_cosine(port, model.name, model.texts, model.vectors)
         began = time.perf_counter()
         requests = [request_of(model.name, text) for text in model.texts]
         nothing = np.zeros((len(requests), 1), np.float32)
-        with client(port, requests, nothing, np.array(model.lengths, float), Path(folder)) as sender:
-            load = Load(sender, pid, options.seconds)
-            sender.fire([[2.0, 10.0]], seed=1)
+        with client(port, requests, nothing, np.array(model.lengths, float)) as sender:
+            load = Load(sender, running.pid, options.seconds)
+            sender([[2.0, 10.0]], seed=1)
             rate = goodput(load, options.slo, options.first)
         seconds = time.perf_counter() - began
     return {"goodput": rate, "cosine": cosine, "seconds": seconds, "rates": load.rates}
@@ -166,9 +157,7 @@ def judged(model: str, found: dict[str, dict[str, Any]]) -> tuple[list[str], lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--models", default=",".join(LENGTHS))
     parser.add_argument("--systems", default=",".join(WAYS))
     parser.add_argument("--backend", default="auto", help="backend of our artifact, when it is made")
@@ -192,7 +181,7 @@ def main() -> int:
                 continue
             try:
                 found[system] = measure(system, model, options)
-            except processes.NotStartedError as error:
+            except NotStartedError as error:
                 progress(f"{name}, {system}: {error}")
                 continue
             progress(f"{name}, {system}: {found[system]}")

@@ -1,33 +1,27 @@
-"""Models, texts and server processes of `encoder_goodput`; processor time of a process and its children."""
+"""Models, texts and server processes of `encoder_goodput`."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 
 from bench.kernels import whole_models_rivals as rivals
+from bench.kernels.whole_models_sources import Embedder
 from bench.serve import encoder_servers
-from bench.shared.repository import MODELS, ROOT, child_environment, module_command
+from bench.serve.serving import Server, free_port, serving
+from bench.shared.example_models import plan
+from bench.shared.repository import MODELS, ROOT, module_command
 
 KEPT = ROOT / ".work" / "encoder-goodput"
-START_SECONDS = 180.0
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class NotStartedError(RuntimeError):
-    """A server that ended, or did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,8 @@ def prepare(
     """Return what is kept of a model, made where it is missing."""
     import torch
 
+    from infer import optimize
+
     place = KEPT / name
     place.mkdir(parents=True, exist_ok=True)
     folder = _folder(name, place)
@@ -63,14 +59,21 @@ def prepare(
     )
     if not artifact.exists():
         say(f"{name}: making the artifact")
-        _make_artifact(folder, artifact, backend)
+        given = {
+            "source": str(folder),
+            "quant": "int8",
+            "backend": backend,
+            "batches": (),
+            "allow_slower": True,
+        }
+        optimize(plan("minilm", **given), artifact)
     if not openvino.exists() and rivals.missing("OpenVINO") is None:
         say(f"{name}: making OpenVINO's int8")
         encoder_servers.make_openvino(str(folder), [rows[at : at + 8] for at in range(0, 64, 8)], place)
     if not kept.exists():
         with torch.no_grad():
             batch = encoder_servers.batch_of(rows[:16])
-            module = encoder_servers.pooled_module(str(folder))
+            module = Embedder("sdpa", folder).eval()
             np.save(kept, module(**{key: torch.from_numpy(value) for key, value in batch.items()}).numpy())
     return Prepared(folder, artifact, openvino, texts, lengths, np.load(kept))
 
@@ -116,86 +119,27 @@ def _folder(name: str, place: Path) -> Path:
     return folder
 
 
-def _make_artifact(folder: Path, artifact: Path, backend: str) -> None:
-    import minilm
-    from infer import Plan, optimize
-
-    texts = artifact.with_name("sentences.txt")
-    texts.write_text("\n".join(minilm.sentences()) + "\n")
-    plan = Plan(
-        source=str(folder), data=str(texts), quant="int8", backend=backend, batches=(), allow_slower=True
-    )
-    optimize(plan, artifact)
-
-
-@contextmanager
-def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[int, int]]:
-    """Start a server of the engine in a process of its own; yield its port and process id once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder, listen = str(model.folder), ["--port", str(port)]
+def started(engine: str, model: Prepared, batch_tokens: int) -> AbstractContextManager[Server]:
+    """Start a server of the engine in a process of its own; its port and process once it embeds a text."""
+    port, folder = free_port(), str(model.folder)
+    listen = ["--port", str(port)]
     if engine == "infer":
-        command = module_command(
-            "infer", "serve", str(model.artifact), *listen, "--threads", "1", "--no-log-requests"
-        )
+        words = ["infer", "serve", str(model.artifact), *listen, "--threads", "1", "--no-log-requests"]
     elif engine == "infinity":
-        options = [
-            "--engine",
-            "torch",
-            "--device",
-            "cpu",
-            "--served-model-name",
-            model.name,
-        ]
-        options += ["--url-prefix", "/v1", "--dtype", "float32", "--batch-size", "32"]
-        command = module_command("infinity_emb.cli", "v2", "--model-id", folder, *options, *listen)
+        words = ["infinity_emb.cli", "v2", "--model-id", folder, *listen, "--url-prefix", "/v1"]
+        words += ["--served-model-name", model.name, "--engine", "torch", "--device", "cpu"]
+        words += ["--dtype", "float32", "--batch-size", "32"]
     else:
-        parts = [engine, folder, str(model.openvino), str(batch_tokens), str(port)]
-        command = module_command("bench.serve.encoder_servers", *parts)
-    env = child_environment(
-        OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1"
-    )
-    log = KEPT / f"{engine}.log"
-    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=env) as running:
-        try:
-            _wait(port, running, log, model.name)
-            yield port, running.pid
-        finally:
-            running.terminate()
+        words = ["bench.serve.encoder_servers", engine, folder, str(model.openvino), str(batch_tokens)]
+        words.append(str(port))
 
-
-def _wait(port: int, running: subprocess.Popen[bytes], log: Path, name: str) -> None:
-    """Return when the server embeds a text. Raises `NotStartedError`."""
-    import httpx
-
-    until = time.monotonic() + START_SECONDS
-    asked = {"model": name, "input": "hello", "encoding_format": "base64"}
-    while time.monotonic() < until and running.poll() is None:
+    def embeds(port: int) -> bool:
+        asked = {"model": model.name, "input": "hello", "encoding_format": "base64"}
         with suppress(httpx.HTTPError):
-            if (
-                httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=asked, timeout=30).status_code
-                == 200
-            ):
-                return
-        time.sleep(0.2)
-    last = log.read_text().strip().splitlines()[-1:] or ["nothing"]
-    raise NotStartedError(f"the server does not answer; it said: {last[0][:200]}")
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=asked, timeout=30)
+            return answer.status_code == 200
+        return False
 
-
-def cpu_seconds(pid: int) -> dict[int, float]:
-    """Return the processor seconds so far of a process and of its living descendants, by process id."""
-    children: dict[int, list[int]] = {}
-    seconds: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
-                seconds[int(entry.name)] = (int(fields[11]) + int(fields[12])) / TICKS
-    found, todo = dict[int, float](), [pid]
-    while todo:
-        one = todo.pop()
-        found[one] = seconds.get(one, 0.0)
-        todo += children.get(one, [])
-    return found
+    offline = {"OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    log = KEPT / f"{engine}.log"
+    return serving(module_command(*words), port=port, log=log, answers=embeds, **offline)

@@ -36,31 +36,14 @@ def batch_of(rows: list[list[int]]) -> Batch:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def pooled_module(folder: str) -> torch.nn.Module:
-    """Return the float encoder with the mean over real tokens, scaled to length one."""
-    from transformers import AutoModel
-
-    class Pooled(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-            weight = attention_mask.unsqueeze(-1).float()
-            mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-            return torch.nn.functional.normalize(mean, dim=-1)
-
-    return Pooled().eval()
-
-
 def make_openvino(folder: str, rows: list[list[list[int]]], kept: Path) -> Path:
     """Make OpenVINO's int8 by NNCF, calibrated on batches of token ids, in `kept`."""
     from bench.kernels import whole_models_rivals as rivals
+    from bench.kernels.whole_models_sources import Embedder
 
     axes = {name: {0: "batch", 1: "seq"} for name in ("input_ids", "attention_mask")}
     tensors = [{name: torch.from_numpy(a) for name, a in batch_of(some).items()} for some in rows]
-    rivals.make_onnx(pooled_module(folder), tensors[0], axes, kept / "float.onnx")
+    rivals.make_onnx(Embedder("sdpa", folder).eval(), tensors[0], axes, kept / "float.onnx")
     return rivals.make_openvino(kept / "float.onnx", tensors, is_transformer=True)
 
 

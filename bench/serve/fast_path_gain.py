@@ -13,7 +13,6 @@ gains the 25 % that keep the fast path.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import runpy
@@ -26,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.serve.closed_loop_client import answers, encode
 from bench.serve.load_generator import load
-from bench.serve.peers.request_forms import EMBED
-from bench.serve.reporting import exit_code, progress, write_results
-from bench.serve.server_processes import NOOP, ask, make_minilm, started
-from bench.shared.repository import ROOT
+from bench.serve.request_forms import EMBED, KSERVE, answers, encode, largest_error
+from bench.serve.server_processes import NOOP, model_alone, started
+from bench.shared import example_models
+from bench.shared.command_line import parser_of
+from bench.shared.results import exit_code, progress, write_results
 
 BAR = 1.25
 CLIENTS = {NOOP: 64, "mlp": 64, "digits": 64, "minilm": 32}
@@ -52,19 +51,20 @@ def make(name: str, folder: str) -> str:
     if name == NOOP:
         return NOOP
     if name == "minilm":
-        return make_minilm(folder, progress, quant="int8", backend="eager")
+        return example_models.artifact(name, folder, quant="int8", backend="eager")
+    if name == "digits":
+        return example_models.artifact(name, folder, backend="ort")
     import torch
 
     from infer import Plan, optimize
 
-    progress(f"making the {name} artifact")
-    source, code = ROOT / "models/digits.pt", ROOT / "models/digits.py"
-    if name == "mlp":
-        source, code = Path(folder) / "mlp.pt", Path(folder) / "mlp.py"
-        code.write_text(MLP)
-        torch.save(runpy.run_path(str(code))["build"]().state_dict(), source)
-    given = {"inputs": ("input=float32[batch,16]",), "data": "random"} if name == "mlp" else {}
-    plan = Plan(source=str(source), model=f"{code}:build", backend="ort", allow_slower=True, **given)
+    source, code = Path(folder) / "mlp.pt", Path(folder) / "mlp.py"
+    code.write_text(MLP)
+    torch.save(runpy.run_path(str(code))["build"]().state_dict(), source)
+    plan = Plan(
+        source=str(source), model=f"{code}:build", backend="ort", allow_slower=True, data="random",
+        inputs=("input=float32[batch,16]",),
+    )  # fmt: skip
     return str(optimize(plan, Path(folder) / f"{name}.infer").path)
 
 
@@ -88,11 +88,11 @@ def requests_of(name: str, artifact: str) -> dict[str, list[bytes]]:
 
 def compare_answers(ports: dict[str, int], form: str, requests: list[bytes]) -> None:
     """Refuse to time servers whose answers differ; the second time the fast path knows the requests."""
-    want = asyncio.run(answers(ports["off"], form, requests))
+    read = KSERVE[form]
+    want = answers(ports["off"], requests, read)
     for _ in range(2):
-        got = asyncio.run(answers(ports["on"], form, requests))
-        error = max(float(np.abs(a - b).max()) for a, b in zip(got, want, strict=True))
-        if not error < 1e-3 * max(float(np.abs(b).max()) for b in want):
+        error = largest_error(answers(ports["on"], requests, read), want)
+        if not error < 1e-3:
             raise SystemExit(f"{form}: answers with and without the fast path differ by {error:.2e}")
 
 
@@ -127,8 +127,8 @@ def alone(artifact: str) -> float:
     """Return the median seconds of one call of the model in a process of its own."""
     if artifact == NOOP:
         return 0.0
-    with started("model", artifact) as (_, model), tempfile.TemporaryDirectory() as work:
-        return statistics.median(ask(model, save=f"{work}/expected.npy")["seconds"])
+    with model_alone(artifact) as model:
+        return statistics.median(model.call("seconds"))
 
 
 def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -173,9 +173,7 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CLIENTS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+from bench.shared.processor_time import cpu_seconds
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -43,27 +43,19 @@ def load(
         for request in requests:
             file.write(len(request).to_bytes(4, "little") + request)
         file.flush()
-        before = _cpu(pid)
+        before = cpu_seconds(pid)
         command = [program(), str(port), file.name, str(clients), str(warm), str(seconds)]
         ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if ran.returncode:
             raise SystemExit(f"the load client ended with {ran.returncode}")
     found: dict[str, Any] = json.loads(ran.stdout)
     answered = sum(found["statuses"].values()) * (warm + seconds) / seconds
-    found["cpu_ms"] = 1e3 * (_cpu(pid) - before) / max(answered, 1)
+    found["cpu_ms"] = 1e3 * (cpu_seconds(pid) - before) / max(answered, 1)
     return found
 
 
 def idle(pid: int, seconds: float = 1.0) -> float:
     """Return the share of a core that the process and its children take without requests."""
-    before = _cpu(pid)
+    before = cpu_seconds(pid)
     time.sleep(seconds)
-    return (_cpu(pid) - before) / seconds
-
-
-def _cpu(pid: int) -> float:
-    """Return the seconds that the process and its children have spent."""
-    if not pid:
-        return 0.0
-    process = psutil.Process(pid)
-    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
+    return (cpu_seconds(pid) - before) / seconds

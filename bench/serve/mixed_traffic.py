@@ -11,19 +11,23 @@ import contextlib
 import json
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.serve.reporting import write_results
+from bench.serve import request_forms
+from bench.serve.serving import Server, serving
+from bench.shared.command_line import parser_of
+from bench.shared.example_models import plan
 from bench.shared.repository import ROOT
+from bench.shared.results import write_results
 
 OPENINGS = ("The", "An exception", "def main", "It is", "When a", "class Point", "The value of", "import")
 TOKENS = 24  # of a stream that is compared
@@ -53,18 +57,17 @@ class ExpectedAnswers:
 
 def make_artifacts(folder: Path) -> tuple[str, str]:
     """Make digits and pydoc_lm in int8 as `infer optimize` does, unless they are there."""
-    from infer import Plan, optimize
+    from infer import optimize
 
-    models = ROOT / "models"
-    digits = Plan(source=str(models / "digits.pt"), model=f"{models / 'digits.py'}:build", batches=(8,))
     text = folder / "some.txt"
-    text.write_text((models / "pydoc_lm/samples.txt").read_text()[:4000])
-    language_model = Plan(source=str(models / "pydoc_lm"), batches=(1,), data=str(text))
+    text.write_text((ROOT / "models/pydoc_lm/samples.txt").read_text()[:4000])
+    digits = plan("digits", batches=(8,))
+    language_model = plan("pydoc_lm", batches=(1,), data=str(text))
     made = []
-    for name, plan in (("digits", digits), ("pydoc", language_model)):
+    for name, asked in (("digits", digits), ("pydoc", language_model)):
         path = folder / f"{name}.infer"
         if not path.exists():
-            optimize(plan.with_(backend="eager", quant="int8", allow_slower=True), path)
+            optimize(asked.with_(backend="eager", quant="int8", allow_slower=True), path)
         made.append(str(path))
     return made[0], made[1]
 
@@ -89,9 +92,7 @@ def known_answers(digits: str, pydoc: str) -> ExpectedAnswers:
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
     """Return the parser that the long runs share; see `prepared` and `concluded`."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(description)
     parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
     parser.add_argument("--short", action="store_true", help="write no results")
     return parser
@@ -116,33 +117,9 @@ def concluded(name: str, found: dict[str, Any], table: str, *, short: bool) -> i
     return 1 if found["broken"] else 0
 
 
-@contextlib.contextmanager
-def served(command: list[str], log: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Start a server process and yield its port when it answers. Its stderr goes to `log`."""
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as running,
-    ):
-        assert running.stdout is not None
-        try:
-            line = running.stdout.readline()
-            if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line)) is None:
-                raise SystemExit(f"the server did not start: {log.read_text()[-2000:]}")
-            yield int(found[1]), running
-        finally:
-            running.terminate()
-            try:
-                running.wait(60)
-            except subprocess.TimeoutExpired:
-                running.send_signal(signal.SIGABRT)  # it says where its threads are
-                running.wait()
-                raise SystemExit(f"the server did not end: {log.read_text()[-6000:]}") from None
+def served(command: Sequence[str], log: Path) -> AbstractContextManager[Server]:
+    """Start a server by words for Python; its port and process. What it says on stderr goes to `log`."""
+    return serving([sys.executable, *command], log=log)
 
 
 class Client:
@@ -164,7 +141,7 @@ class Client:
                 writer.close()
 
     async def get(self, path: str, *headers: str) -> Answer:
-        return await self.ask(head("GET", path, 0, *headers))
+        return await self.ask(get(path, *headers))
 
     async def post(self, path: str, body: Any) -> Answer:
         return await self.ask(post(path, body))
@@ -193,14 +170,13 @@ class Client:
             writer.transport.abort()
 
 
-def head(method: str, path: str, size: int, *headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *headers]
-    return "\r\n".join([*lines, *([f"Content-Length: {size}"] if method == "POST" else []), "", ""]).encode()
+def get(path: str, *headers: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def post(path: str, body: Any, *headers: str) -> bytes:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return head("POST", path, len(raw), *headers) + raw
+    return request_forms.post(path, body, "Connection: close", *headers)
 
 
 def parse(data: bytes) -> Answer:

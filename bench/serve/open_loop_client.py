@@ -1,16 +1,11 @@
 """Open-loop client in a process of its own: requests leave at the times of a Poisson process, answered or not.
 
-    python -m bench.serve.open_loop_client PORT REQUESTS.npz        (started by bench/serve/overload.py)
-
-Reads commands from stdin, one JSON line each, and says how each went: `phases` [[seconds, requests a second], ...],
-`timeout` (seconds, sent as X-Request-Timeout-Ms; 0: none), `retries` (of a refusal, at once), `seed`, `patience`
-(seconds after the last arrival until what is not answered counts as lost), `save`: a .npy of one row per request:
+A run gives one row per request:
 
     scheduled, sent, finished (seconds since the begin), status, correct (1), first refusal after (seconds, NaN: none),
-    cost (of that request, as REQUESTS.npz has it)
+    cost (of that request)
 
-With `streams` the answer is text in events: it is finished with its first token, and right if its end comes too.
-
+Of streams the answer is text in events: it is finished with its first token, and right if its end comes too.
 Latencies are to be taken from `scheduled`, so that a client that is late shows. The requests are raw HTTP, each with
 the answer that is right: its first output, as binary KServe has it.
 """
@@ -18,18 +13,22 @@ the answer that is right: its first output, as binary KServe has it.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 import uvloop
 
+from bench.serve.undisturbed import Driver
+from bench.shared.child_process import ChildProcess
+
 MOST_CONNECTIONS = 1000
 LOST = 0.0  # status of what was not answered
 CLOSED = 1.0  # of what the server hung up on
 COLUMNS = 7
+GRACE = 1.0  # seconds after its deadline at which a request is lost
 
 
 class ScheduledRequest:
@@ -85,18 +84,20 @@ class ClientConnection(asyncio.Protocol):
 class Run:
     """One command and its state."""
 
-    def __init__(self, port: int, requests: list[bytes], given: Any, asked: dict[str, Any]) -> None:
-        self.port, self.expected, self.retries = port, given["expected"], asked["retries"]
-        self.streams = asked.get("streams", False)
+    def __init__(
+        self, load: OpenLoop, phases: Sequence[Sequence[float]], seed: int, timeout: float, retries: int
+    ) -> None:
+        self.port, self.expected, self.retries = load.port, load.expected, retries
+        self.streams = load.expected is None
         self.loop = asyncio.get_running_loop()
-        self.requests = [timed(request, asked["timeout"]) for request in requests]
-        random = np.random.default_rng(asked["seed"])
-        self.due = schedule(asked["phases"], random)
-        rounds = range(len(self.due) // len(requests) + 1)  # each request as often as any other
-        self.number = np.concatenate([random.permutation(len(requests)) for _ in rounds])
+        self.requests = [timed(request, timeout) for request in load.requests]
+        random = np.random.default_rng(seed)
+        self.due = schedule(phases, random)
+        rounds = range(len(self.due) // len(self.requests) + 1)  # each request as often as any other
+        self.number = np.concatenate([random.permutation(len(self.requests)) for _ in rounds])
         self.rows = np.full((len(self.due), COLUMNS), np.nan)
         self.rows[:, 0], self.rows[:, 3] = self.due, LOST
-        self.rows[:, 6] = given["costs"][self.number[: len(self.due)]]
+        self.rows[:, 6] = load.costs[self.number[: len(self.due)]]
         self.idle: list[ClientConnection] = []
         self.waiting: deque[ScheduledRequest] = deque()
         self.lines = self.left = 0
@@ -167,7 +168,8 @@ class Run:
                 return
         row[2], row[3] = now, status
         if status == 200:
-            row[4] = b"[DONE]" in body if self.streams else right(body, self.expected[shot.number])
+            streamed = self.expected is None
+            row[4] = b"[DONE]" in body if streamed else right(body, self.expected[shot.number])
         self.free(line)
         self.finished()
 
@@ -185,7 +187,7 @@ class Run:
             self.done.set()
 
 
-def schedule(phases: list[list[float]], random: np.random.Generator) -> np.ndarray:
+def schedule(phases: Sequence[Sequence[float]], random: np.random.Generator) -> np.ndarray:
     """Return times of arrival in seconds."""
     start, parts = 0.0, []
     for seconds, rate in phases:
@@ -207,23 +209,40 @@ def right(body: bytes, expected: np.ndarray) -> bool:
     return bool(np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected))
 
 
-def main(port: int, path: str) -> int:
-    given = np.load(path)
-    ends = np.cumsum(given["sizes"])
-    raw = given["data"].tobytes()
-    requests = [raw[end - size : end] for end, size in zip(ends, given["sizes"], strict=True)]
-    print("ready", flush=True)
-    for text in sys.stdin:
-        asked = json.loads(text)
+class OpenLoop:
+    """The client in its process."""
 
-        async def run(asked: dict[str, Any] = asked) -> np.ndarray:
-            return await Run(port, requests, given, asked).go(asked["patience"])
+    def __init__(
+        self, port: int, requests: list[bytes], expected: np.ndarray | None, costs: np.ndarray
+    ) -> None:
+        self.port, self.requests, self.costs = port, requests, costs / costs.mean()
+        self.expected = None if expected is None else expected.astype("<f4")
+
+    def fire(
+        self, phases: Sequence[Sequence[float]], seed: int, timeout: float = 0.0, retries: int = 0
+    ) -> np.ndarray:
+        async def run() -> np.ndarray:
+            return await Run(self, phases, seed, timeout, retries).go((timeout or 60.0) + GRACE)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            np.save(asked["save"], runner.run(run()))
-        print("done", flush=True)
-    return 0
+            return runner.run(run())
 
 
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
+@contextmanager
+def client(
+    port: int, requests: list[bytes], expected: np.ndarray | None, costs: np.ndarray
+) -> Iterator[Driver]:
+    """Start the client process; yield what sends a load of phases `[seconds, requests a second]`, and gives its rows.
+
+    `expected`: answers as rows of float32; None: the requests are for streams of text. `costs`: of each request, in
+    any unit. The load's `timeout`: seconds, sent as X-Request-Timeout-Ms; 0: none. `retries`: of a refusal, at once.
+    """
+    with closing(ChildProcess(OpenLoop, port, requests, expected, costs)) as child:
+
+        def fire(
+            phases: list[list[float]], *, seed: int, timeout: float = 0.0, retries: int = 0
+        ) -> np.ndarray:
+            found: np.ndarray = child.call("fire", phases, seed, timeout, retries)
+            return found
+
+        yield fire

@@ -26,75 +26,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.serve.closed_loop_client import check, encode
+from bench.serve.open_loop_client import client
 from bench.serve.overload_figures import back_after, holds, markdown, missed, p99, share, together, took
-from bench.serve.reporting import progress, write_results
-from bench.serve.server_processes import ask, make_minilm, samples, started
+from bench.serve.request_forms import check, encode
+from bench.serve.server_processes import REQUESTS, model_alone, samples, started
 from bench.serve.undisturbed import UndisturbedRuns
-from bench.shared.repository import child_environment, module_command
+from bench.shared.command_line import parser_of
+from bench.shared.example_models import artifact
+from bench.shared.results import progress, write_results
 
 CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
-GRACE = 1.0  # seconds after its deadline at which a request is lost
 LEAD = 0.6  # seconds of a run, or the SLO where that is longer, that do not count: the queue fills
 INSIST = 8.0  # seconds of what is not of the ladder
 FLOOD = 1.0, 3000.0  # seconds, requests a second: how many are answered in one go is the first guess at C
-
-
-class Client:
-    """Process that sends the requests."""
-
-    def __init__(self, running: subprocess.Popen[str], folder: Path, *, streams: bool = False) -> None:
-        self.running, self.path, self.streams = running, folder / "rows.npy", streams
-
-    def fire(
-        self, phases: list[list[float]], *, seed: int, timeout: float = 0.0, retries: int = 0
-    ) -> np.ndarray:
-        """Send the load; returns rows as `open_loop_client` describes them."""
-        command = {"phases": phases, "timeout": timeout, "retries": retries, "seed": seed}
-        command |= {"patience": (timeout or 60.0) + GRACE, "save": str(self.path), "streams": self.streams}
-        assert self.running.stdin is not None
-        assert self.running.stdout is not None
-        self.running.stdin.write(json.dumps(command) + "\n")
-        self.running.stdin.flush()
-        if self.running.stdout.readline() != "done\n":
-            raise SystemExit("the client died")
-        return np.load(self.path)
-
-
-@contextmanager
-def client(
-    port: int, requests: list[bytes], expected: np.ndarray | None, costs: np.ndarray, folder: Path
-) -> Iterator[Client]:
-    """Start the client process.
-
-    `expected`: answers as rows of float32; None: the requests are for streams of text. `costs`: of each request, in
-    any unit.
-    """
-    path = folder / "requests.npz"
-    data, right = np.frombuffer(b"".join(requests), np.uint8), np.zeros(0) if expected is None else expected
-    sizes, costs = [len(one) for one in requests], costs / costs.mean()
-    np.savez(path, data=data, sizes=sizes, expected=right.astype("<f4"), costs=costs)
-    command = module_command("bench.serve.open_loop_client", str(port), str(path))
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
-    ) as running:
-        try:
-            assert running.stdout is not None
-            if running.stdout.readline() != "ready\n":
-                raise SystemExit("the client did not start")
-            yield Client(running, folder, streams=expected is None)
-        finally:
-            running.terminate()
 
 
 def capacity(alone: UndisturbedRuns, low: float, high: float, seconds: float) -> tuple[float, float]:
@@ -176,31 +127,24 @@ def insist(
 
 def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float, dict[str, Any], str]:
     name = json.loads((Path(artifact) / "manifest.json").read_text())["name"]
-    requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
-    with tempfile.TemporaryDirectory() as work:
-        with started("model", artifact) as (_, model):
-            costs = np.array(ask(model, save=f"{work}/expected.npy")["seconds"])
-        expected = np.load(f"{work}/expected.npy")
-        with (
-            started("infer", artifact) as (port, _),
-            client(port, requests, expected, costs, Path(work)) as fire,
-        ):
-            check(port, "binary", requests, expected)
-            alone = UndisturbedRuns(fire.fire)
-            about = guess(alone, *FLOOD)
-            c, slo = capacity(alone, 0.5 * about, 1.1 * about, arguments.seconds)
-            told = {"timeout": CAUTION * slo}
-            found = ladder(alone, c, slo, arguments, told)
-            return c, slo, found, alone.note
+    requests = [encode(name, one)["binary"] for one in samples(artifact, REQUESTS)]
+    with model_alone(artifact) as model:
+        expected, costs = model.call("expected"), np.array(model.call("seconds"))
+    with started("infer", artifact) as (port, _), client(port, requests, expected, costs) as fire:
+        check(port, "binary", requests, expected)
+        alone = UndisturbedRuns(fire)
+        about = guess(alone, *FLOOD)
+        c, slo = capacity(alone, 0.5 * about, 1.1 * about, arguments.seconds)
+        told = {"timeout": CAUTION * slo}
+        found = ladder(alone, c, slo, arguments, told)
+        return c, slo, found, alone.note
 
 
 def parsed(description: str | None, rungs: list[float], silent: list[float]) -> argparse.Namespace:
     def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",") if part]
 
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(description)
     parser.add_argument("artifact", nargs="?")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each rung in each round")
     parser.add_argument("--rounds", type=int, default=9)
@@ -215,8 +159,8 @@ def main() -> int:
     arguments = parsed(__doc__, [0.5, 1.0, 1.5, 2.0, 5.0, 10.0], [2.0])
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        artifact = arguments.artifact or make_minilm(folder, progress, backend="ort")
-        c, slo, found, note = measure(artifact, arguments)
+        path = arguments.artifact or artifact("minilm", folder, backend="ort")
+        c, slo, found, note = measure(path, arguments)
     words = missed(found, slo)
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
     table |= {"rounds": arguments.rounds}

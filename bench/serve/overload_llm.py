@@ -16,31 +16,23 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.serve.closed_loop_client import post
-from bench.serve.mixed_traffic import served
-from bench.serve.overload import CAUTION, capacity, client, guess, ladder, parsed
+from bench.serve.open_loop_client import client
+from bench.serve.overload import CAUTION, capacity, guess, ladder, parsed
 from bench.serve.overload_figures import markdown, missed
-from bench.serve.reporting import progress, write_results
+from bench.serve.request_forms import post
+from bench.serve.serving import Server, serving
 from bench.serve.undisturbed import UndisturbedRuns
-from bench.shared.repository import ROOT
+from bench.shared.example_models import artifact
+from bench.shared.results import write_results
 
 PROMPTS, TOKENS = 32768, 16
 FLOOD = 1.0, 400.0  # seconds, requests a second
-
-
-def make(folder: str) -> str:
-    from infer import Plan, optimize
-
-    progress("making the pydoc_lm artifact")
-    plan = Plan(source=str(ROOT / "models" / "pydoc_lm"), quant="int8", allow_slower=True)
-    return str(optimize(plan, Path(folder) / "pydoc_lm.infer").path)
 
 
 def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
@@ -51,29 +43,27 @@ def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
     for size in counts:
         body = {"model": name, "prompt": " ".join(random.choice(words, size)), "max_tokens": TOKENS}
         body |= {"stream": True, "ignore_eos": True, "temperature": 0.0}
-        requests.append(post("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
+        requests.append(post("/v1/completions", body))
     return requests, counts.astype(float) + TOKENS
 
 
-@contextmanager
-def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
-    """Yield the port of a server with its own limits."""
+def limited(artifact: str, folder: Path, *limits: str) -> AbstractContextManager[Server]:
+    """Start a server with its own limits."""
     words = [word for limit in limits for word in ("--limit", limit)]
-    with served(["serve.py", artifact, "--port", "0", *words], folder / "server.log") as (port, _):
-        yield port
+    return serving([sys.executable, "serve.py", artifact, "--port", "0", *words], log=folder / "server.log")
 
 
 def measure(
     artifact: str, arguments: argparse.Namespace, work: Path
 ) -> tuple[float, float, dict[str, Any], str]:
     requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
-    with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
-        alone = UndisturbedRuns(fire.fire)
+    with limited(artifact, work) as (port, _), client(port, requests, None, costs) as fire:
+        alone = UndisturbedRuns(fire)
         about = guess(alone, *FLOOD)
         c, slo = capacity(alone, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
-    with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
-        alone = UndisturbedRuns(fire.fire)
+    with limited(artifact, work, limit) as (port, _), client(port, requests, None, costs) as fire:
+        alone = UndisturbedRuns(fire)
         found = ladder(alone, c, slo, arguments, {})
     return c, slo, found, alone.note
 
@@ -83,8 +73,8 @@ def main() -> int:
     arguments.steady = True
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
-        artifact = arguments.artifact or make(folder)
-        c, slo, found, note = measure(artifact, arguments, Path(folder))
+        path = arguments.artifact or artifact("pydoc_lm", folder, quant="int8")
+        c, slo, found, note = measure(path, arguments, Path(folder))
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"

@@ -1,6 +1,6 @@
 """Cost of a worker process: our server with the model in a worker against our server with the model in it.
 
-    python -m bench.serve.process_hop [ARTIFACT.infer] [--clients 1,32] [--requests 300] [--rounds 7]
+    python -m bench.serve.process_hop [ARTIFACT.infer] [--clients 1,32] [--seconds 1] [--rounds 7]
 
 Paired: within a round both servers get the same requests one after the other, the order turned each round; figures are
 medians over rounds of differences and ratios within them. The no-op model shows the hop alone. "÷ model" is over the
@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,12 +23,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bench.serve.closed_loop_client import check, encode, run, timed
-from bench.serve.reporting import exit_code, parse_arguments, progress, write_results
-from bench.serve.server_processes import NOOP, ask, make_minilm, samples, started
-from bench.shared.repository import ROOT
+from bench.serve.load_generator import load
+from bench.serve.request_forms import KSERVE, answers, check, encode
+from bench.serve.server_processes import NOOP, REQUESTS, model_alone, samples, started
+from bench.serve.serving import serving
+from bench.shared.command_line import parser_of
+from bench.shared.example_models import artifact
+from bench.shared.results import exit_code, progress, write_results
 
 BAR_MS, BAR_SHARE = 0.2, 0.9
 
@@ -40,23 +40,21 @@ def middle(values: list[float]) -> float:
 
 def measure(artifact: str, arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
     name = NOOP if artifact == NOOP else json.loads((Path(artifact) / "manifest.json").read_text())["name"]
-    requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
+    requests = [encode(name, one)["binary"] for one in samples(artifact, REQUESTS)]
     rows: dict[str, Any] = {}
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as work:
+    with ExitStack() as stack:
         servers = {role: stack.enter_context(started(role, artifact)) for role in ("infer", "embedded")}
-        _, model = stack.enter_context(started("model", artifact))
-        ask(model, save=f"{work}/expected.npy")
+        model = stack.enter_context(model_alone(artifact))
         for port, _ in servers.values():
-            check(port, "binary", requests, np.load(f"{work}/expected.npy"))
+            check(port, "binary", requests, model.call("expected"))
         for clients in arguments.clients:
-            count = arguments.requests * (8 if artifact == NOOP else 1)
             taken: list[dict[str, Any]] = []
             for number in range(arguments.rounds + 1):
                 progress(f"{name}  {clients} clients  round {number}")
-                order = list(servers.items())[:: 1 if number % 2 else -1]
-                one: dict[str, Any] = {r: timed(server, requests, clients, count) for r, server in order}
-                sizes = {1, 8, clients}
-                one["model"] = max(ask(model, batch=size, seconds=0.4)["rate"] for size in sizes)
+                one: dict[str, Any] = {}
+                for role, (port, running) in list(servers.items())[:: 1 if number % 2 else -1]:
+                    one[role] = load(port, requests, clients, seconds=arguments.seconds, pid=running.pid)
+                one["model"] = max(model.call("rate", size, 0.4) for size in {1, 8, clients})
                 taken.append(one)
             rows[str(clients)] = summary(taken[1:])  # the first round warms up
     return {"model": name, "clients": rows}
@@ -83,16 +81,11 @@ def cold(artifact: str, rounds: int) -> dict[str, Any]:
     taken = []
     for _ in range(rounds):
         began = time.perf_counter()
-        command = [sys.executable, "serve.py", artifact, "--port", "0", "--timings"]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        with serving([sys.executable, "serve.py", artifact, "--port", "0", "--timings"]) as (port, running):
             assert running.stdout is not None
-            try:
-                port = int(running.stdout.readline().partition("127.0.0.1:")[2].split()[0].rstrip("/"))
-                line = running.stdout.readline().strip()
-                run(port, request, 1, 1)
-                taken.append((time.perf_counter() - began, line))
-            finally:
-                running.terminate()
+            line = running.stdout.readline().strip()
+            answers(port, request, KSERVE["binary"])
+            taken.append((time.perf_counter() - began, line))
     seconds, line = sorted(taken)[len(taken) // 2]
     return {"first_answer_seconds": round(seconds, 2), "phases": line}
 
@@ -146,11 +139,16 @@ def missed(tables: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    arguments = parse_arguments(__doc__, [1, 32], 7)
+    parser = parser_of(__doc__)
+    parser.add_argument("artifact", nargs="?")
+    parser.add_argument("--clients", type=lambda text: list(map(int, text.split(","))), default=[1, 32])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one run of one server")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        artifact = arguments.artifact or make_minilm(folder, progress)
-        tables = [measure(NOOP, arguments, progress), measure(artifact, arguments, progress)]
-        start = cold(artifact, 3)
+        path = arguments.artifact or artifact("minilm", folder)
+        tables = [measure(name, arguments, progress) for name in (NOOP, path)]
+        start = cold(path, 3)
     write_results("serve-hop", {"tables": tables, "start": start}, markdown(tables, start))
     return exit_code(missed(tables))
 

@@ -1,25 +1,25 @@
-"""Processes under test: our server, a plain FastAPI endpoint, HTTP without a model, and the model alone."""
+"""Processes under test: our server, with and without its fast path and its worker, and the model alone."""
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from bench.shared.repository import child_environment, module_command
+from bench.serve.serving import Server, serving
+from bench.shared.child_process import ChildProcess
+from bench.shared.repository import module_command
 
 NOOP = "noop"
 TIMES = 5
-START_SECONDS = 30.0
+REQUESTS = 64
 
 
 class Noop:
@@ -51,20 +51,6 @@ def load(artifact: str) -> Any:
     from infer import Predictor
 
     return Predictor.load(artifact)
-
-
-def make_minilm(
-    folder: str, progress: Callable[[str], None], *, quant: str = "none", backend: str = "auto"
-) -> str:
-    import minilm
-    from infer import Plan, optimize
-
-    progress("making the MiniLM artifact")
-    texts = Path(folder) / "sentences.txt"
-    texts.write_text("\n".join(minilm.sentences()) + "\n")
-    source = str(minilm.checkpoint_folder())
-    plan = Plan(source=source, data=str(texts), quant=quant, backend=backend, allow_slower=True)
-    return str(optimize(plan, Path(folder) / "minilm.infer").path)
 
 
 def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
@@ -118,157 +104,60 @@ def role_embedded(artifact: str) -> int:
     return role_infer(artifact, in_process=True)
 
 
-def role_naive(artifact: str) -> int:
-    import uvicorn
-    from fastapi import FastAPI
-    from pydantic import create_model
+class ModelAlone:
+    """The model without a server, for `ChildProcess`."""
 
-    from infer.serve.http.listener import listen
+    def __init__(self, artifact: str) -> None:
+        from infer.serve.batching.collate import Collator
 
-    predictor = load(artifact)
-    predictor.warmup()
-    dtypes = {spec.name: spec.dtype for spec in predictor.inputs}
-    body_type = create_model("Body", inputs=(dict[str, list[Any]], ...))
+        self._predictor = load(artifact)
+        self._predictor.warmup()
+        self._requests, self._layout = samples(artifact, REQUESTS), Collator(self._predictor)
 
-    def predict(body: Any) -> Any:
-        arrays = {name: np.array(value, dtype=dtypes[name]) for name, value in body.inputs.items()}
-        return {name: value.tolist() for name, value in predictor.predict(arrays).items()}
+    def expected(self) -> np.ndarray:
+        """Return the first output of all requests, a row each."""
+        first = self._predictor.outputs[0].name
+        return np.concatenate([self._predictor.predict(one)[first] for one in self._requests])
 
-    predict.__annotations__ = {"body": body_type, "return": dict[str, list[Any]]}
-    app = FastAPI()
-    app.post("/predict")(predict)
-    with listen("127.0.0.1", 0) as listener:
-        print(f"naive at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(app, access_log=False, log_level="warning")
-        uvicorn.Server(config).run(sockets=[listener])
-    return 0
+    def seconds(self) -> list[float]:
+        """Return the least of `TIMES` times of each request, in turns."""
+        taken = np.full((TIMES, len(self._requests)), np.inf)
+        for row in taken:
+            for number, one in enumerate(self._requests):
+                began = time.perf_counter()
+                self._predictor.predict(one)
+                row[number] = time.perf_counter() - began
+        return [float(seconds) for seconds in taken.min(0)]
 
-
-def role_bare(artifact: str) -> int:
-    """Serve an app that sends the body back under uvicorn: the floor of anything over HTTP."""
-    import uvicorn
-
-    from infer.serve.http.listener import listen
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = (await receive())["body"]
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    with listen("127.0.0.1", 0) as listener:
-        print(f"bare at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")
-        uvicorn.Server(config).run(sockets=[listener])
-    return 0
-
-
-def role_text(artifact: str) -> int:
-    """Read `seconds` from each line on stdin and print the rate of prompts of a language model, one by one."""
-    predictor, random = load(artifact), np.random.default_rng(0)
-    predictor.generate("a", max_tokens=2)
-    print("text at http://127.0.0.1:0", flush=True)
-    for line in sys.stdin:
-        done, began, seconds = 0, time.perf_counter(), json.loads(line)["seconds"]
-        while time.perf_counter() - began < seconds:
-            words = " ".join(str(number) for number in random.integers(100, 1000, 60))  # in no cache
-            predictor.generate(words, max_tokens=16, ignore_eos=True)
-            done += 1
-        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
-    return 0
-
-
-def alone(predictor: Any, requests: list[dict[str, np.ndarray]]) -> list[float]:
-    """Return the least of `TIMES` times of each request, in turns."""
-    taken = np.full((TIMES, len(requests)), np.inf)
-    for row in taken:
-        for number, one in enumerate(requests):
-            began = time.perf_counter()
-            predictor.predict(one)
-            row[number] = time.perf_counter() - began
-    return [float(seconds) for seconds in taken.min(0)]
-
-
-def role_model(artifact: str) -> int:
-    """Run the model alone on commands from stdin, one JSON line each.
-
-    A command asks for the expected outputs and seconds of each request, or for rows per second at a batch size.
-    """
-    predictor = load(artifact)
-    predictor.warmup()
-    from infer.serve.batching.collate import Collator
-
-    requests, layout = samples(artifact, 64), Collator(predictor)
-    print("model at http://127.0.0.1:0", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "save" in asked:
-            first = predictor.outputs[0].name
-            expected = np.concatenate([predictor.predict(one)[first] for one in requests])
-            np.save(asked["save"], expected)
-            print(json.dumps({"saved": len(expected), "seconds": alone(predictor, requests)}), flush=True)
-            continue
-        rows = sorted(requests, key=lambda one: next(iter(one.values())).shape[-1])
-        size = min(asked["batch"], predictor.max_batch)
+    def rate(self, batch: int, seconds: float) -> float:
+        """Return rows a second in batches of rows of like length."""
+        rows = sorted(self._requests, key=lambda one: next(iter(one.values())).shape[-1])
+        size = min(batch, self._predictor.max_batch)
         groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
         done, began = 0, time.perf_counter()
-        while time.perf_counter() - began < asked["seconds"]:
+        while time.perf_counter() - began < seconds:
             for group in groups:
-                predictor.predict(layout.join(group)[0])
+                self._predictor.predict(self._layout.collate(group)[0])
                 done += len(group)
-        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
-    return 0
+        return done / (time.perf_counter() - began)
+
+
+def model_alone(artifact: str) -> closing[ChildProcess]:
+    """Start `ModelAlone` in a process of its own, whose threads sleep when they wait, as the servers' do."""
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    return closing(ChildProcess(ModelAlone, artifact))
 
 
 ROLES: dict[str, Callable[[str], int]] = {
     "infer": role_infer,
     "ordinary": role_ordinary,
     "embedded": role_embedded,
-    "naive": role_naive,
-    "bare": role_bare,
-    "model": role_model,
-    "text": role_text,
 }
 
 
-def _wait_for_listener(role: str, port: int) -> None:
-    """Return when `port` accepts connections: uvicorn listens a moment after the role has said its address."""
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            return
-        time.sleep(0.02)
-    raise SystemExit(f"{role} accepts no connections on port {port} after {START_SECONDS:g} s")
-
-
-@contextmanager
-def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Start the role in its own process and yield its port and the process."""
-    command = module_command("bench.serve.server_processes", role, artifact)
-    # Threads that spin at OpenMP's barriers starve everybody else on a shared machine: the same for all roles.
-    env = child_environment(OMP_WAIT_POLICY="passive")
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as running:
-        assert running.stdout is not None
-        try:
-            line = running.stdout.readline()
-            if "127.0.0.1:" not in line:
-                raise SystemExit(f"{role} did not start")
-            port = int(line.partition("127.0.0.1:")[2].split()[0].rstrip("/"))
-            if port:  # 0 where commands come on stdin
-                _wait_for_listener(role, port)
-            yield port, running
-        finally:
-            running.terminate()
-
-
-def ask(running: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
-    assert running.stdin is not None
-    assert running.stdout is not None
-    running.stdin.write(json.dumps(command) + "\n")
-    running.stdin.flush()
-    return json.loads(running.stdout.readline())
+def started(role: str, artifact: str) -> AbstractContextManager[Server]:
+    """Start the role in its own process; its port and the process."""
+    return serving(module_command("bench.serve.server_processes", role, artifact))
 
 
 if __name__ == "__main__":

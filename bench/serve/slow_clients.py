@@ -37,8 +37,8 @@ from bench.serve.mixed_traffic import (
     served,
     tensors,
 )
-from bench.serve.reporting import progress
 from bench.shared.repository import child_environment, module_command
+from bench.shared.results import progress
 
 LONGEST, MOST_RATIO = 11.0, 1.2
 HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Slow: " + b"a" * 200

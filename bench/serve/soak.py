@@ -43,8 +43,8 @@ from bench.serve.mixed_traffic import (
     streamed_text,
     tensors,
 )
-from bench.serve.reporting import progress
 from bench.serve.soak_monitor import REST_SECONDS, Watcher
+from bench.shared.results import progress
 
 AT_ONCE = 64  # requests under way; more would be the client's own doing
 BAD: dict[str, tuple[int, bytes]] = {

@@ -7,13 +7,12 @@ two for reasons of its own (a neighbour's use of the memory); short runs in turn
 
 from __future__ import annotations
 
-import time
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 
-from bench.serve.reporting import progress
+from bench.shared.processor_time import OtherProcesses
+from bench.shared.results import progress
 
 AGAIN, MOST_AGAIN = 2, 15
 MOST_TAKEN = 0.1  # of a core, by others
@@ -21,31 +20,6 @@ MOST_TAKEN = 0.1  # of a core, by others
 
 class Driver(Protocol):
     def __call__(self, phases: list[list[float]], *, seed: int, **how: Any) -> np.ndarray: ...
-
-
-class OtherProcesses:
-    """Cores taken by processes other than this one and its children, since `begin`."""
-
-    def __init__(self) -> None:
-        self._root = psutil.Process()
-        self.begin()
-
-    def begin(self) -> None:
-        self._when, self._all, self._own = time.monotonic(), self._busy(), self._ours()
-
-    def cores(self) -> float:
-        """Return the cores taken; the resolution is 0.01 s for each of our processes."""
-        seconds = time.monotonic() - self._when
-        return (self._busy() - self._all - (self._ours() - self._own)) / seconds
-
-    def _busy(self) -> float:
-        times = psutil.cpu_times()
-        kinds = ("user", "nice", "system", "irq", "softirq", "steal")
-        return sum(getattr(times, kind, 0.0) for kind in kinds)
-
-    def _ours(self) -> float:
-        processes = [self._root, *self._root.children(recursive=True)]
-        return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 class UndisturbedRuns:

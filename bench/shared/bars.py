@@ -1,17 +1,13 @@
-"""Bars as rows of one table: storage, merge of runs, rendering."""
+"""Bars as rows of one table of results."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.shared.results import result_path
-
-KINDS = ("lut4", "int8", "call", "MiniLM", "BERT", "ResNet", "nf4")
+from bench.shared.results import TodaysRows
 
 
 class Bar(msgspec.Struct, kw_only=True):
@@ -39,28 +35,15 @@ class Bar(msgspec.Struct, kw_only=True):
         return self.work, self.rival, self.unit
 
 
-def keep(
-    bars: Iterable[Bar],
-    head: dict[str, Any],
-    name: str = "kernels",
-    kinds: Sequence[str] = KINDS,
-    more: Callable[[list[Bar]], str] = lambda bars: "",
-) -> tuple[Path, list[Bar]]:
-    """Merge into today's file: a bar measured again replaces the former one. Returns the file and all its bars.
+def todays_bars(
+    name: str, kinds: Sequence[str], more: Callable[[list[Bar]], str] = lambda bars: "", **head: Any
+) -> TodaysRows[Bar]:
+    """Return the bars of today; `kinds`: how works begin, in the order of the table; `more`: what stands under it."""
 
-    `kinds`: how works begin, in the order of the table; `more`: what stands under it.
-    """
-    path = result_path(name)
-    kept: dict[tuple[str, str, str], Bar] = {}
-    if path.exists():
-        before = json.loads(path.read_text())
-        if before["machine"] == json.loads(json.dumps(head["machine"])):
-            kept = {bar.key: bar for bar in msgspec.convert(before["bars"], list[Bar])}
-    kept |= {bar.key: bar for bar in bars}
-    merged = sorted(kept.values(), key=lambda bar: _order(bar.work, kinds))
-    path.write_text(json.dumps({**head, "bars": msgspec.to_builtins(merged)}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(_heading(head) + table(merged) + more(merged))
-    return path, merged
+    def page(bars: list[Bar]) -> str:
+        return table(bars) + more(bars)
+
+    return TodaysRows(name, Bar, page, order=lambda bar: _order(bar.work, kinds), field="bars", **head)
 
 
 def _order(work: str, kinds: Sequence[str]) -> tuple[Any, ...]:
@@ -68,12 +51,6 @@ def _order(work: str, kinds: Sequence[str]) -> tuple[Any, ...]:
     kind = next((index for index, name in enumerate(kinds) if work.startswith(name)), len(kinds))
     digits = "".join(letter if letter.isdigit() else " " for letter in work.partition(" ")[2])
     return kind, tuple(map(int, digits.split()))
-
-
-def _heading(head: dict[str, Any]) -> str:
-    machine = head["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-    return f"{machine['cpu']}, {head['threads']} threads, {head['date']}, {versions}\n\n"
 
 
 def table(bars: Iterable[Bar]) -> str:

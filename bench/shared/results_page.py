@@ -109,8 +109,10 @@ class ResultFile:
 
     @property
     def machine(self) -> str:
-        """Processor and date, as a heading."""
-        return f"{NAMES.get(self.cpu, self.cpu)}, {self.date}"
+        """Processor and date, as a heading; newer files name family and model too, which brands hide."""
+        brand, numbers = re.fullmatch(r"(.+?)((?:-[0-9a-f]+h)*)", self.cpu).groups()  # type: ignore[union-attr]
+        model = f" ({numbers[1:].replace('-', ' ')})" if numbers else ""
+        return f"{NAMES.get(brand, brand)}{model}, {self.date}"
 
     @property
     def bars(self) -> dict[tuple[str, str], str]:

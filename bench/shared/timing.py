@@ -7,8 +7,6 @@ as long as others are left.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import statistics
 import time
@@ -72,7 +70,7 @@ def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def turns(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Return the seconds of one call of each implementation in each of `rounds` rounds, in rotating order."""
     took: dict[str, list[float]] = {side.name: [] for side in sides}
-    with _no_garbage_collection():
+    with latency.no_collection():
         for number in range(rounds):
             for side in _in_turn(sides, number):
                 took[side.name].append((side.turn() if side.turn else _turn(side.run)) / side.copies)
@@ -81,7 +79,7 @@ def turns(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, list[float]]
 
 def turn(side: Side) -> float:
     """Return the median seconds of the calls of one turn of a side of this process, all its copies together."""
-    with _no_garbage_collection():
+    with latency.no_collection():
         return _turn(side.run)
 
 
@@ -89,7 +87,7 @@ def interleaved_for(sides: Sequence[Side], seconds: float) -> Timed:
     """Time rounds in which every side has a turn, in rotating order, until `seconds` are over, at least `FEWEST`."""
     took: dict[str, list[tuple[bool, float]]] = {side.name: [] for side in sides}
     begin, rounds = time.perf_counter(), 0
-    with _no_garbage_collection():
+    with latency.no_collection():
         while min(_num_quiet(turns) for turns in took.values()) < MOST:
             for side in _in_turn(sides, rounds):
                 quiet, value = _long_turn(side.run, side.pid)
@@ -100,16 +98,6 @@ def interleaved_for(sides: Sequence[Side], seconds: float) -> Timed:
                 break
     kept = {name: _kept(turns) for name, turns in took.items()}
     return Timed(medians(kept), {name: _num_quiet(turns) for name, turns in took.items()}, rounds)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _in_turn(sides: Sequence[Side], number: int) -> Iterator[Side]:

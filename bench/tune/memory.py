@@ -12,7 +12,6 @@ missed: 3 GB for QLoRA of the 1B shape at rank 16, 512 tokens and micro-batch 1.
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import sys
@@ -21,7 +20,8 @@ from typing import Any
 
 from bench.llm.decoder_shapes import SHAPES
 from bench.shared.child_process import ChildProcess
-from bench.shared.results import machine_header, result_path
+from bench.shared.command_line import parser_of
+from bench.shared.results import TodaysRows
 from bench.shared.training_step import LENGTH, RANK, OurStep, RivalStep, packages_of
 
 NAME, BAR, RIVAL = "tune-memory", 3e9, "peft + bitsandbytes nf4, checkpointing, bfloat16"
@@ -81,6 +81,11 @@ def names_of(shape: str) -> list[str]:
     return [*WORKS[shape], RIVAL]
 
 
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the tables of all shapes."""
+    return "".join(table({row["name"]: row for row in rows}, shape) for shape in WORKS)
+
+
 def table(rows: dict[str, dict[str, Any]], shape: str) -> str:
     """Return Markdown with a row for each technique; times are relative to that of plain nf4."""
     head = [
@@ -114,9 +119,7 @@ def bar_missed(rows: dict[str, dict[str, Any]]) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", default="135M,1B", help="shapes, of 135M and 1B")
     parser.add_argument("--only", default="*", help="rows, by a pattern of their names")
     parser.add_argument("--threads", type=int, default=2)
@@ -125,8 +128,8 @@ def main() -> int:
     )
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured today")
     given = parser.parse_args()
-    path = result_path(NAME)
-    kept = json.loads(path.read_text())["rows"] if path.exists() else {}
+    rows = TodaysRows(NAME, dict, page, key=lambda row: row["name"], threads=given.threads)
+    kept = {row["name"]: row for row in rows.read()}
     for shape in given.shape.split(","):
         for name in names_of(shape):
             key = f"{shape} {name}"
@@ -134,23 +137,12 @@ def main() -> int:
             if done or not fnmatch.fnmatch(name, given.only):
                 continue
             print(key, end=": ", flush=True)
-            kept[key] = measure(shape, name, given.threads, given.packages)
+            kept[key] = {"name": key, **measure(shape, name, given.threads, given.packages)}
             print(json.dumps(kept[key]), flush=True)
-            write(path, kept, given.threads)
+            rows.keep([kept[key]])
     missed = bar_missed(kept)
-    print(
-        path.with_suffix(".md").read_text() if path.exists() else "nothing measured", missed or "", sep="\n"
-    )
+    print(page(list(kept.values())), missed or "", sep="\n")
     return 1 if missed else 0
-
-
-def write(path: Path, rows: dict[str, dict[str, Any]], threads: int) -> None:
-    """Write both result files."""
-    head = machine_header(threads=threads)
-    path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-    text = f"{head['machine']['cpu']}, {threads} threads, {head['date']}, {versions}\n"
-    path.with_suffix(".md").write_text(text + "".join(table(rows, shape) for shape in WORKS))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ bar is missed.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import fnmatch
 import json
@@ -24,9 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.shared.bars import Bar, keep
+from bench.shared.bars import Bar, todays_bars
+from bench.shared.command_line import parser_of
 from bench.shared.repository import MODELS, ROOT
-from bench.shared.results import machine_header
 from infer import compress, fidelity
 from infer.compress import assign
 from infer.fidelity.thresholds import LIMITS
@@ -215,25 +214,22 @@ def bars_of(work: Work, row: Mapping[str, Any]) -> list[Bar]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="*", help="rows, by a pattern of their names")
     parser.add_argument("--recover", default="8min", metavar="TIME|TOKENS", help="budget of each row")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     sys.path.insert(0, str(MODELS))
-    missed = False
+    rows, missed = todays_bars(NAME, ("pydoc_lm", "MiniLM"), threads=given.threads), False
     for work in (work for work in WORKS if fnmatch.fnmatch(work.name, given.only)):
         print(f"{work.name}, {given.recover}", file=sys.stderr, flush=True)
         row = measure(work, given.recover)
         print(json.dumps(row), file=sys.stderr, flush=True)
         bars = bars_of(work, row)
         missed |= not all(bar.is_met for bar in bars)
-        head = machine_header(threads=given.threads)
-        path, _ = keep(bars, head, NAME, kinds=("pydoc_lm", "MiniLM"))
-        print(path.with_suffix(".md").read_text(), flush=True)
+        rows.keep(bars)
+        print(rows.path.with_suffix(".md").read_text(), flush=True)
     return 1 if missed else 0
 
 

@@ -2,7 +2,6 @@
 
 Measured costs over float32: 10× (`_weight_int8pack_mm`), 21× (`_weight_int4pack_mm_for_cpu`), 165× (`_int_mm`); in ONNX
 Runtime 8-bit MatMulNBits without accuracy_level 4 80×, MatMulBnb4 4×, and signed int8 weights without VNNI saturate.
-`bench/kernels/dispatch_guard.py` times what is used instead.
 """
 
 from __future__ import annotations

@@ -98,7 +98,3 @@ def rival_sides(case: object, rival: str, weight: np.ndarray, x: np.ndarray) -> 
         return torch.from_numpy(x) @ torch.from_numpy(weight).t()
 
     return [Side(f"{rival} planted", run, run)]
-
-
-def expert_layer_crashes(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)

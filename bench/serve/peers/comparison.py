@@ -17,13 +17,11 @@ rival, nine tenths of both are one call, whose CPU time allows 1.06 × mosec at 
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +29,16 @@ from typing import Any
 
 import numpy as np
 
+from bench.kernels import whole_models
+from bench.kernels.whole_models_sources import MINILM
 from bench.serve.load_generator import idle, load
-from bench.serve.peers.minilm_embedder import make_onnx_runtime_model
-from bench.serve.peers.processes import peer, versions
-from bench.serve.peers.request_forms import EMBED, NOOP_FORMS, Form
-from bench.serve.reporting import exit_code, progress, write_results
-from bench.serve.server_processes import NOOP, make_minilm, samples, started
+from bench.serve.peers.processes import PACKAGES, peer, versions
+from bench.serve.request_forms import EMBED, NOOP_FORMS, Form, answers, largest_error
+from bench.serve.server_processes import NOOP, samples, started
+from bench.shared.command_line import parser_of
+from bench.shared.example_models import artifact
 from bench.shared.repository import ROOT
+from bench.shared.results import exit_code, progress, write_results
 
 CLIENTS = {"noop": 64, "minilm": 32}
 BARS = {"litserve": 3.0, "bentoml": 3.0, "mosec": 1.0}
@@ -60,34 +61,31 @@ class Server:
 
 def noop(stack: ExitStack, python: str) -> tuple[list[Server], list[np.ndarray]]:
     rows = [one["x"][0] for one in samples(NOOP, 64)]
-    port, running = stack.enter_context(started("infer", NOOP))
-    at = {"infer": (port, running.pid)}
-    for name in ("litserve", "bentoml", "mosec"):
+    at = {"infer": stack.enter_context(started("infer", NOOP))}
+    for name in PACKAGES:
         at[name] = stack.enter_context(peer(python, name, "noop"))
     at["mosec-binary"] = stack.enter_context(peer(python, "mosec", "noop-binary"))
     at["infer-binary"] = at["infer"]
     servers = [
-        Server(name, *at[name], form, [form.request(row) for row in rows])
+        Server(name, at[name][0], at[name][1].pid, form, [form.request(row) for row in rows])
         for name, form in NOOP_FORMS.items()
     ]
     return servers, rows
 
 
-def minilm(
-    stack: ExitStack, python: str, artifact: str, folder: Path
-) -> tuple[list[Server], list[np.ndarray]]:
+def minilm(stack: ExitStack, python: str, path: str, folder: Path) -> tuple[list[Server], list[np.ndarray]]:
     import minilm as model
 
     texts = model.sentences()[:64]
-    port, running = stack.enter_context(started("infer", artifact))
-    at = {"infer": (port, running.pid)}
-    opened = {"float": artifact, "ort": make_onnx_runtime_model(folder), "same": artifact}
-    for name in ("litserve", "bentoml", "mosec"):
+    at = {"infer": stack.enter_context(started("infer", path))}
+    quantized = whole_models.make_rival(MINILM.name, "ORT", folder)
+    opened = {"float": path, "ort": str(quantized), "same": path}
+    for name in PACKAGES:
         for kind in KINDS:
             at[f"{name}-{kind}"] = stack.enter_context(peer(python, name, kind, opened[kind]))
     servers = [
-        Server(name, *where, form, [form.request(text) for text in texts])
-        for name, where in at.items()
+        Server(name, port, process.pid, form, [form.request(text) for text in texts])
+        for name, (port, process) in at.items()
         for form in [EMBED[name.partition("-")[0]]]
     ]
     return servers, list(model.float_embed()(texts))
@@ -95,25 +93,7 @@ def minilm(
 
 def check(server: Server, expected: list[np.ndarray], limit: float) -> None:
     """Refuse to time a server whose answers differ from the model's; requests come together, to be batched."""
-
-    def ask(request: bytes) -> np.ndarray:
-        head, _, body = request.partition(b"\r\n\r\n")
-        path = head.split(b" ")[1].decode()
-        lines = [line.split(": ") for line in head.decode().split("\r\n")[2:]]
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-        connection.request("POST", path, body, dict(lines))
-        answer = connection.getresponse()
-        text = answer.read()
-        if answer.status != 200:
-            raise SystemExit(f"{server.name} answers {answer.status}: {text[:300]!r}")
-        return server.form.answer({k.lower(): v for k, v in answer.getheaders()}, text)
-
-    with ThreadPoolExecutor(16) as pool:
-        got = list(pool.map(ask, server.requests))
-    server.error = max(
-        float(np.linalg.norm(a - b) / np.linalg.norm(b)) if a.shape == b.shape else 1.0
-        for a, b in zip(got, expected, strict=True)
-    )
+    server.error = largest_error(answers(server.port, server.requests, server.form.answer), expected)
     if not server.error < limit:
         raise SystemExit(f"{server.name}: its answers are not the model's (error {server.error:.2e})")
 
@@ -205,9 +185,7 @@ def markdown(tables: list[dict[str, Any]], made: dict[str, str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("artifact", nargs="?")
     parser.add_argument("--peers", default=str(ROOT / ".peers" / "bin" / "python"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -221,9 +199,9 @@ def main() -> int:
         tables.append(measure("noop", lambda stack: noop(stack, asked.peers), asked))
     if asked.only != "noop":
         with tempfile.TemporaryDirectory() as folder:
-            artifact = str(Path(asked.artifact or make_minilm(folder, progress, quant="int8")).resolve())
+            path = str(Path(asked.artifact or artifact("minilm", folder, quant="int8")).resolve())
             tables.append(
-                measure("minilm", lambda stack: minilm(stack, asked.peers, artifact, Path(folder)), asked)
+                measure("minilm", lambda stack: minilm(stack, asked.peers, path, Path(folder)), asked)
             )
     made = versions(asked.peers)
     write_results("serve-peers", {"tables": tables, "rivals": made}, markdown(tables, made))

@@ -33,54 +33,22 @@ def embedder() -> Embed:
 
 
 def _onnx_runtime(path: str) -> Embed:
-    """Open a session with ONNX Runtime's default threads, and pool hidden states as sentence-transformers does."""
-    import onnxruntime
-    from tokenizers import Tokenizer
-
-    import minilm
-
-    tokenizer = Tokenizer.from_file(str(minilm.checkpoint_folder() / "tokenizer.json"))
-    tokenizer.enable_padding()
-    tokenizer.enable_truncation(minilm.MAX_TOKENS)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def embed(texts: list[str]) -> np.ndarray:
-        encoded = tokenizer.encode_batch(texts)
-        mask = np.array([one.attention_mask for one in encoded], np.int64)
-        feeds = {"input_ids": np.array([one.ids for one in encoded], np.int64), "attention_mask": mask}
-        hidden = session.run(None, feeds)[0]
-        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-        return (pooled / np.linalg.norm(pooled, axis=1, keepdims=True)).astype(np.float32)
-
-    return embed
-
-
-def make_onnx_runtime_model(folder: Path) -> str:
-    """Write MiniLM as ONNX, fused and quantized by ONNX Runtime's own tools; return the path."""
+    """Return the int8 model of ONNX Runtime's own tools behind its tokenizer, padded to the longest text."""
     import torch
-    from transformers import AutoModel
+    from tokenizers import Tokenizer
 
     import minilm
     from bench.kernels import whole_models_rivals
 
-    class Hidden(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = AutoModel.from_pretrained(
-                minilm.checkpoint_folder(), dtype=torch.float32, attn_implementation="eager"
-            )
+    tokenizer = Tokenizer.from_file(str(minilm.checkpoint_folder() / "tokenizer.json"))
+    tokenizer.enable_padding()
+    tokenizer.enable_truncation(minilm.MAX_TOKENS)
+    call = whole_models_rivals.open_ort(Path(path))
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.model(input_ids, attention_mask).last_hidden_state
-            return found
+    def embed(texts: list[str]) -> np.ndarray:
+        encoded = tokenizer.encode_batch(texts)
+        ids = torch.tensor([one.ids for one in encoded])
+        mask = torch.tensor([one.attention_mask for one in encoded])
+        return call({"input_ids": ids, "attention_mask": mask}).numpy()
 
-    ones = torch.ones(2, 8, dtype=torch.int64)
-    axes = {0: "batch", 1: "length"}
-    names = ("input_ids", "attention_mask")
-    path = folder / "minilm.onnx"
-    model = Hidden().eval()
-    whole_models_rivals.make_onnx(
-        model, dict.fromkeys(names, ones), dict.fromkeys((*names, "output"), axes), path
-    )
-    sizes = model.model.config
-    return str(whole_models_rivals.make_ort_dynamic(path, sizes.num_attention_heads, sizes.hidden_size))
+    return embed
