@@ -49,7 +49,7 @@ def choice(resolved: Resolved, original: Original) -> HalfPrecision:
         or plan.device != "cpu"
     ):
         return HalfPrecision()
-    if not any(_takes(name) for name in plugins.names("backends")):
+    if not any(_takes(name) for name in plugins.names("backends") if plan.backend in ("auto", name)):
         return HalfPrecision()
     refused = ""
     if plan.backend != "auto":

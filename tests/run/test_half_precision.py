@@ -108,7 +108,7 @@ def test_a_float32_error_is_not_excused_by_the_limits_of_bfloat16() -> None:
 def test_a_requested_dtype_backend_or_format_keeps_its_dtype(units: None) -> None:
     assert choice() == TRIED
     assert half_precision.choice(Resolved(PLAN, ()), SimpleNamespace()) == NO_CHOICE  # type: ignore[arg-type]
-    assert refusal(PLAN.with_(backend="ort")) == "bfloat16 is tried with --backend auto only"
+    assert refusal(PLAN.with_(backend="inductor")) == "bfloat16 is tried with --backend auto only"
     assert refusal(PLAN.with_(quant="int8")) == "float layers beside quantized ones keep float32"
     assert refusal(task="text-generation") == "--dtype bf16 changes the KV cache of a language model, too"
     assert refusal(graph=OnnxGraph((), (), {}, path=Path("model.onnx")))
