@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
+.PHONY: demo test test-fast test-nightly lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -12,10 +12,23 @@ demo: $(STAMP)
 # answer and end, and without it a core would wait with them. A worker that crashes ends the run, which then names its test:
 # of a restarted one xdist waits for ever where a single test is left of its file.
 WORKERS ?= 3
+SUITE := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # The native kernels come first, on all cores: later, tests with a time limit would wait for their compilation.
+KERNELS := INFER_CACHE=.pytest_cache $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
+
+# Each function of the suite, with as many of its parameters as fit into a few seconds (tests/support/durations.py).
 test: lint
-	INFER_CACHE=.pytest_cache $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(KERNELS)
+	$(SUITE) --tier usual
+
+# What `make test` leaves out: every parameter, and what takes longest.
+test-nightly: $(STAMP)
+	$(KERNELS)
+	$(SUITE) --tier nightly
+
+# Files of quick tests alone, in less than two minutes.
+test-fast: $(STAMP)
+	$(SUITE) --tier fast
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,42 +20,59 @@ os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
 import pytest
 import torch
 
+from tests.support import durations
 from tests.support.cached_libraries import cache_results
 from tests.support.clone import main_worktree
 from tests.support.lazy_graph_modules import generate_code_lazily
 
 ROOT = Path(__file__).resolve().parent.parent
-# What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
-LONGEST = """
-run/test_backends_and_formats test_readme_commands test_tutorials kernels/test_fused_decoder_layers
-kernels/test_native_arm kernels/test_triton_interpreter cli/test_generate serve/llm/test_trained_llm
-predict/test_text_generation backends/test_inductor_steps backends/ort/test_ort_steps llm/test_encoder_decoder
-artifact/test_mutated_artifacts llm/test_paged_step predict/test_task_answers budget_search/test_isolation
-backends/ort/test_table_layers llm/test_lora_variants artifact/test_stored_data run/test_every_source
-llm/test_static_cache_rival kernels/test_native_amx llm/test_state_artifact backends/ort/test_ort_encoder_decoders
-run/test_mixed_precision run/test_typed_data serve/llm/test_lora llm/test_random_schedules test_models
-llm/test_latent_attention backends/trt/test_trt kernels/test_fused_encoder_layers compress/test_recurrent
-serve/http/test_openapi cli/test_cli serve/test_page serve/workers/test_workers serve/test_chaos
-serve/http/test_bad_requests serve/test_end_to_end gate/test_planted_faults
-""".split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
+LONG = 30.0  # seconds of a file that goes first
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes that tests start inherit it
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    names = {item: item.path.relative_to(TESTS).with_suffix("").as_posix() for item in items}
-    place = places(list(dict.fromkeys(names.values())))
-    items.sort(key=lambda item: place[names[item]])
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=durations.TIERS,
+        default="all",
+        help="fast: under two minutes; usual: what `make test` runs; nightly: the rest; all of them by default",
+    )
 
 
-def places(names: list[str]) -> dict[str, float]:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import files that the fast tier leaves out."""
+    if config.getoption("--tier") != "fast" or not collection_path.name.startswith("test_"):
+        return None
+    return True if not durations.is_quick(_name(collection_path), durations.known()) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a tier. What takes longest goes first, so that at the end no worker waits for another."""
+    functions: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        functions[_name(item.path), item.name.partition("[")[0]].append(item)
+    seconds = durations.known()
+    kept = set(durations.chosen(functions, config.getoption("--tier"), seconds))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    place = places(list(dict.fromkeys(file for file, _ in functions)), seconds)
+    items[:] = sorted((item for item in items if item in kept), key=lambda item: place[_name(item.path)])
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(TESTS).with_suffix("").as_posix()
+
+
+def places(files: list[str], seconds: durations.Seconds) -> dict[str, float]:
     """Order test files: the longest first, those of servers, which mostly wait, evenly among those that compute."""
-    place = {name: float(LONGEST.index(name) - len(LONGEST)) for name in names if name in LONGEST}
+    took = {file: seconds.get(file, {}).get("", 0.0) for file in files}
+    long = sorted((file for file in files if took[file] >= LONG), key=lambda file: -took[file])
+    place = {file: float(index - len(long)) for index, file in enumerate(long)}
     for serving in (True, False):
-        group = [name for name in names if name not in place and name.startswith("serve/") is serving]
-        place |= {name: (index + 0.5) / len(group) for index, name in enumerate(group)}
+        group = [file for file in files if file not in place and file.startswith("serve/") is serving]
+        place |= {file: (index + 0.5) / len(group) for index, file in enumerate(group)}
     return place
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_calibration_needs_samples(tmp_path: Path) -> None:
     made = graph(
         nn.Sequential(Int8Linear(torch.randn(32, 64))), "input=float32[batch,64]", torch.randn(2, 64)
     )
-    bare = type(made)(made.inputs, made.outputs, {}, made.sizes, made.program)
+    bare = replace(made, samples={})
     with pytest.raises(NotUsableError, match="needs real inputs to calibrate"):
         lowering.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
 
@@ -269,7 +270,7 @@ def test_tensorrt_refusals_have_a_reason() -> None:
     made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
     assert trt.refuses(made, plan()) is None
     assert trt.refuses(made, plan(device="cpu")) == "TensorRT runs on CUDA, not on cpu"
-    unbounded = type(made)(made.inputs, made.outputs, made.samples, {}, made.program)
+    unbounded = replace(made, sizes={})
     assert "needs a smallest and a largest value of batch" in str(trt.refuses(unbounded, plan()))
 
 
