@@ -16,10 +16,12 @@ SUITE := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-l
 # The native kernels come first, on all cores: later, tests with a time limit would wait for their compilation.
 KERNELS := INFER_CACHE=.pytest_cache $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
 
-# Each function of the suite, with as many of its parameters as fit into a few seconds (tests/support/durations.py).
+# Each function of the suite, with as many of its parameters as fit into a few seconds (tests/support/durations.py);
+# TIER=all: the whole suite, as CI runs it.
+TIER ?= usual
 test: lint
 	$(KERNELS)
-	$(SUITE) --tier usual
+	$(SUITE) --tier $(TIER)
 
 # What `make test` leaves out: every parameter, and what takes longest.
 test-nightly: $(STAMP)
