@@ -14,6 +14,7 @@ import math
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ Item = TypeVar("Item")
 Seconds = Mapping[str, Mapping[str, float]]  # file → function → seconds, that of the file under ""
 
 
+@cache
 def known() -> Seconds:
     """Return the seconds that were written down."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}  # type: ignore[no-any-return]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ...errors import SourceError, UnsafeSourceError
-from ...regular_files import MAX_JSON, read_regular
 from ..identification.identify import STATE_DICTS, identify
 from ..sources.state_dict_source import open_checkpoint
 from ..weights import Checkpoint, joined
 from ..weights.safetensors_file import open_safetensors
+from ..weights.shard_index import shards, weight_map
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -25,7 +24,7 @@ def open_weights(folder: Path) -> tuple[Checkpoint, str]:
         return open_safetensors(_safetensors(folder)).weights, ""
     paths = _pickles(folder)
     checkpoint = joined(("", _weights_only(path)) for path in paths)
-    promised = _weight_map(folder / PICKLE_INDEX) if (folder / PICKLE_INDEX).is_file() else {}
+    promised = weight_map(folder / PICKLE_INDEX) if (folder / PICKLE_INDEX).is_file() else {}
     if lost := [name for name in promised if name not in checkpoint]:
         raise SourceError(
             f"the index promises {lost[0]!r}, which is in no shard", where=str(folder / PICKLE_INDEX)
@@ -50,25 +49,7 @@ def _pickles(folder: Path) -> list[Path]:
         if (folder / PICKLE).is_file():
             return [folder / PICKLE]
         raise SourceError(f"expected {PICKLE} or {PICKLE_INDEX}", where=str(folder))
-    names = sorted(set(_weight_map(index).values()))
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise SourceError(
-                f"the index names a shard {name!r} that is not beside it",
-                where=str(index),
-                hint="Download the folder again, whole",
-            )
-    return [folder / name for name in names]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        found = json.loads(read_regular(index, MAX_JSON))["weight_map"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(index)) from error
-    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
-        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(index))
-    return found
+    return shards(index)
 
 
 def _weights_only(path: Path) -> Checkpoint:

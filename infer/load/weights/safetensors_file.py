@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import SourceError
-from ...regular_files import open_regular, read_regular
+from ...regular_files import open_regular
 from .checkpoint import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
+from .shard_index import shards, weight_map
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 2**63 - 1
+INDEX = ".json"  # suffix of the index of several shards
 UNREAD = ("F4", "F6_E2M3", "F6_E3M2")  # of the safetensors format, without a dtype of one element in torch
 DTYPES = {
     "F64": torch.float64,
@@ -56,7 +58,9 @@ def open_safetensors(paths: Path | Sequence[Path]) -> SafetensorsFiles:
     """Open one file, several shards, or the `*.safetensors.index.json` that names them."""
     given = [paths] if isinstance(paths, Path) else list(paths)
     extents: dict[str, FileExtent] = {}
-    opened = SafetensorsFiles({}, {}, [shard for path in given for shard in _shards(path)])
+    opened = SafetensorsFiles(
+        {}, {}, [shard for path in given for shard in (shards(path) if path.suffix == INDEX else [path])]
+    )
     for path in opened.paths:
         own, metadata = read_header(path)
         if twice := sorted(own.keys() & extents.keys()):
@@ -69,38 +73,13 @@ def open_safetensors(paths: Path | Sequence[Path]) -> SafetensorsFiles:
         extents |= own
         opened.weights.update({name: in_file(file, extent) for name, extent in own.items()})
         opened.metadata.update(metadata)
-    for index in (path for path in given if path.suffix == ".json"):
+    for index in (path for path in given if path.suffix == INDEX):
         _check_index(index, extents)
     return opened
 
 
-def _shards(path: Path) -> list[Path]:
-    if path.suffix != ".json":
-        return [path]
-    names = sorted(set(_weight_map(path).values()))
-    for name in names:
-        if Path(name).name != name or not (path.parent / name).is_file():
-            raise SourceError(
-                f"the index names a shard {name!r} that is not beside it",
-                where=str(path),
-                hint="Download the folder again, whole",
-            )
-    return [path.parent / name for name in names]
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(read_regular(path, MAX_HEADER))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"the index is not JSON: {error}", where=str(path)) from error
-    found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
-        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(path))
-    return found
-
-
 def _check_index(index: Path, extents: dict[str, FileExtent]) -> None:
-    for name, shard in _weight_map(index).items():
+    for name, shard in weight_map(index).items():
         if name not in extents or extents[name].path.name != shard:
             where = f"in {extents[name].path.name}" if name in extents else "in no shard"
             raise SourceError(f"the index promises {name!r} in {shard}, it is {where}", where=str(index))
