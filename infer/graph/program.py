@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class Signature(msgspec.Struct, frozen=True):
 class Graph(ABC):
     """A captured model: what its three kinds (`TorchGraph`, `OnnxGraph`, `StreamedGraph`) have in common."""
 
+    instead: ClassVar[str] = ""  # what to do where a torch program is needed and there is none
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
@@ -52,7 +53,7 @@ class Graph(ABC):
     @property
     def exported(self) -> ExportedProgram:
         """Program of a torch graph; raises `NotUsableError` for the other kinds, which have none."""
-        raise NotUsableError(self.no_program, hint="Use --backend ort")
+        raise NotUsableError(self.no_program, hint=self.instead)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -120,6 +121,8 @@ class OnnxGraph(Graph):
     `unimported`: why it is no torch program. `calibration`: rows for its activation ranges; they judge nothing.
     """
 
+    instead = "Use --backend ort"
+
     path: Path
     unimported: str = ""
     calibration: Mapping[str, Tensor] = field(default_factory=dict)
@@ -134,12 +137,14 @@ class OnnxGraph(Graph):
         return f"the source is an ONNX graph, which has no torch program{why}"
 
     def callable(self) -> Callable[..., list[Tensor]]:
-        raise NotUsableError(self.no_program, hint="Use --backend ort")
+        raise NotUsableError(self.no_program, hint=self.instead)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedGraph(Graph):
     """A float original whose weights are streamed from disk: its module runs layer by layer, too large to capture."""
+
+    instead = "Use --load meta"
 
     module: nn.Module
 
