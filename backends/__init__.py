@@ -58,7 +58,7 @@ class Backend(Protocol):
     with the reason.
 
     Where a trial is not faithful enough, others are made with the options that `Lowered.more_exact` names for quantized
-    layers, else with the values of the option `CAUTIOUS`, the most exact first.
+    layers, else with the values of the option `CAUTIOUS`, what costs least first.
 
     `doctor()` returns findings for `infer doctor` besides the one that says whether the backend can run here.
     """

@@ -95,7 +95,7 @@ class Lowered(msgspec.Struct, frozen=True):
     """Result of lowering a graph.
 
     `coverage`: of a backend that quantized an ONNX source itself, which of its weights. `more_exact`: options of the
-    backend, with their values, with which the quantized layers of this graph would lose less, the most exact first.
+    backend, with their values, with which the quantized layers of this graph would lose less, what costs least first.
     """
 
     findings: list[Finding]

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -20,8 +19,7 @@ from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph
 from infer.onnx import decompositions, packages
 from infer.onnx import export as exporter
-from infer.onnx.layers.operands import float_product, group_of_any_table, inputs
-from infer.onnx.layers.rewrite import RewriteResult, rewrite
+from infer.onnx.layers.operands import group_of_any_table
 from infer.onnx.source import onnx_source
 from infer.onnx.source.source_weights import OPTION, WEIGHTS
 from infer.plan import Plan
@@ -38,9 +36,6 @@ from .model import (
     read_converted_model,
     require_compilable,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 EXECUTES_CODE = False
 PORTABLE = True
@@ -99,7 +94,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             onnx_source.copy(graph.path, source)
         else:  # activations stay float: what an artifact multiplies is the same with and without VNNI
             format = onnx_source.weight_format(plan)
-            _, coverage = onnx_source.quantize(graph.path, source, _in_float, format=format)
+            rows = onnx_source.few_rows(graph)
+            _, coverage = onnx_source.quantize(graph.path, source, None, format=format, rows=rows)
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
@@ -125,10 +121,6 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     if layers.columns or layers.groups:
         findings.append(_group_finding(layers))
     return Lowered(findings, coverage, () if coverage is None else onnx_source.more_exact(plan))
-
-
-def _in_float(model: ir.Model) -> RewriteResult:
-    return rewrite(model, {"linear_int8": lambda emit: float_product(emit, *inputs(emit, 4))})
 
 
 def open(folder: Path, device: str) -> OpenvinoRunner:

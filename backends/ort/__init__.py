@@ -21,6 +21,7 @@ from infer.graph.program import Graph, OnnxGraph, TorchGraph
 from infer.onnx import decompositions, ort_session, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
+from infer.onnx.layers.operands import Weights
 from infer.onnx.layers.rewrite import RewriteResult
 from infer.onnx.source import onnx_source
 from infer.onnx.source.source_weights import FP16, INT8, OPTION, WEIGHTS
@@ -57,7 +58,7 @@ OPTIONS = {
     ),
     OPTION: WEIGHTS,
 }
-CAUTIOUS = ("optimization", ort_session.LEVELS[:0:-1])
+CAUTIOUS = ("optimization", ort_session.LEVELS[1:])
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
 
 
@@ -142,12 +143,14 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         source, is_static = graph.path, plan.quant_option == "static"
         format = onnx_source.weight_format(plan)
         ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
-        (done, coverage), chosen = integer_or_float.choose(
-            graph,
-            plan,
-            path,
-            lambda to, weights: onnx_source.quantize(source, to, rewriter(signs, weights), ranges, format),
-        )
+        rows = onnx_source.few_rows(graph)
+
+        def write(to: Path, weights: Weights) -> integer_or_float.Written:
+            stored = weights == "float" and not is_static
+            layers = None if stored else rewriter(signs, weights)
+            return onnx_source.quantize(source, to, layers, ranges, format, rows)
+
+        (done, coverage), chosen = integer_or_float.choose(graph, plan, path, write)
     else:
         onnx_source.copy(graph.path, path)
         done = RewriteResult()
@@ -168,7 +171,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     ]
     more_exact = onnx_source.more_exact(plan) if isinstance(graph, OnnxGraph) else ()
     if integer_layers(done) and PRODUCTS not in plan.backend_options:
-        more_exact += ((PRODUCTS, FLOAT),)
+        more_exact = ((PRODUCTS, FLOAT), *more_exact)
     return Lowered(findings, coverage, more_exact)
 
 

@@ -20,7 +20,10 @@ from ..spec import DECODER_IDS
 from .thresholds import TOP1_TASKS
 
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
-NOTHING = torch.finfo(torch.float32).eps ** 2  # of the largest row: what lies below has no direction
+EPSILON = torch.finfo(torch.float32).eps
+NOTHING = EPSILON**2  # of the largest row: what lies below has no direction
+# Of a share (0 to 1), by value: sigmoids round to units in the last place of 1, so that a row of 1e-6 has no direction.
+SHARE_ROUNDING = 128 * EPSILON
 MASKED = -1e4  # what float16 code writes for -inf
 SOUND = {"input_values", "input_features"}  # inputs of which an output may have fewer rows than the mask
 
@@ -38,7 +41,11 @@ class MetricSums:
     norm: float = 0.0
     max_abs: float = 0.0
     rows: int = 0
+    width: int = 0  # values of a row
+    low: float = math.inf  # of the reference
+    high: float = -math.inf
     cosines: list[Tensor] = field(default_factory=list)  # of each row
+    norms: list[Tensor] = field(default_factory=list)  # [2, rows], of the reference and of the other side
     largest: list[Tensor] = field(default_factory=list)  # magnitude of each row on either side
     top1: int = 0
     kl: float = 0.0
@@ -71,11 +78,17 @@ class MetricSums:
                 yield what, count
 
     def _audible_cosines(self) -> Tensor:
-        """Return the cosine of each row; 1 where both sides are nothing beside the largest row, as 1e-30 and 0 of a
-        sigmoid are beside 1: the direction of what lies two float32 significands below says nothing.
+        """Return the cosine of each row; 1 where both are nothing beside the largest row, as 1e-30 and 0 beside 1: the
+        direction of what lies two float32 significands below says nothing. Of shares the rounding of 1 is added to
+        each value of both sides, in a dimension of its own.
         """
-        largest = torch.cat(self.largest)
-        return torch.cat(self.cosines).where(largest > NOTHING * largest.max(), 1.0)
+        cosines, largest = torch.cat(self.cosines), torch.cat(self.largest)
+        if self.low >= 0.0 and self.high <= 1.0:
+            floor = SHARE_ROUNDING**2 * self.width
+            ours, theirs = torch.cat(self.norms, dim=1)
+            sizes = ((ours**2 + floor) * (theirs**2 + floor)).sqrt()
+            cosines = ((cosines * ours * theirs + floor) / sizes).clamp(-1, 1)
+        return cosines.where(largest > NOTHING * largest.max(), 1.0)
 
 
 def _share(part: float, whole: int) -> float | None:
@@ -176,9 +189,12 @@ def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
         sums.only_float_nan += int((reference.isnan() & ~got.isnan()).sum())
         reference, got = reference.where(finite & sound, 0.0), got.where(finite & sound, 0.0)
     difference = got - reference
-    error, norm = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference))
+    error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))
     sums.difference += float(error.square().sum())
     sums.norm += float(norm.square().sum())
+    sums.width = reference.shape[1]
+    sums.low, sums.high = min(sums.low, float(reference.min())), max(sums.high, float(reference.max()))
+    sums.norms.append(torch.stack((norm, other)))
     cosine = _cosine(reference, got)
     sums.rows += len(reference)
     sums.max_abs = max(sums.max_abs, float(difference.abs().max()))

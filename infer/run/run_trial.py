@@ -69,7 +69,8 @@ def run_trial(
     compared, kept, dead = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(floats, runner, original, small)
-    joining = _joining(plan, floats, reference, runner, original)
+    wrong = fidelity.judge(compared, limits(plan, original.task), plan.max_error)
+    joining = Joining("padded") if wrong else _joining(plan, floats, reference, runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
@@ -88,6 +89,7 @@ def run_trial(
         shape=shape,
         backend_options=plan.backend_options,
         joining=joining,
+        ended=wrong or "",
         compared=_compared(most, floats, original),
         untested=_untested(plan, dead),
         ahead_of_time=plugins.ahead_of_time(backend),
@@ -196,10 +198,12 @@ def _compare(
             kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
-    sizes = _at_sizes(reference, runner, graph, usual, comparison, most, rounded=plan.changes_numbers)
-    carried = _carried(reference, runner, graph, usual, comparison)
-    values = [] if plan.changes_numbers else _at_values(reference, runner, graph, usual, comparison)
-    metrics = [*wrong, *comparison.metrics(), *sizes, *carried, *values]
+    metrics = [*wrong, *comparison.metrics()]
+    if fidelity.judge(metrics, limits(plan, graph.task), plan.max_error) is None:
+        metrics += _at_sizes(reference, runner, graph, usual, comparison, most, rounded=plan.changes_numbers)
+        metrics += _carried(reference, runner, graph, usual, comparison)
+        if not plan.changes_numbers:
+            metrics += _at_values(reference, runner, graph, usual, comparison)
     return metrics, kept, comparison.constant_outputs()
 
 

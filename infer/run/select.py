@@ -151,7 +151,7 @@ def enforce(
         if coarser_cache(plan) and best.shape is not None:
             worst += f"; the KV cache is {plan.kv_dtype}, coarser than the weights"
             milder = "Keep keys and values exact with --kv-dtype fp32"
-        loosened = best.unfaithful(plan.with_(max_error=math.inf)) is None
+        loosened = best.violates(plan.with_(max_error=math.inf)) is None
         raise GateError(
             f"refused, not faithful enough: {reason}{worst}",
             hint=f"Nothing was published. {milder}{', or allow more with --max-error' * loosened}",

@@ -22,8 +22,12 @@ from ..results import Metric, ScoresOnly
 from ..spec import Finding
 
 BUSY = "timed on a busy machine"
-CHECKS = 5e-5  # seconds that the checks of a request take, which a call of a bare session lacks
+CHECKS = 1e-4  # seconds that the checks of a request take, which a call of a bare session lacks
 BY_FAR = 0.9  # times a float form, in brief timings, below which a trial is faster beyond their noise
+LITTLE, MUCH_SMALLER = (
+    1.1,
+    0.6,
+)  # of the time and the size: of a form that is much smaller a little is told, not refused
 UNNOTICED = 2e-4  # seconds of a call that nobody notices
 
 
@@ -82,6 +86,7 @@ class Trial:
     cautious: str = ""  # why its backend runs it with an option that costs speed
     kept_by: str = "--allow-slower"  # the option for which a slower trial is kept; "" where none asks for it
     untested: str = ""  # outputs that the samples do not make change
+    ended: str = ""  # the violated limit after which nothing more was compared
     compared: str = ""  # on how many rows, where a slow model was compared on few
     joining: Joining = Joining("padded")  # which requests may share a batch of it
     brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
@@ -135,12 +140,10 @@ class Trial:
     @property
     def slower(self) -> bool:
         """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
-        or the prompts and answers of the declared workload together. Of a smaller model the checks do not count, and
-        one float form has to beat it: one that loses at another batch size is no better choice.
+        or the prompts and answers of the declared workload together. Of a smaller model a loss that its size makes up
+        for does not count, and one float form has to beat it: one that loses at another batch size is no better choice.
         """
-        lost = [
-            t for t in self.latency if self._is_slower(t) and not (self.smaller and self._slower_by_checks(t))
-        ]
+        lost = [t for t in self.latency if self._is_slower(t) and not self._makes_up_for(t)]
         if self.smaller and self.shape is None:
             return self.changed and any(not self._beats(t.rival) for t in lost)
         return self.changed and bool(lost)
@@ -192,9 +195,14 @@ class Trial:
     def _is_slower(self, timing: Timing) -> bool:
         return timing.pair.verdict == "slower" or self._request_slower(timing)
 
-    def _slower_by_checks(self, timing: Timing) -> bool:
-        """Return True where no more is lost than what checks take; a step of a language model has none."""
-        return self.shape is None and timing.pair.a.p50 - timing.pair.b.p50 <= CHECKS
+    def _makes_up_for(self, timing: Timing) -> bool:
+        """Return whether the size is worth the time lost: what checks take of any smaller form, a little of one that is
+        much smaller. Sessions of one and the same file differ by 5 %; a step of a language model has no checks.
+        """
+        if self.shape is not None or not self.smaller or self.source_size is None:
+            return False
+        by_checks = timing.pair.a.p50 - timing.pair.b.p50 <= CHECKS
+        return by_checks or (timing.pair.ratio <= LITTLE and self.size <= MUCH_SMALLER * self.source_size)
 
     def _request_slower(self, timing: Timing) -> bool:
         """Return True when whole requests of the declared workload, prompts and answers, take longer."""
@@ -225,6 +233,11 @@ class Trial:
         return f"{'' if self.shape is None else 'decoding '}{', '.join(parts)}"
 
     def unfaithful(self, plan: Plan) -> str | None:
+        """Return which limit of the plan is violated; what ended the comparison early stays a reason for any plan."""
+        return self.violates(plan) or self.ended or None
+
+    def violates(self, plan: Plan) -> str | None:
+        """Return which limit of the plan is violated, as far as it was compared."""
         own = plan.with_(dtype=self.dtype) if self.dtype else plan
         return fidelity.judge(self.fidelity, limits(own, self.task), plan.max_error)
 
@@ -252,7 +265,8 @@ class Trial:
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")
         elif self.gains_nothing(plan.with_(allow_slower=False)):
-            lines.append(f"kept although it gains nothing ({self.kept_by})" if self.kept_by else "no gain")
+            kept = f"kept although it gains nothing ({self.kept_by})" if self.kept_by else "no gain"
+            lines.append(kept if self.changed else f"unchanged, and slower than {self.baseline}")
         return lines
 
     def _forms_tried(self) -> list[str]:

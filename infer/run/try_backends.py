@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,19 @@ def try_backends(
     return tried
 
 
+@dataclass(frozen=True)
+class Needed:
+    """An option without which a backend's answers are not faithful enough."""
+
+    option: str
+    value: str
+    why: str
+
+    def said(self, backend: str) -> str:
+        """Return the sentence of the verdict."""
+        return f"{backend} runs with {self.option} {self.value}: {self.why}"
+
+
 @dataclass
 class Trials:
     """The trials of one compressed model so far, and the backends that refused it."""
@@ -94,6 +107,7 @@ class Trials:
     full: ResourceError | None = None
     dtype: str = ""  # of the trials, where those that they are ranked with have another one
     rules: TimingRules = field(default_factory=TimingRules)
+    needed: Needed | None = None
 
     def run(self, name: str) -> None:
         """Lower on one backend and compare with the original; record a refusal."""
@@ -161,21 +175,42 @@ class Trials:
         """Return the trial of a backend, made with the first of its cautious options that is enough where the
         optimizations of its library change the answer or refuse the graph, or its integers lose too much.
         """
+        if (trial := self._as_the_other_backend(plan, attempt)) is not None:
+            return trial
         outcome, reason = _judged(plan, attempt, {})
         for option, value in self._more_exact(plan, outcome) if reason else ():
             other, why = _judged(plan, attempt, {option: value})
-            if why or isinstance(other, Exception):  # the most exact first: where it does not help, none does
+            if isinstance(other, Exception) or why:
                 _discard(other)
-                break
-            other.cautious = f"{plan.backend} runs with {option} {value}: otherwise, {reason}"
+                continue
+            self.needed = Needed(option, value, f"otherwise, {reason}")
+            other.cautious = self.needed.said(plan.backend)
             _discard(outcome)
-            outcome = other
+            return other
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
+    def _as_the_other_backend(
+        self, plan: Plan, attempt: Callable[[Mapping[str, str]], Trial]
+    ) -> Trial | None:
+        """Return a faithful trial with the codes that the same file needed on another backend, which would lose as much
+        with coarser ones here; None where there is none.
+        """
+        needed = self.needed
+        if needed is None or plan.backend_options.get(needed.option) is not None:
+            return None
+        if needed.option not in getattr(plugins.get("backends", plan.backend), "OPTIONS", {}):
+            return None
+        trial, reason = _judged(plan, attempt, {needed.option: needed.value})
+        if isinstance(trial, Exception) or reason:
+            _discard(trial)
+            return None
+        trial.cautious = needed.said(plan.backend)
+        return trial
+
     def _more_exact(self, plan: Plan, outcome: Trial | Exception) -> Iterator[tuple[str, str]]:
-        """Yield options of a backend and their values, the most exact first: those that lowering named for its
+        """Yield options of a backend and their values, what costs least first: those that lowering named for its
         quantized layers, else its optimizations, except of quantized torch models, whose formats change answers too.
         """
         if not isinstance(outcome, Exception) and outcome.more_exact:
@@ -211,7 +246,7 @@ class Trials:
                 hint="" if "use --backend" in reason else f"Use --backend {able[0]}",
             )
         failed = [one for one in self.refused if self._refusal(one.name, self.plan.quant) is None]
-        for name in sorted(plugins.names("backends"), key=lambda one: one != "ort"):
+        for name in _quickest_first(plugins.names("backends")):
             if not failed and (why := self._format_refused(name)):
                 another = f" with --backend {name}" if named not in ("auto", name) else ""
                 return UsageError(
@@ -322,7 +357,7 @@ def _other_backends(name: str, graph: Graph, plan: Plan) -> list[str]:
     """List the backends that may lower a graph that this one failed with."""
     return [
         other
-        for other in sorted(plugins.names("backends"), key=lambda one: one != "ort")
+        for other in _quickest_first(plugins.names("backends"))
         if other != name
         and plugins.why_not("backends", other) is None
         and plugins.get("backends", other).refuses(graph, plan.with_(backend=other)) is None
@@ -337,4 +372,9 @@ def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
     if plan.backend != "auto":
         return [plan.backend]
     names = [n for n in plugins.names("backends") if not steps or plugins.get("backends", n).STEPS]
-    return sorted(names, key=lambda n: (n == "eager", plugins.compiles(n)))
+    return sorted(_quickest_first(names), key=lambda n: (n == "eager", plugins.compiles(n)))
+
+
+def _quickest_first(names: Iterable[str]) -> list[str]:
+    """Sort backends by name, ONNX Runtime before all: it lowers in the shortest time, and takes most graphs."""
+    return sorted(names, key=lambda name: (name != "ort", name))

@@ -16,6 +16,7 @@ from infer import Plan, Predictor, device, optimize  # noqa: E402
 from infer.errors import GateError, NotUsableError  # noqa: E402
 from infer.load import onnx_program  # noqa: E402
 from infer.onnx.source import source_weights  # noqa: E402
+from infer.reporter import Reporter  # noqa: E402
 from infer.run import onnx_form, resolve_plan, stages  # noqa: E402
 from infer.run.publish import Outcome  # noqa: E402
 
@@ -205,13 +206,48 @@ def test_a_program_that_is_refused_is_followed_by_the_file(
     assert [found.value for found in said(made, "form")] == ["ONNX"]
 
 
-def test_a_file_whose_weights_lose_too_much_is_followed_by_the_program(
+@pytest.fixture
+def coarse_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round the weights of a file to tenths."""
+
+    def coarse(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        share, scale = np.ones([1] * array.ndim, np.uint8), np.full([1] * array.ndim, 0.1, np.float32)
+        return np.rint(array / 0.1).astype(np.int8), share, scale
+
+    monkeypatch.setattr(source_weights, "blocks", coarse)
+    monkeypatch.setattr(source_weights, "quantized", lambda *given: coarse(*given)[::2])
+
+
+@pytest.mark.openvino
+@pytest.mark.usefixtures("coarse_codes")
+def test_weights_that_lose_too_much_get_as_many_bits_as_suffice_on_all_backends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def coarse(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.rint(array / 0.1).astype(np.int8), np.full([1] * array.ndim, 0.1, np.float32)
+    """The second backend begins with what the first one needed: coarser codes of the same file lose as much there."""
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(onnx_form, "ENOUGH", 2.0)  # the file first
+    lowered: list[str] = []
 
-    monkeypatch.setattr(source_weights, "quantized", coarse)
+    class Steps(Reporter):
+        def step(self, name: str, detail: str = "") -> None:
+            lowered.extend([detail] * (name == "lower"))
+
+    source = write(tmp_path)
+    plan = Plan(
+        source=str(source), data=str(tmp_path / "data.npz"), quant="int8", batches=(), allow_slower=True
+    )
+    made = optimize(plan, tmp_path / "model.infer", reporter=Steps())
+    first = [label for label in lowered if label.startswith("ort")]
+    assert first == ["ort", "ort float", "ort mixed", "ort finer", "ort fp16"][: len(first)]
+    assert [label for label in lowered if label.startswith("openvino")] == [
+        f"openvino {first[-1].split()[-1]}"
+    ]
+    assert len(first) > 2
+    assert error(source, made) < 0.05
+
+
+@pytest.mark.usefixtures("coarse_codes")
+def test_a_file_whose_weights_lose_too_much_is_followed_by_the_program(tmp_path: Path) -> None:
     source = write(tmp_path)
     made = optimized(source, backend="ort", quant="int8", backend_options={"weights": "int8"})
     assert error(source, made) < 0.05

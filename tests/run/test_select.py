@@ -289,6 +289,8 @@ def test_an_unchanged_model_slower_than_today_is_no_gain(
     if not refused:
         enforce(plan, selected(slow), nothing, small)
         return
+    slow.baseline = "ONNX Runtime"
+    assert slow.limitations(plan) == ["unchanged, and slower than ONNX Runtime"]
     with pytest.raises(
         GateError, match="refused, no gain: ort same at batch 1, 1.09x slower at batch 8, 1 B; against "
     ) as raised:
@@ -308,6 +310,35 @@ def quantized(
     made = trial(backend, seconds, changed=True)
     made.size, made.source_size = size, source
     return made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "refused"),
+    [
+        (1.08, 500_000, False),  # two sessions of one file differ by that much
+        (1.08, 900_000, True),  # for a tenth of the size
+        (1.2, 300_000, True),
+    ],
+)
+def test_a_form_of_half_the_size_may_be_a_little_slower(seconds: float, size: int, refused: bool) -> None:
+    nothing: Any = None
+    plan, found = PLAN.with_(quant="int8"), selected(quantized((seconds, 1.0), size))
+    if not refused:
+        enforce(plan, found, nothing, Compressed(nothing, None))
+        assert f"{seconds:.2f}x slower at batch 1" in found.trial.verdict
+        return
+    with pytest.raises(GateError, match="refused, slower: int8 by ort"):
+        enforce(plan, found, nothing, Compressed(nothing, None))
+
+
+def test_the_limit_that_ended_a_comparison_holds_for_every_plan() -> None:
+    """What was not compared may not be published by looser limits."""
+    found = trial("ort", (0.5, 0.5), changed=True)
+    found.fidelity = [Metric("y", "relative_error", 0.09)]
+    loose = PLAN.with_(quant="int8", max_error=0.5)
+    assert found.unfaithful(loose) is None
+    found.ended = "y.relative_error 0.09 is above 0.08"
+    assert found.unfaithful(loose) == found.ended
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ... import rows as rows_of
 from ...coverage import Coverage
 from ...errors import NotUsableError, SourceError
 from ...graph.program import Graph, OnnxGraph
+from ...graph.typical_inputs import typical_inputs
 from ...load.sources.onnx_outputs import quantized_nodes
 from ...plan import Plan
+from ...spec import BATCH
 from ..export import IR_VERSION_CAP, save
 from ..graph_builder import GraphBuilder, drop_unused
-from ..layers.rewrite import DOMAIN
-from . import source_weights, static_int8
+from ..layers.rewrite import DOMAIN, RewriteResult
+from . import source_weights, static_int8, weight_effects
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from ..layers.rewrite import Rewriter, RewriteResult
+    from ..layers.rewrite import Rewriter
 
 FORMATS = ("int8", "int8:weight", "fp16")  # that the weights of a file get where its graph stays
 OLDEST_OPSET = 11  # of the operators that int8 layers are written with
+FEW_ROWS = 8  # of a call that tries a weight
 SMALLEST_WEIGHT = 16  # rows and columns below which int8 gains nothing
 
 
@@ -100,10 +105,20 @@ def weight_format(plan: Plan) -> str:
 
 
 def more_exact(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options with which the weights of a file would lose less, the most exact first; see `Lowered`."""
+    """Return the options with which the weights of a file would lose less, the smallest first; see `Lowered`."""
     if plan.quant not in ("int8", "int8:weight") or source_weights.OPTION in plan.backend_options:
         return ()
-    return tuple((source_weights.OPTION, value) for value in source_weights.WEIGHTS.values[:0:-1])
+    return tuple((source_weights.OPTION, value) for value in source_weights.WEIGHTS.values[1:])
+
+
+def few_rows(graph: OnnxGraph) -> dict[str, Tensor]:
+    """Return one small batch to try weights on: rows that judge nothing, where there are any."""
+    low, high = graph.sizes.get(BATCH, (1, 1))
+    step = graph.multiples.get(BATCH, 1)
+    batch = max(min(FEW_ROWS, high) // step * step, low)
+    given = graph.calibration or graph.samples
+    spread = torch.linspace(0, rows_of.count(graph.inputs, given) - 1, batch).long()
+    return typical_inputs(graph.inputs, rows_of.take(graph.inputs, given, spread), graph.sizes, batch)
 
 
 def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -114,14 +129,16 @@ def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[
 def quantize(
     source: Path,
     path: Path,
-    rewriter: Rewriter,
+    rewriter: Rewriter | None,
     ranges: Mapping[str, float] | None = None,
     format: str = source_weights.INT8,
+    rows: Mapping[str, Tensor] | None = None,
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
     Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime, and so they are
-    with `format` fp16, which has no operators; mixed stores those that int8 rounds worst as fp16.
+    without a `rewriter` and with `format` fp16, which have no operators; mixed and finer store those as fp16 that move
+    the outputs for `rows` most.
 
     With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`).
     `rewriter` writes the quantized products and convolutions.
@@ -136,8 +153,10 @@ def quantize(
         _refuse_opset(model, source)
     stores_only = is_old or format == source_weights.FP16
     stored = source_weights.find(model, format)
-    if format == source_weights.MIXED:
-        source_weights.halve_worst(graph, stored)
+    if (reduction := weight_effects.REDUCTIONS.get(format)) is not None:
+        if rows is None:
+            raise ValueError(f"{format} weights are chosen on rows")
+        stored.halved |= weight_effects.worst(source, rows, reduction)
     written = set(graph.initializers)
     embeddings, read = 0, dict[str, str]()
     for node in list(graph) if not stores_only else ():
@@ -145,7 +164,7 @@ def quantize(
             continue
         if any(value is not None and value.name in stored.halved for value in node.inputs):
             continue
-        if (weight := _weight(node)) is not None:
+        if rewriter is not None and (weight := _weight(node)) is not None:
             name = "" if node.inputs[0] is None else str(node.inputs[0].name)
             read[_mark(graph, node, weight)] = name
         elif (table := _table(node)) is not None:
@@ -154,7 +173,7 @@ def quantize(
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
     static_int8.make_static(graph, ranges, read)
-    done = rewriter(model)
+    done = RewriteResult() if rewriter is None else rewriter(model)
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
     kept = {name: value for name, value in graph.initializers.items() if name not in written}

@@ -1,12 +1,14 @@
 """Weights of an ONNX source: found behind constants and transpositions, stored as int8 or fp16, and counted.
 
 A weight that an operator reads only in float (convolutions, recurrent layers, products of two computed shapes) becomes
-codes that ONNX Runtime decodes when the session is created: a quarter on disk, or half, at the same speed.
+codes that ONNX Runtime decodes when the session is created: a quarter on disk, or half, at the same speed. Since they
+are decoded once, codes of int8 have a scale for every few values: of a channel's largest scale a share in 255 steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,14 +24,18 @@ from ..layers.operands import folded
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-SMALLEST = 64 * 64  # values below which int8 gains nothing
-FEWEST_PRODUCTS = 64  # of an output of a grouped convolution
+SMALLEST = 32 * 32  # values below which a weight is not worth its decoding
+FEWEST_PRODUCTS = (
+    64  # of an output of a grouped convolution, for which one scale serves; of fewer it gets fp16
+)
+BLOCK = range(32, 15, -1)  # values with a scale of their own, the most that divide a channel evenly
+STEPS = 255  # of a block's scale, relative to the largest one of its channel
 AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
-INT8, MIXED, FP16 = "int8", "mixed", "fp16"
+INT8, MIXED, FINER, FP16 = "int8", "mixed", "finer", "fp16"
 OPTION = "weights"  # of the backends that store the weights of a file, and its values
 WEIGHTS = BackendOption(
-    "format that --quant int8 gives the weights of an ONNX file; mixed: fp16 for the half that int8 rounds worst",
-    (INT8, MIXED, FP16),
+    "format that --quant int8 gives weights of an ONNX file; mixed, finer: fp16 for those that move its outputs most",
+    (INT8, MIXED, FINER, FP16),
 )
 SEPARATE_IR_VERSION = 4  # the first of files whose weights need not be inputs
 # Exporters reorder the gates of a recurrent layer with these; what is made of constants is computed once.
@@ -47,11 +53,11 @@ class SourceWeights:
     reasons: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)  # vectors and biases, which may be written anew
     format: str = INT8
-    halved: set[str] = field(default_factory=set)  # weights that get fp16 where the format is mixed
+    halved: set[str] = field(default_factory=set)  # weights that get fp16 whatever the others get
 
     def format_of(self, name: str) -> str:
         """Return the format of a weight."""
-        return self.format if self.format != MIXED else FP16 if name in self.halved else INT8
+        return FP16 if self.format == FP16 or name in self.halved else INT8
 
     def count(self, graph: ir.Graph, written: set[str]) -> Coverage:
         """Count quantized and float weights: those without readers were quantized, `written` are new."""
@@ -91,7 +97,16 @@ def find(model: ir.Model, format: str = INT8) -> SourceWeights:
                 stored.reasons[name] = "vectors are applied in float"
     for node in list(model.graph):
         _see_through(model.graph, node, stored)
+    stored.halved = {few for node in model.graph if (few := _few_products(node)) is not None}
     return stored
+
+
+def _few_products(node: ir.Node) -> str | None:
+    """Return the name of the weight of a depthwise convolution, or of one that is nearly so."""
+    weight = node.inputs[1] if node.domain == "" and node.op_type == "Conv" else None
+    array = None if weight is None else weight_of(weight)
+    few = array is not None and array[0].size < FEWEST_PRODUCTS and node.attributes.get_int("group", 1) > 1
+    return None if weight is None or not few else weight.name
 
 
 def _see_through(graph: ir.Graph, node: ir.Node, stored: SourceWeights) -> None:
@@ -143,22 +158,14 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
     return made
 
 
-def halve_worst(graph: ir.Graph, stored: SourceWeights) -> None:
-    """Choose the weights that get fp16: half of the values, those whose rounding to int8 loses most of their norm."""
-    found = []
+def rounded(graph: ir.Graph, stored: SourceWeights) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """Yield the weights that int8 is given to: name, values, and what their codes decode to."""
     for name, value in graph.initializers.items():
         array = weight_of(value)
-        axis, _ = _axis(value, array, graph, FP16)
-        if axis is not None and array is not None:
-            codes, scale = quantized(array, axis)
-            error = np.linalg.norm(codes * scale - array) / max(float(np.linalg.norm(array)), 1e-30)
-            found.append((float(error), array.size, name))
-    left = sum(size for _, size, _ in found) / 2
-    for _, size, name in sorted(found, reverse=True):
-        if left <= 0:
-            break
-        stored.halved.add(name)
-        left -= size
+        axis, _ = _axis(value, array, graph, INT8)
+        if axis is not None and array is not None and name not in stored.halved:
+            codes, *scales = blocks(array, axis)
+            yield name, (array, (codes * math.prod(scales)).reshape(array.shape))
 
 
 def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph, format: str) -> tuple[int | None, str]:
@@ -182,9 +189,7 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray, format: str) -> int |
     op, attributes = node.op_type, node.attributes
     if node.domain == "":
         if op == "Conv" and place == 1:
-            grouped = attributes.get_int("group", 1) > 1 and array[0].size < FEWEST_PRODUCTS
-            few = f"{array[0].size} products for each output; int8 gains from {FEWEST_PRODUCTS} on"
-            return few if grouped and format == INT8 else 0
+            return 0
         if op == "ConvTranspose" and place == 1:
             return 1
         if op in _RECURRENT and place in (1, 2):
@@ -204,15 +209,52 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, forma
     """Let the readers of a weight read its decoded codes, by operators that are folded when the file is opened."""
     import onnx_ir as ir
 
-    codes, scale = quantized(array, axis) if format == INT8 else halved(array, axis)
     first = graph[0]
     emit = GraphBuilder(graph, first)
     emit.prefix = str(value.name)
-    factor = emit.constant(f"{value.name}/scale", scale)
+    if format == INT8:
+        codes, share, scale = blocks(array, axis)
+        factor = folded(emit, f"{value.name}/share", share, emit.constant(f"{value.name}/scale", scale))
+    else:
+        codes, scale = halved(array, axis)
+        factor = emit.constant(f"{value.name}/scale", scale)
     decoded = folded(emit, f"{value.name}/codes", codes, factor)
+    if codes.shape != array.shape:
+        shape = emit.constant(f"{value.name}/shape", np.array(array.shape, np.int64))
+        decoded = emit("Reshape", decoded, shape)
     decoded.dtype, decoded.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
     ir.convenience.replace_all_uses_with(value, decoded)
     graph.insert_before(first, emit.nodes)
+
+
+def blocks(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Quantize to codes int8 in ±127, a share uint8 for each block of a channel and a scale for the channel.
+
+    Their product, of three arrays of five dimensions that broadcast, has the values in the order of `array`.
+    """
+    view, ours = array.reshape(_view(array.shape, axis)), (1, 2, 4)  # all dimensions but those of channels
+    largest = np.abs(view).max(axis=(2, 4), keepdims=True)
+    scale = np.maximum(largest.max(axis=ours, keepdims=True), 1e-30).astype(np.float32)
+    share = np.ceil(largest / scale * STEPS).clip(1, STEPS).astype(np.uint8)
+    scale /= np.float32(127 * STEPS)
+    return np.rint(view / (share * scale)).clip(-127, 127).astype(np.int8), share, scale
+
+
+def _view(shape: tuple[int, ...], axis: int) -> tuple[int, int, int, int, int]:
+    """Return a shape [channels, blocks, block, channels, rest] of a weight whose output channels lie along `axis`.
+
+    Blocks are of the dimensions after the channels, where a block fits in there, else of the one before.
+    """
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if block := _block(after):
+        return before * shape[axis], after // block, block, 1, 1
+    if axis and (block := _block(shape[axis - 1])):
+        return before // shape[axis - 1], shape[axis - 1] // block, block, shape[axis], after
+    return before, 1, 1, shape[axis], after
+
+
+def _block(values: int) -> int:
+    return next((size for size in BLOCK if values % size == 0 and values > size), 0)
 
 
 def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,7 @@ from . import source_weights
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+SMALLEST = 64 * 64  # values of a convolution's weight, below which integers gain nothing
 READERS = ("MatMul", "Gemm", "Conv")
 
 
@@ -108,7 +109,7 @@ def mark_conv(graph: ir.Graph, node: ir.Node, ranges: Mapping[str, float]) -> bo
     if array is None or array.ndim != 4 or options is None or largest <= 0 or not stored:
         return False
     few = options["groups"] > 1 and array[0].size < source_weights.FEWEST_PRODUCTS
-    if few or array.size < source_weights.SMALLEST or not np.isfinite(array).all():
+    if few or array.size < SMALLEST or not np.isfinite(array).all():
         return False
     codes, scale = source_weights.quantized(np.ascontiguousarray(array), 0)
     emit = GraphBuilder(graph, node)
