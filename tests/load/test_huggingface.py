@@ -257,6 +257,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
             "LlamaForCausalLM is an encoder-decoder model; infer opens those",
         ),
         ({"architectures": ["CLIPTextModel"]}, SourceError, "CLIPTextModel has no projection"),
+        ({"model_type": None}, SourceError, "names no `model_type`"),
         ({"model_type": "unheard-of"}, SourceError, "transformers can't read the configuration: "),
         ({"hidden_size": "wide"}, SourceError, "transformers can't read the configuration: .*hidden_size"),
         ({"hidden_size": 64}, SourceError, "of another shape: model.model.embed_tokens.weight"),

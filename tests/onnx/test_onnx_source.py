@@ -17,7 +17,7 @@ from backends.ort.layers import rewriter  # noqa: E402
 from infer.errors import NotUsableError, SourceError  # noqa: E402
 from infer.graph.program import OnnxGraph  # noqa: E402
 from infer.onnx import ort_session  # noqa: E402
-from infer.onnx.source import onnx_source, source_weights  # noqa: E402
+from infer.onnx.source import onnx_source, source_weights, weight_effects  # noqa: E402
 from infer.plan import Plan  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 
@@ -252,7 +252,9 @@ def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Pa
     assert 0 < errors[1] < errors[0] / 10
 
 
-def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(tmp_path: Path) -> None:
+def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What int8 loses in `loud` is multiplied by 30 behind it; the other two round alike."""
     text = HEAD + (
         "g (float[b, 64] x) => (float[b, 64] y) <float[64, 64] first, float[64, 64] loud, float[64, 64] last> {"
@@ -278,6 +280,11 @@ def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(tmp_path: 
         assert halves == {"int8": set(), "mixed": {"loud"}, "fp16": {"first", "loud", "last"}}.get(
             format, halves
         )
+    assert weight_effects.worst(tmp_path / "model.onnx", rows, 4.0) == {"loud"}
+    monkeypatch.setattr(weight_effects, "MOST_BYTES", 0)
+    weight_effects._effects.cache_clear()
+    too_large = weight_effects.worst(tmp_path / "model.onnx", rows, 1.01)
+    assert len(too_large) == 1  # by the norms, which are alike
     assert errors["int8"] > 4 * errors["mixed"] > 0
     assert errors["int8"] > 16 * errors["finer"] > 16 * errors["fp16"] > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +105,15 @@ def read_settings(folder: Path) -> Any:
         *(ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError),
         StrictDataclassError,
     ) as error:
+        where = folder / "config.json"
+        if json.loads(where.read_text()).get("model_type") is None:
+            raise SourceError(
+                "config.json names no `model_type`, as files of before 2020 do not",
+                where=str(where),
+                hint='Add it, and the class of the model: "model_type": "bert", "architectures": ["BertForMaskedLM"]',
+            ) from error
         raise SourceError(
             f"transformers can't read the configuration: {first_sentence(error)}",
-            where=str(folder / "config.json"),
+            where=str(where),
             hint="Check `model_type` and its sizes, or install the transformers that wrote it",
         ) from error

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # of all calls; where there are more weights than calls, neighbours are tried together
 MOST_BYTES = 1 << 29  # of weights, which the session holds twice
-REDUCTIONS = {
-    source_weights.MIXED: 4.0,
-    source_weights.FINER: 16.0,
-}  # of the error, by weights that get more bits
+# Of the error, by weights that get more bits.
+REDUCTIONS = {source_weights.MIXED: 4.0, source_weights.FINER: 16.0}
 QUIET_SHARE = 0.05  # of the deviation of the liveliest slice, the unit of quieter ones
 LEAST_SHARE = 1e-3  # the unit of outputs from 0 to 1 that vary less: their rounding is that of 1
 SHARES = "infer/shares"
@@ -74,20 +72,22 @@ def worst(source: Path, inputs: Mapping[str, Tensor], reduction: float) -> set[s
 
 @lru_cache(maxsize=1)  # backends, and levels of one, ask the same
 def _effects(question: _Question) -> dict[str, tuple[float, int]]:
-    """Return the effect of each weight, and its number of values."""
+    """Return the effect of each weight, its share of its own norm where all are too large to hold twice, and its number
+    of values.
+    """
     import onnx_ir as ir
 
     model = ir.load(str(question.source))
-    rounded = dict(source_weights.rounded(model.graph, source_weights.find(model)))
-    if sum(before.nbytes for before, _ in rounded.values()) > MOST_BYTES:
-        effects = {
-            name: float(np.linalg.norm(after - before) / max(float(np.linalg.norm(before)), 1e-30))
-            for name, (before, after) in rounded.items()
+    found = source_weights.find(model)
+    rounded = source_weights.rounded(model.graph, found)
+    if sum(num_bytes for _, _, num_bytes in found.found.values()) > MOST_BYTES:
+        return {
+            name: (float(np.linalg.norm(after - before) / max(np.linalg.norm(before), 1e-30)), before.size)
+            for name, (before, after) in rounded
         }
-    else:
-        differences = {name: after - before for name, (before, after) in rounded.items()}
-        effects = _measured(model, differences, question.inputs) if differences else {}
-    return {name: (effect, rounded[name][0].size) for name, effect in effects.items()}
+    differences = {name: after - before for name, (before, after) in rounded}
+    effects = _measured(model, differences, question.inputs) if differences else {}
+    return {name: (effect, differences[name].size) for name, effect in effects.items()}
 
 
 def _measured(
