@@ -82,7 +82,10 @@ def _effects(question: _Question) -> dict[str, tuple[float, int]]:
     rounded = source_weights.rounded(model.graph, found)
     if sum(num_bytes for _, _, num_bytes in found.found.values()) > MOST_BYTES:
         return {
-            name: (float(np.linalg.norm(after - before) / max(np.linalg.norm(before), 1e-30)), before.size)
+            name: (
+                float(np.linalg.norm(after - before)) / max(float(np.linalg.norm(before)), 1e-30),
+                before.size,
+            )
             for name, (before, after) in rounded
         }
     differences = {name: after - before for name, (before, after) in rounded}
