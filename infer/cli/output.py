@@ -35,11 +35,13 @@ MAX_FACT = 1 << 16  # characters
 TOLD = ("train",)  # steps whose progress has words: losses, time left
 BAR = 20  # columns
 BESIDE = 2 + 1 + 1 + BAR + 1 + 7 + 1 + 7  # columns beside the text: spinner, bar, time, time left, with gaps
-EVERY = 10.0  # seconds between two lines of such a step in a log
+EVERY = 10.0  # seconds between two lines of such a step, or of steps of one stage, in a log
 
 
 class LineReporter(Reporter):
-    """Progress for logs and pipes: one line for each stage; with `verbose` for each step and finding."""
+    """Progress for logs and pipes: one line for each stage, and for a later step of one where the last line is old; with
+    `verbose` for each step and finding.
+    """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         super().__init__()
@@ -48,12 +50,12 @@ class LineReporter(Reporter):
         self._stage, self._last = "", self._start
 
     def step(self, name: str, detail: str = "") -> None:
-        self._stage = name
-        if name in self._stages and not self._verbose:
+        self._stage, now = name, time.perf_counter()
+        if name in self._stages and not self._verbose and now - self._last < EVERY:
             return
         self._stages.add(name)
-        seconds = time.perf_counter() - self._start
-        self._print(f"{seconds:7.1f} s  {name}  {detail}")
+        self._last = now
+        self._print(f"{now - self._start:7.1f} s  {name}  {detail}")
 
     def progress(self, done: int, total: int, what: str) -> None:
         now = time.perf_counter()

@@ -146,3 +146,15 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     assert len(said[True]) == 4
     assert "load: kind huggingface (config.json names BertModel)" in said[True][1]
     assert output.sentence(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"
+
+
+def test_a_pipe_gets_later_steps_of_a_stage_where_the_last_line_is_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter((0.0, 1.0, 2.0, 13.0, 14.0))
+    monkeypatch.setattr(output.time, "perf_counter", lambda: next(clock))
+    out = io.StringIO()
+    watch = output.LineReporter(Console(file=out, width=300))
+    for backend in ("ort", "openvino", "inductor", "eager"):
+        watch.step("lower", backend)
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["ort", "inductor"]
