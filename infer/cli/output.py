@@ -39,7 +39,7 @@ EVERY = 10.0  # seconds between two lines of such a step, or of steps of one sta
 
 
 class LineReporter(Reporter):
-    """Progress for logs and pipes: one line for each stage, and for a later step of one where the last line is old; with
+    """Progress for logs and pipes: a line for each stage, and for a later step of one where the last line is old; with
     `verbose` for each step and finding.
     """
 
