@@ -255,7 +255,7 @@ def test_a_file_whose_int8_weights_lose_too_much_is_offered_in_fp16(tmp_path: Pa
 def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What int8 loses in `loud` is multiplied by 30 behind it; the other two round alike."""
+    """The error of int8 in `loud` is multiplied by 30 behind it; the other two round alike."""
     text = HEAD + (
         "g (float[b, 64] x) => (float[b, 64] y) <float[64, 64] first, float[64, 64] loud, float[64, 64] last> {"
         "a = MatMul(x, first)\n s = MatMul(x, loud)\n c = Constant<value = float {30.0}>()\n m = Mul(s, c)\n"
@@ -289,7 +289,7 @@ def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(
     assert errors["int8"] > 16 * errors["finer"] > 16 * errors["fp16"] > 0
 
 
-def test_a_depthwise_convolution_has_too_few_products_for_int8_and_gets_fp16(tmp_path: Path) -> None:
+def test_a_depthwise_convolution_gets_fp16_for_its_few_products(tmp_path: Path) -> None:
     text = (
         HEAD
         + "g (float[b, 64, 9, 9] x) => (float[b, 64, 9, 9] y) <float[64, 1, 5, 5] d, float[64, 64, 1, 1] p>"

@@ -220,7 +220,7 @@ def coarse_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.openvino
 @pytest.mark.usefixtures("coarse_codes")
-def test_weights_that_lose_too_much_get_as_many_bits_as_suffice_on_all_backends(
+def test_weights_that_lose_too_much_get_the_bits_that_suffice_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second backend begins with what the first one needed: coarser codes of the same file lose as much there."""

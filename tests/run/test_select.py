@@ -332,7 +332,7 @@ def test_a_form_of_half_the_size_may_be_a_little_slower(seconds: float, size: in
 
 
 def test_the_limit_that_ended_a_comparison_holds_for_every_plan() -> None:
-    """What was not compared may not be published by looser limits."""
+    """Nothing that was left out of the comparison may be published by looser limits."""
     found = trial("ort", (0.5, 0.5), changed=True)
     found.fidelity = [Metric("y", "relative_error", 0.09)]
     loose = PLAN.with_(quant="int8", max_error=0.5)

@@ -555,23 +555,23 @@ def test_a_float_step_is_compiled_only_where_it_may_be_as_fast(
 def test_a_smaller_model_is_slower_where_one_float_form_beats_it(
     openvino: float, size: int, slower: bool
 ) -> None:
-    """At batch 1 ONNX Runtime is the fastest, at batch 8 OpenVINO: 1.1 times as fast as this trial."""
+    """At batch 1 ONNX Runtime is the fastest, at batch 8 OpenVINO: 1.2 times as fast as this trial."""
 
     def pair(ratio: float, verdict: str) -> Paired:
         return Paired(ratio, ratio, ratio, verdict, 11, summarize([ratio]), summarize([1.0]))
 
     latency = [
         Timing(1, pair(1.0, "same"), "ort float32"),
-        Timing(8, pair(1.1, "slower"), "openvino float32"),
+        Timing(8, pair(1.2, "slower"), "openvino float32"),
     ]
     made = replace(trial("ort", 1.0, 1.0), size=size, source_size=10, latency=latency)
-    made.forms = {"ort float32": {1: 1.0, 8: 1.1}, "openvino float32": {1: openvino, 8: 1.0}}
+    made.forms = {"ort float32": {1: 1.0, 8: 1.2}, "openvino float32": {1: openvino, 8: 1.0}}
     assert made.slower is slower
 
 
 @pytest.mark.parametrize(
     ("size", "seconds", "slower"),
-    [(1, 40e-6, False), (1, 90e-6, True), (10, 40e-6, True)],
+    [(1, 40e-6, False), (1, 190e-6, True), (10, 40e-6, True)],
     ids=["smaller, by the checks", "smaller, by more", "as large"],
 )
 def test_the_checks_of_a_request_refuse_no_smaller_model(size: int, seconds: float, slower: bool) -> None:

@@ -1,4 +1,4 @@
-"""How far int8 in each weight of an ONNX file moves its outputs: which few weights need more bits.
+"""Effect of int8 in each weight of an ONNX file on its outputs: the few weights that need more bits.
 
 A weight's rounding error says little of the answer: in a text detector three of 21 weights, a thirteenth of the values,
 make nine tenths of it. One session has the difference that int8 makes to each weight as a further addend, and a factor
