@@ -125,14 +125,15 @@ def test_table_layers_stay_packed_on_disk_and_the_choice_is_reported(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("faster", "loss", "form"), [(True, 0.0, "integer"), (True, 0.5, "float32"), (False, 0.0, "float32")]
+    ("ratio", "loss", "form"),
+    [(0.5, 0.0, "integer"), (0.5, 0.5, "float32"), (2.0, 0.0, "float32"), (0.99, 0.0, "float32")],
 )
 def test_table_layers_take_blocks_when_faster_and_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool, loss: float, form: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, loss: float, form: str
 ) -> None:
     def paired(a: Callable[[], object], b: Callable[[], object], **options: Any) -> latency.Paired:
-        sides = [latency.summarize([1.0 if faster else 2.0]), latency.summarize([2.0 if faster else 1.0])]
-        return latency.Paired(sides[0].p50 / sides[1].p50, 0, 9, "", 1, *sides)
+        sides = [latency.summarize([ratio]), latency.summarize([1.0])]
+        return latency.Paired(ratio, ratio, ratio, latency.verdict(ratio, ratio), 1, *sides)
 
     monkeypatch.setattr(integer_or_float.latency, "paired", paired)
     monkeypatch.setattr(integer_or_float, "_difference", lambda got, want: loss)
