@@ -33,7 +33,19 @@ ALWAYS = "schedule_error"  # judged whatever the user allows, since no format ex
 
 
 def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> str | None:
-    """Return the message of the first violated limit, or None.
+    """Return the message of the first violated limit, or why nothing was judged; None where all limits are kept."""
+    if reason := violated(metrics, limits, max_error):
+        return reason
+    rows = {metric.subject: metric.value for metric in metrics if metric.name == "rows"}
+    if 0 in rows.values() and not any(_is_judged(metric) for metric in metrics):
+        return f"nothing was compared: on these inputs the float model gives no values in {', '.join(rows)}"
+    if limits.is_budget and max_error is None and not _has_judged(metrics, limits):
+        return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
+    return None
+
+
+def violated(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> str | None:
+    """Return the message of the first violated limit, or None; further metrics can't mend it.
 
     A wrong shape, and a value that is finite on one side only, fail at once. `max_error`
     replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
@@ -42,16 +54,12 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
     if broken := next((reason for metric in metrics if (reason := _fatal_fault(metric))), None):
         return broken
     rows = {metric.subject: metric.value for metric in metrics if metric.name == "rows"}
-    if 0 in rows.values() and not any(_is_judged(metric) for metric in metrics):
-        return f"nothing was compared: on these inputs the float model gives no values in {', '.join(rows)}"
     for metric in metrics:
         if metric.name not in JUDGED or _is_waived(metric.name, max_error):
             continue
         reason = _violation(metric, limits, max_error, rows.get(metric.subject))
         if reason:
             return reason
-    if limits.is_budget and max_error is None and not _has_judged(metrics, limits):
-        return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
 
 

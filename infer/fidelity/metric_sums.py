@@ -41,11 +41,12 @@ class MetricSums:
     norm: float = 0.0
     max_abs: float = 0.0
     rows: int = 0
-    width: int = 0  # values of a row
     low: float = math.inf  # of the reference
     high: float = -math.inf
     cosines: list[Tensor] = field(default_factory=list)  # of each row
-    norms: list[Tensor] = field(default_factory=list)  # [2, rows], of the reference and of the other side
+    means: list[Tensor] = field(
+        default_factory=list
+    )  # quadratic [2, rows], of the reference and of the other side
     largest: list[Tensor] = field(default_factory=list)  # magnitude of each row on either side
     top1: int = 0
     kl: float = 0.0
@@ -84,10 +85,10 @@ class MetricSums:
         """
         cosines, largest = torch.cat(self.cosines), torch.cat(self.largest)
         if self.low >= 0.0 and self.high <= 1.0:
-            floor = SHARE_ROUNDING**2 * self.width
-            ours, theirs = torch.cat(self.norms, dim=1)
-            sizes = ((ours**2 + floor) * (theirs**2 + floor)).sqrt()
-            cosines = ((cosines * ours * theirs + floor) / sizes).clamp(-1, 1)
+            floor = SHARE_ROUNDING**2
+            reference, got = torch.cat(self.means, dim=1)
+            sizes = ((reference**2 + floor) * (got**2 + floor)).sqrt()
+            cosines = ((cosines * reference * got + floor) / sizes).clamp(-1, 1)
         return cosines.where(largest > NOTHING * largest.max(), 1.0)
 
 
@@ -192,9 +193,8 @@ def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
     error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))
     sums.difference += float(error.square().sum())
     sums.norm += float(norm.square().sum())
-    sums.width = reference.shape[1]
     sums.low, sums.high = min(sums.low, float(reference.min())), max(sums.high, float(reference.max()))
-    sums.norms.append(torch.stack((norm, other)))
+    sums.means.append(torch.stack((norm, other)) / math.sqrt(reference.shape[1]))
     cosine = _cosine(reference, got)
     sums.rows += len(reference)
     sums.max_abs = max(sums.max_abs, float(difference.abs().max()))

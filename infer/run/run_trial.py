@@ -69,7 +69,7 @@ def run_trial(
     compared, kept, dead = _compare(plan, reference, runner, original, () if shape else small.outputs, most)
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(floats, runner, original, small)
-    wrong = fidelity.judge(compared, limits(plan, original.task), plan.max_error)
+    wrong = fidelity.violated(compared, limits(plan, original.task), plan.max_error)
     joining = Joining("padded") if wrong else _joining(plan, floats, reference, runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
@@ -199,7 +199,7 @@ def _compare(
             usual = batch_sizes.root_mean_squares(expected)
             wrong = _other_dtypes(outputs, got)
     metrics = [*wrong, *comparison.metrics()]
-    if fidelity.judge(metrics, limits(plan, graph.task), plan.max_error) is None:
+    if fidelity.violated(metrics, limits(plan, graph.task), plan.max_error) is None:
         metrics += _at_sizes(reference, runner, graph, usual, comparison, most, rounded=plan.changes_numbers)
         metrics += _carried(reference, runner, graph, usual, comparison)
         if not plan.changes_numbers:

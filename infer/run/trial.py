@@ -24,10 +24,8 @@ from ..spec import Finding
 BUSY = "timed on a busy machine"
 CHECKS = 1e-4  # seconds that the checks of a request take, which a call of a bare session lacks
 BY_FAR = 0.9  # times a float form, in brief timings, below which a trial is faster beyond their noise
-LITTLE, MUCH_SMALLER = (
-    1.1,
-    0.6,
-)  # of the time and the size: of a form that is much smaller a little is told, not refused
+MUCH_SMALLER = 0.6  # of the source's size, from which on
+LITTLE = 1.1  # times the time of a float form is told, not refused
 UNNOTICED = 2e-4  # seconds of a call that nobody notices
 
 

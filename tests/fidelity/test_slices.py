@@ -234,6 +234,20 @@ def test_the_rounding_of_one_is_no_error_of_a_quiet_share() -> None:
     assert values(y, lost)["cosine"] < LIMITS["float32"].cosine
 
 
+def test_the_rounding_of_one_is_that_of_each_row_whatever_its_length() -> None:
+    """Batches of short and long rows are judged alike in either order."""
+    short, long = (torch.full((4, width), 1e-5) for width in (4, 4096))
+    short[0, 0] = long[0, 0] = 1.0
+    found = []
+    for batches in ((short, long), (long, short)):
+        both = fidelity.Comparison("tensors")
+        for y in batches:
+            both.add({"y": y}, {"y": torch.where(y == 1, y, 0.0)})
+        found.append(next(m.value for m in both.metrics() if m.name == "cosine_min"))
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] == pytest.approx(1 / (1 + (1e-5 / (128 * torch.finfo(torch.float32).eps)) ** 2) ** 0.5)
+
+
 def test_a_rare_flag_that_is_never_raised_is_refused() -> None:
     flag = torch.zeros(256, dtype=torch.bool)
     flag[[3, 70, 90]] = True

@@ -289,6 +289,17 @@ def test_mixed_weights_keep_16_bits_for_the_few_that_move_the_outputs(
     assert errors["int8"] > 16 * errors["finer"] > 16 * errors["fp16"] > 0
 
 
+def test_a_weight_behind_a_transposition_is_counted_in_the_format_it_gets(tmp_path: Path) -> None:
+    text = "g (float[b, 64] x) => (float[b, 96] y) <float[96, 64] w> { t = Transpose(w)\n y = MatMul(x, t) }"
+    model = onnx.parser.parse_model(HEAD + text)
+    values = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    path, rows = tmp_path / "mixed" / "model.onnx", {"x": torch.ones(2, 64)}
+    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", path, None, format="mixed", rows=rows)
+    assert coverage.formats == {"fp16": 96 * 64}
+
+
 def test_a_depthwise_convolution_gets_fp16_for_its_few_products(tmp_path: Path) -> None:
     text = (
         HEAD

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
 from ..heads.image_decoders import decoder_metadata
+from ..model_metadata import read_json
 from ..model_patches.vlm_language_model import (
     LanguageTower,
     has_tower,
@@ -106,7 +106,7 @@ def read_settings(folder: Path) -> Any:
         StrictDataclassError,
     ) as error:
         where = folder / "config.json"
-        if json.loads(where.read_text()).get("model_type") is None:
+        if read_json(where).get("model_type") is None:
             raise SourceError(
                 "config.json names no `model_type`, as files of before 2020 do not",
                 where=str(where),

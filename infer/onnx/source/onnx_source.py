@@ -137,8 +137,8 @@ def quantize(
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
 
     Of a file that is older than the operators of int8 layers all weights are stored, for ONNX Runtime, and so they are
-    without a `rewriter` and with `format` fp16, which have no operators; mixed and finer store those as fp16 that move
-    the outputs for `rows` most.
+    with `format` fp16, which has no operators; without a `rewriter` all but embeddings are. mixed and finer store those
+    as fp16 that move the outputs for `rows` most.
 
     With `ranges` of inputs the products, and 2-D convolutions too, get stored scales of them (`int8:static`).
     `rewriter` writes the quantized products and convolutions.

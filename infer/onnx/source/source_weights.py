@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SMALLEST = 32 * 32  # values below which a weight is not worth its decoding
-FEWEST_PRODUCTS = (
-    64  # of an output of a grouped convolution, for which one scale serves; of fewer it gets fp16
-)
+FEWEST_PRODUCTS = 64  # of an output of a grouped convolution; a weight with fewer gets fp16 in place of int8
 BLOCK = range(32, 15, -1)  # values with a scale of their own, the most that divide a channel evenly
 STEPS = 255  # of a block's scale, relative to the largest one of its channel
 AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
@@ -64,13 +62,14 @@ class SourceWeights:
         left = {
             self.transposed.get(name, name) for name, v in graph.initializers.items() if v.uses()
         } - written
+        halved = {self.transposed.get(name, name) for name in self.halved}
         for name, (kind, values, size) in self.found.items():
             if name in left or name in self.added:
                 self.coverage.add_left(
                     kind, values, size, self.reasons.get(name, f"{kind} reads it in float")
                 )
             else:
-                self.coverage.add_quantized(self.format_of(name), values, size)
+                self.coverage.add_quantized(FP16 if name in halved else self.format_of(name), values, size)
         return self.coverage
 
 
@@ -161,9 +160,11 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
 def rounded(graph: ir.Graph, stored: SourceWeights) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """Yield the weights that int8 is given to: name, values, and what their codes decode to."""
     for name, value in graph.initializers.items():
+        if not value.uses() or name in stored.halved:  # the origin of what was transposed has no reader
+            continue
         array = weight_of(value)
         axis, _ = _axis(value, array, graph, INT8)
-        if axis is not None and array is not None and name not in stored.halved:
+        if axis is not None and array is not None:
             codes, *scales = blocks(array, axis)
             yield name, (array, (codes * math.prod(scales)).reshape(array.shape))
 
