@@ -7,17 +7,15 @@ of it as an input, so that a trial is a call.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+import safetensors.torch
 from torch import Tensor
 
 from ...errors import NotUsableError
@@ -38,28 +36,15 @@ LEAST_SHARE = 1e-3  # the unit of outputs from 0 to 1 that vary less: their roun
 SHARES = "infer/shares"
 
 
-@dataclass(frozen=True)
-class _Question:
-    """A file at a time, and the content of one batch."""
-
-    source: Path
-    changed: int
-    content: bytes
-    inputs: Mapping[str, Tensor] = field(compare=False)
-
-
 def worst(source: Path, inputs: Mapping[str, Tensor], reduction: float) -> set[str]:
-    """Return the names of the weights, few of their values, without which the outputs would have `reduction` times less
-    of an error.
+    """Return the names of the weights whose exact values make the error of the outputs `reduction` times smaller, chosen
+    so that they hold few of all values.
 
     `inputs`: one batch. Effects are taken to be independent, so that their squares add up. Raises `NotUsableError`
     where the file does not run on them.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(inputs.items()):
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
-    effects = _effects(_Question(source, source.stat().st_mtime_ns, digest.digest(), inputs))
+    batch = safetensors.torch.save({name: value.contiguous() for name, value in inputs.items()})
+    effects = _effects(source, source.stat().st_mtime_ns, batch)
     left, chosen = sum(effect**2 for effect, _ in effects.values()), set[str]()
     allowed = left / reduction**2
     for name in sorted(effects, key=lambda name: -(effects[name][0] ** 2) / effects[name][1]):
@@ -71,13 +56,15 @@ def worst(source: Path, inputs: Mapping[str, Tensor], reduction: float) -> set[s
 
 
 @lru_cache(maxsize=1)  # backends, and levels of one, ask the same
-def _effects(question: _Question) -> dict[str, tuple[float, int]]:
+def _effects(source: Path, changed: int, batch: bytes) -> dict[str, tuple[float, int]]:
     """Return the effect of each weight, its share of its own norm where all are too large to hold twice, and its number
     of values.
+
+    `changed`: when the file was, in nanoseconds; `batch`: inputs as the bytes of a safetensors file.
     """
     import onnx_ir as ir
 
-    model = ir.load(str(question.source))
+    model = ir.load(str(source))
     found = source_weights.find(model)
     rounded = source_weights.rounded(model.graph, found)
     if sum(num_bytes for _, _, num_bytes in found.found.values()) > MOST_BYTES:
@@ -89,7 +76,7 @@ def _effects(question: _Question) -> dict[str, tuple[float, int]]:
             for name, (before, after) in rounded
         }
     differences = {name: after - before for name, (before, after) in rounded}
-    effects = _measured(model, differences, question.inputs) if differences else {}
+    effects = _measured(model, differences, safetensors.torch.load(batch)) if differences else {}
     return {name: (effect, differences[name].size) for name, effect in effects.items()}
 
 
@@ -129,7 +116,7 @@ def _measured(
 
 def _tried(opened: Any, names: Sequence[str], inputs: Mapping[str, Tensor]) -> dict[str, float]:
     taken = {value.name for value in opened.get_inputs()}
-    feeds = {name: value.contiguous().numpy() for name, value in inputs.items() if name in taken}
+    feeds = {name: value.numpy() for name, value in inputs.items() if name in taken}
 
     def outputs(which: Sequence[int]) -> list[np.ndarray]:
         shares = np.zeros(len(names), np.float32)
