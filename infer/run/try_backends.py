@@ -181,6 +181,9 @@ class Trials:
         for option, value in self._more_exact(plan, outcome) if reason else ():
             other, why = _judged(plan, attempt, {option: value})
             if isinstance(other, Exception) or why:
+                self.reporter.found(
+                    [Finding("lower", f"{plan.backend} {option} {value}", "refused", why=why or "")]
+                )
                 _discard(other)
                 continue
             self.needed = Needed(option, value, f"otherwise, {reason}")

@@ -37,8 +37,8 @@ SHARES = "infer/shares"
 
 
 def worst(source: Path, inputs: Mapping[str, Tensor], reduction: float) -> set[str]:
-    """Return the names of the weights whose exact values make the error of the outputs `reduction` times smaller, chosen
-    so that they hold few of all values.
+    """Return the names of the weights whose exact values make the error of the outputs `reduction` times smaller: those
+    with most of it by value.
 
     `inputs`: one batch. Effects are taken to be independent, so that their squares add up. Raises `NotUsableError`
     where the file does not run on them.
