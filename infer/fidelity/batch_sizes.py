@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from ..errors import InferError
 from ..library_errors import first_sentence
@@ -35,8 +36,10 @@ def root_mean_squares(outputs: Mapping[str, Tensor]) -> dict[str, float]:
     found = {}
     for name, value in outputs.items():
         if value.is_floating_point():
-            finite = value[value.isfinite()]
-            found[name] = float(finite.double().square().mean().sqrt()) if finite.numel() else 0.0
+            known = value.isfinite()
+            finite = value if bool(known.all()) else value[known]
+            size = vector_norm(finite, dtype=torch.float64)
+            found[name] = float(size) / math.sqrt(finite.numel()) if finite.numel() else 0.0
     return found
 
 

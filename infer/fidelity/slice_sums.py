@@ -137,36 +137,46 @@ class SliceSums:
     def _add_part(
         self, part: Part, expected: Tensor, got: Tensor, real: Tensor | None, cells: list[Tensor]
     ) -> None:
-        expected, got = expected.double() * self._factor, got.double() * self._factor
-        known = expected.isfinite() & got.isfinite()
-        hidden = torch.zeros_like(known)
+        expected, got = self._scaled(expected), self._scaled(got)
+        known = expected.isfinite().logical_and_(got.isfinite())
         if self._factor == 1 and bool((expected <= HIDDEN[0]).any()):
             hidden = torch.isin(expected, torch.tensor(HIDDEN, dtype=torch.float64)) & (got < 0.9 * HIDDEN[0])
-        known = known & ~hidden if real is None else known & ~hidden & real
+            known &= ~hidden
+        if real is not None:
+            known = known & real
+        all_known = bool(known.all())
         if self._origin is not None:
             origin = self._origin[part]
         elif not self._keeps and len(expected) >= FEWEST_ROWS // 2:
             origin = expected.where(known, 0.0).median(0).values
         else:
             origin = torch.zeros_like(expected[0])
-        moved = (expected - origin).where(known, 0.0)
-        difference = (got - expected).where(known, 0.0)
+        moved, difference = expected - origin, got.sub_(expected)
+        if not all_known:
+            moved, difference = moved.where(known, 0.0), difference.where(known, 0.0)
         total, seen = moved.sum(0), known.sum(0, dtype=torch.float64)
-        squares = (difference.square(), moved.square(), known.double())
+        squares = (difference.square_(), moved.square_(), known.double())
+        inside = None
+        if any(bool(axis.shares.any()) for axis in self._axes):
+            inside = (((expected >= 0) & (expected <= self._factor)) | ~known).all(0)
         for axis, cell in zip(self._axes, cells, strict=True):
             others = tuple(d for d in range(1, expected.dim()) if d != axis.axis)
             group = axis.group[part[axis.axis - 1]]
             for index, values in enumerate(squares):
                 cell[index].index_add_(1, group, values.sum(others) if others else values)
-            inside = ((expected >= 0) & (expected <= self._factor)) | ~known
-            inside = inside.all(0) if not others else inside.all(0).reshape(inside.shape[1:])
-            outside = (~inside).movedim(axis.axis - 1, 0).reshape(len(group), -1).any(1)
-            axis.shares[group[outside]] = False
+            if inside is not None:
+                outside = (~inside).movedim(axis.axis - 1, 0).reshape(len(group), -1).any(1)
+                axis.shares[group[outside]] = False
         if self._keeps:
             self._sum[part] += total
             self._seen[part] += seen
         else:
             self._settle(part, origin, total, seen)
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        """Return a copy in float64, times a power of two where the output is far from 1."""
+        copy = values.to(torch.float64, copy=True)
+        return copy if self._factor == 1 else copy.mul_(self._factor)
 
     def _settle(self, part: Part, origin: Tensor, total: Tensor, seen: Tensor) -> None:
         """Take the mean of each place, or of all tokens, off the squares of its slices; find degrees of freedom."""

@@ -36,7 +36,7 @@ MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their
 TOGETHER = 8  # rows in one call of a comparison, which is made once at least
 # Of the original on rows of ours: more of them say nothing new where nothing is rounded, and little where formats are.
 INVENTED_SECONDS, INVENTED_FORMAT_SECONDS = 1.0, 12.0
-INVENTED_TOKENS = 4096  # of texts of ours: a change of perplexity by one percent is five standard errors
+INVENTED_TOKENS = 2048  # of texts of ours: a change of perplexity by one percent is 3.5 standard errors
 
 
 def run_trial(

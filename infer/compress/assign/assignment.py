@@ -170,8 +170,12 @@ class Assignment:
     def float_bytes(self) -> int:
         return DTYPES.get(self.plan.dtype, torch.float32).itemsize
 
-    def measure(self, formats: Mapping[str, Sequence[str]]) -> sensitivity.Sensitivity:
-        """Measure the effect of each format of each weight, by first layer name; the result is kept."""
+    def measure(
+        self, formats: Mapping[str, Sequence[str]], seconds: float = sensitivity.SECONDS
+    ) -> sensitivity.Sensitivity:
+        """Measure the effect of each format of each weight, by first layer name, on as many rows as fit `seconds`; the
+        result is kept.
+        """
         self.calibration_set.batches()
         self.reporter.step(
             "measure", f"the effect of {sum(map(len, formats.values()))} single changes on the output"
@@ -186,6 +190,7 @@ class Assignment:
             task=self.calibration_set.task,
             float_bytes=self.float_bytes,
             progress=self.reporter.progress,
+            seconds=seconds,
         )
         said = self.measured.summary()
         self.reporter.found([Finding(STAGE, "sensitivity", self.measured.num_measured, "runs", said)])

@@ -23,6 +23,7 @@ from .sensitivity import LayerSensitivity
 from .slow_layers import note_slow
 
 MAX_ROUNDS = 4
+SECONDS = 30.0  # of measuring effects, which decide what is tried next, not what is published
 MOST_BYTES = 2.5  # times those of the format asked for: int8 may take 16 bits, or half of it become float
 MARGIN = 0.8  # of the effect that would just do
 
@@ -99,7 +100,7 @@ def _measured_effects(
     known = {layer.name: layer for layer in (assignment.measured.layers if assignment.measured else [])}
     if all(name in known and set(formats) <= known[name].effect.keys() for name, formats in wanted.items()):
         return known
-    return {layer.name: layer for layer in assignment.measure(wanted).layers}
+    return {layer.name: layer for layer in assignment.measure(wanted, SECONDS).layers}
 
 
 def _reason_to_stop(assignment: Assignment) -> str:

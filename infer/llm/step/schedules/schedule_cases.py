@@ -13,6 +13,7 @@ from .schedule_run import ScheduleRun
 
 TOKENS = 72  # of the first window, two pages and a quarter
 SHORTER = 45  # of the second
+NEAR = 5  # tokens that are decoded on either side of the end of a page
 LATE_CHUNK = 300  # tokens of a long window in one call
 LATE_TOKENS = 24  # at its end, of which each is judged
 CHUNKS = (3, 1, 14, 2, 29, 5, 11)  # tokens a chunk, over and over
@@ -34,8 +35,12 @@ def prefill(play: ScheduleRun) -> None:
 
 
 def _decode(play: ScheduleRun) -> None:
-    while play.left(0):
-        play.step((0, 1))
+    """Decode from nothing, across the end of each page and at the end of the text; read what lies between in chunks."""
+    page = play.shape.page
+    while left := play.left(0):
+        inside = play.done[0] % page
+        is_near = min(inside, page - inside, left) <= NEAR
+        play.step((0, 1 if is_near else min(page - NEAR - inside, left - NEAR)))
 
 
 def _chunks(play: ScheduleRun) -> None:
@@ -99,7 +104,8 @@ def _late(play: ScheduleRun) -> None:
         play.step((0, LATE_CHUNK), last=True)
     play.step((0, play.left(0) - LATE_TOKENS), last=True)
     play.step((0, LATE_TOKENS // 2))
-    _decode(play)
+    while play.left(0):
+        play.step((0, 1))
 
 
 def _uneven() -> Iterator[int]:
