@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from .. import rows
 from ..spec import BATCH, TensorSpec
-from .batch_sizes import Run
+from .input_rounding import Run, beyond_rounding
 
 FACTORS = {"values x .25 to 4": (0.25, 4.0), "values x 100": (100.0, 100.0)}  # of the numbers of a row
 ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a small one
 SLOW, SMALL = 0.05, 1 << 16  # seconds of a row; values of the inputs of all rows
-NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
-STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
 
 
 def places(
@@ -33,18 +30,15 @@ def places(
     reference: Run,
     run: Run,
 ) -> Iterator[tuple[str, dict[str, Tensor], Run]]:
-    """Yield names of places with rows made from `samples`, and what answers for `run` there.
-
-    That is `run`, and the original where rounding of the inputs alone moves the original's answer.
-    """
+    """Yield names of places with rows made from `samples`, and what answers for `run` there; see `beyond_rounding`."""
     free = [spec for spec in inputs if spec.batched and not _is_mask(samples[spec.name])]
     if not free:
         return
     count = _count(inputs, samples, sizes.get(BATCH, (1, 1)), multiples.get(BATCH, 1), run)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
-    rounded = [spec.name for spec in free if spec.torch_dtype.is_floating_point]
+    answers = beyond_rounding(reference, run, free)
     for where, changed in _changes(free, given, samples):
-        yield where, {**given, **changed}, partial(_determined, reference, run, rounded)
+        yield where, {**given, **changed}, answers
 
 
 def _is_mask(value: Tensor) -> bool:
@@ -119,39 +113,3 @@ def _of_range(value: Tensor, row: Tensor, of: Tensor) -> Tensor:
 def _ends(of: Tensor) -> tuple[Tensor, Tensor]:
     finite = of[of.isfinite()] if of.is_floating_point() else of
     return (finite.min(), finite.max()) if finite.numel() else (torch.zeros(()), torch.zeros(()))
-
-
-def _determined(
-    reference: Run, run: Run, rounded: Sequence[str], inputs: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the answers of `run`, and those of the original where rounding of the inputs `rounded` moves them."""
-    got: dict[str, Tensor | None] = {name: value.cpu() for name, value in run(inputs).items()}
-    expected = {name: value.cpu() for name, value in reference(inputs).items()} if rounded else {}
-    for sign in (1.0, -1.0) if rounded else ():
-        moved = reference({**inputs, **{name: _nudged(inputs[name], sign) for name in rounded}})
-        for name, value in expected.items():
-            got[name] = _where_steady(value, moved[name].cpu(), got.get(name))
-    return {name: value for name, value in got.items() if value is not None}
-
-
-def _nudged(value: Tensor, sign: float) -> Tensor:
-    """Move every number by half to all of `NUDGE`, up or down at random."""
-    noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.5
-    return (value * (1 + sign * NUDGE * (noise + noise.sign() / 2))).to(value.dtype)
-
-
-def _where_steady(expected: Tensor, moved: Tensor, got: Tensor | None) -> Tensor | None:
-    """Return `got`, and `expected` where `moved` is another value, or everywhere where it has another shape."""
-    if moved.shape != expected.shape:
-        return expected
-    if got is None or got.shape != expected.shape:
-        return got
-    if not expected.is_floating_point():
-        return torch.where(moved == expected, got, expected)
-    one, other = expected.double(), moved.double()
-    finite = one.isfinite()
-    size = float(one[finite].square().mean().sqrt()) if bool(finite.any()) else 0.0
-    steady = (
-        ((other - one).abs() <= STEADY * (one.abs() + size)) | (one == other) | (one.isnan() & other.isnan())
-    )
-    return torch.where(steady, got, expected)

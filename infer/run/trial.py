@@ -86,6 +86,7 @@ class Trial:
     untested: str = ""  # outputs that the samples do not make change
     ended: str = ""  # the violated limit after which nothing more was compared
     compared: str = ""  # on how many rows, where a slow model was compared on few
+    rounding: str = ""  # the limit that is kept only beyond what rounding of the inputs does in the original
     joining: Joining = Joining("padded")  # which requests may share a batch of it
     brief: dict[int, float] = field(default_factory=dict)  # seconds by batch size, before pairs are made
     ahead_of_time: str = ""  # how a form was compared that can't run here, and so is not timed
@@ -258,7 +259,7 @@ class Trial:
         lines = [said for said in (self.ahead_of_time, self.cautious) if said]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
-        lines += [said for said in (self.compared, self.untested) if said]
+        lines += [said for said in (self.rounding, self.compared, self.untested) if said]
         lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")

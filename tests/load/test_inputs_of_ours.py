@@ -65,6 +65,17 @@ def test_a_scalar_rate_and_a_state_beside_the_rows_are_given() -> None:
     assert [found[name].shape for name in ("input", "state")] == [(64, 512), (2, 64, 128)]
 
 
+def test_single_numbers_are_usual_parameters_and_a_name_tells_of_sound() -> None:
+    found = drawn(
+        "audio=float32[1,2048]", "fmin=float32[]", "f_max=float32[1]", "threshold=float32[]", "gain=float32[]"
+    )
+    numbers = [float(found[name]) for name in ("fmin", "f_max", "threshold", "gain")]
+    assert numbers == pytest.approx([0.0, 1000.0, 0.3, 1.0])
+    heard, plain = (drawn(f"{name}=float32[batch,2048]")[name][0] for name in ("waveform", "x"))
+    neighbours = [float((row[1:] * row[:-1]).mean() / row.square().mean()) for row in (heard, plain)]
+    assert neighbours[0] > 0.8 > 0.2 > neighbours[1]  # a voice, and noise
+
+
 def test_texts_of_ours_are_many_and_real() -> None:
     texts = inputs_of_ours.texts()
     assert len(texts) > 300

@@ -33,6 +33,12 @@ IMAGES, SOUNDS = 32, 12
 RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is told
 SECONDS = 3
 SHORTEST_SOUND = 128  # values of a row that may be one
+SOUND_NAMES = ("audio", "wav", "speech", "sound", "voice", "pcm")  # parts of names of inputs
+PARAMETERS = (  # words in the name of a single number, and what it may be
+    (("min", "low"), 0.0),
+    (("max", "high"), 1000.0),
+    (("thresh",), 0.3),
+)
 # Tried for a symbolic size that alone is another.
 WIDTHS = (32, 16, 8, 128, 256, 512, 80, 40, 48, 24, 12, 10, 6, 5, 4, 3, 2, 1)
 MOST_INTEGER = 1 << 20
@@ -168,8 +174,8 @@ def tensors(
             if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
                 largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
     generator = torch.Generator().manual_seed(seed)
-    rated = any(map(_is_rate, specs))
-    found = {spec.name: _draw(spec, chosen, largest, generator, pictures, rated) for spec in specs}
+    heard = any(_is_rate(spec) or any(word in spec.name.lower() for word in SOUND_NAMES) for spec in specs)
+    found = {spec.name: _draw(spec, chosen, largest, generator, pictures, heard) for spec in specs}
     return {name: torch.zeros_like(value) if name in states else value for name, value in found.items()}
 
 
@@ -235,7 +241,20 @@ def _largest(
 
 def _constant(spec: TensorSpec, chosen: Mapping[str, int], value: int) -> Tensor:
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
-    return torch.full(shape, RATE if _is_rate(spec) else value, dtype=spec.torch_dtype)
+    known = _parameter(spec)
+    return torch.full(shape, value if known is None else known, dtype=spec.torch_dtype)
+
+
+def _parameter(spec: TensorSpec) -> float | None:
+    """Return a usual value of an input that holds one parameter of all rows: a sampling rate, the ends of a range, a
+    threshold, else 1, as of a scale or a temperature; None of other inputs.
+    """
+    if _is_rate(spec):
+        return RATE
+    if not _is_float(spec) or spec.batched or any(size != 1 for size in spec.shape):
+        return None
+    name = spec.name.lower()
+    return next((value for words, value in PARAMETERS if any(word in name for word in words)), 1.0)
 
 
 def _draw(
@@ -244,35 +263,35 @@ def _draw(
     largest: Mapping[str, int],
     generator: torch.Generator,
     pictures: str,
-    rated: bool,
+    heard: bool,
 ) -> Tensor:
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
-    if _is_rate(spec) or _is_mask(spec):
-        return torch.full(shape, RATE if _is_rate(spec) else 1, dtype=spec.torch_dtype)
+    if (known := 1 if _is_mask(spec) else _parameter(spec)) is not None:
+        return torch.full(shape, known, dtype=spec.torch_dtype)
     if not _is_float(spec):
         return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
     if not spec.batched:
         return torch.randn(shape, generator=generator).to(spec.torch_dtype)
     axis = spec.batch_axis or 0
     one = [*shape[:axis], *shape[axis + 1 :]]
-    rows = [_row(one, index, generator, pictures, rated) for index in range(shape[axis])]
+    rows = [_row(one, index, generator, pictures, heard) for index in range(shape[axis])]
     return (
         torch.stack(rows, axis).to(spec.torch_dtype) if rows else torch.zeros(shape, dtype=spec.torch_dtype)
     )
 
 
-def _row(shape: list[int], index: int, generator: torch.Generator, pictures: str, rated: bool) -> Tensor:
+def _row(shape: list[int], index: int, generator: torch.Generator, pictures: str, heard: bool) -> Tensor:
     """Draw one row: normal, smooth along its last axes, uniform from 0 to 1, or small numbers, in turn.
 
     Three of four rows that may be pictures are, in the range of `pictures`; of rows that may be sounds three of four
-    beside a sampling rate (`rated`), else one.
+    where a name says so (`heard`), else one.
     """
     seed = generator.initial_seed() + index
     if index % 4 < 3 and drawn_images.channel_axis(shape) is not None:
         return torch.from_numpy(drawn_images.row(shape, seed, pictures).copy())
     length = math.prod(shape)
     sounds = length == max(shape, default=0) >= SHORTEST_SOUND
-    if sounds and (index % 4 < 3 if rated else index % 4 == 1):
+    if sounds and (index % 4 < 3 if heard else index % 4 == 1):
         voice = _speaker(seed % SOUNDS)
         begin = (seed * RATE // 3) % max(len(voice) - length, 1)
         repeated = np.resize(voice[begin:], length).astype(np.float32)

@@ -1,0 +1,80 @@
+"""Differences that rounding of the inputs makes in the original itself: no form of the model can be blamed for them.
+
+A quantized output steps, the logarithm of a silent band amplifies: such a value moves by a thousand times what its
+inputs move by, and every order of summation gives another one. What is judged there is what lies beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..spec import TensorSpec
+
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
+STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
+BEYOND = 2.0  # times what a value that is not steady moves by, or the usual one of these, are no difference
+
+
+def beyond_rounding(reference: Run, run: Run, specs: Sequence[TensorSpec]) -> Run:
+    """Return what answers for `run`: values that rounding of the inputs `specs` moves in the original are nearer to the
+    original's, by `BEYOND` times as much as it moves them; of other shapes and integers the original's own.
+    """
+    rounded = [spec.name for spec in specs if spec.torch_dtype.is_floating_point]
+    return partial(_determined, reference, run, rounded)
+
+
+def _determined(
+    reference: Run, run: Run, rounded: Sequence[str], inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    got: dict[str, Tensor | None] = {name: value.cpu() for name, value in run(inputs).items()}
+    if not rounded:
+        return {name: value for name, value in got.items() if value is not None}
+    expected = {name: value.cpu() for name, value in reference(inputs).items()}
+    moved = [
+        reference({**inputs, **{name: _nudged(inputs[name], sign) for name in rounded}})
+        for sign in (1.0, -1.0)
+    ]
+    for name, value in expected.items():
+        got[name] = _nearer(value, [answer[name].cpu() for answer in moved], got.get(name))
+    return {name: value for name, value in got.items() if value is not None}
+
+
+def _nudged(value: Tensor, sign: float) -> Tensor:
+    """Move every number by half to all of `NUDGE`, up or down at random."""
+    noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.5
+    return (value * (1 + sign * NUDGE * (noise + noise.sign() / 2))).to(value.dtype)
+
+
+def _nearer(expected: Tensor, moved: Sequence[Tensor], got: Tensor | None) -> Tensor | None:
+    """Return `got`, nearer to `expected` where that moves; `expected` everywhere where it moves to another shape."""
+    if any(other.shape != expected.shape for other in moved):
+        return expected
+    if got is None or got.shape != expected.shape:
+        return got
+    if not expected.is_floating_point():
+        same = torch.stack([other == expected for other in moved]).all(0)
+        return torch.where(same, got, expected)
+    one = expected.double()
+    finite = one.isfinite()
+    size = float(one[finite].square().mean().sqrt()) if bool(finite.any()) else 0.0
+    steps = torch.zeros_like(one)
+    lost = torch.zeros_like(finite)  # to or from infinity, or NaN
+    for other in (value.double() for value in moved):
+        known = finite & other.isfinite()
+        lost |= ~known & ~((one == other) | (one.isnan() & other.isnan()))
+        steps = torch.maximum(steps, (other - one).abs().where(known, 0.0))
+    unsteady = steps > STEADY * (one.abs() + size)
+    if not bool((unsteady | lost).any()):
+        return got
+    usual = float(steps[unsteady].square().mean().sqrt()) if bool(unsteady.any()) else 0.0
+    difference = got.double() - one
+    room = BEYOND * steps.clamp(min=usual)
+    left = one + difference.sign() * (difference.abs() - room).clamp(min=0)
+    nearer = torch.where(unsteady & difference.isfinite(), left.to(expected.dtype), got)
+    return torch.where(lost, expected, nearer)
