@@ -15,12 +15,12 @@ from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
 from ..workers.restart_policy import Quarantine, digest_of
+from .admission import AdmissionController
 from .batch_queue import BatchQueue
 from .collate import Arrays, Collator
 from .executor import LocalExecutor, count_batch
 from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
-from .fair_queue import FairBatchQueue
 from .infer_result import InferResult
 from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
 from .sequences import SequenceCall, Sequences
@@ -47,9 +47,10 @@ class TensorEngine:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.collator = Collator(predictor, limits.max_batch)
         executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
-        self.queue = (FairBatchQueue if fair else BatchQueue)(
+        self.queue = BatchQueue(
             self.collator.max_batch, limits, clock, len(executors), packed=self.collator.packed
         )
+        self.admission = AdmissionController(self.queue)
         self.quarantine = Quarantine()
         self.sequences = Sequences(self.collator.states, limits, clock, shared_by_tenants=fair)
         self.lock, self.stopping = threading.Lock(), False
@@ -116,7 +117,7 @@ class TensorEngine:
         Called before a body is read.
         """
         with self.lock, self._counting():
-            self.queue.admission_for(tenant).check(priority, self.clock() + timeout)
+            self.admission.check(priority, self.clock() + timeout, tenant=tenant)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -198,7 +199,8 @@ class TensorEngine:
             for item in owner.items:
                 self.quarantine.refuse(digest_of(item.inputs))
         with self.lock, self._counting():
-            self.queue.admit(owner.items, deadline)
+            self.admission.admit(owner.items, deadline)
+            self.queue.insert(owner.items)
             thread = self.executors.claim_sleeping()
         self._wake(thread)
 
@@ -207,10 +209,12 @@ class TensorEngine:
         if item.rows // item.requests > self.queue.max_batch or len(self.quarantine):
             return False
         with self.lock:
-            entered = self.queue.admit_group(item, item.deadline)
-            thread = self.executors.claim_sleeping() if entered else None
+            if not self.admission.admit_group(item, item.deadline):
+                return False
+            self.queue.insert([item])
+            thread = self.executors.claim_sleeping()
         self._wake(thread)
-        return entered
+        return True
 
     def wake_sleeping(self) -> None:
         """Wake one sleeping executor thread, if any. The caller holds the lock."""
@@ -238,7 +242,7 @@ class TensorEngine:
             with self.lock:
                 first = owner.items[0]
                 for _ in range(pending):
-                    self.queue.admission_for(first.tenant).note_expired(first)
+                    self.admission.note_expired(first)
             self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
             owner.fail(DeadlineError(f"the request's deadline passed {when}"))
