@@ -224,7 +224,7 @@ def with_engine(
             engine.stop(NotReadyError("over"))
 
     asyncio.run(main())
-    engine.executors.join(5)
+    assert engine.join(5)
     return engine
 
 
@@ -319,6 +319,28 @@ def test_waiting_requests_share_a_batch_and_get_their_own_rows() -> None:
     engine = with_engine(gate.predictor, story)
     assert gate.predictor.batches == [1, 6]
     assert (engine.metrics.inferences, engine.metrics.executions) == (7, 2)
+
+
+def test_items_that_join_a_delayed_batch_leave_one_timer() -> None:
+    async def story(engine: TensorEngine) -> None:
+        loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+        call_later = loop.call_later
+
+        def noted(*of: Any) -> asyncio.TimerHandle:
+            timers.append(call_later(*of))
+            return timers[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "call_later", noted)
+            tasks = []
+            for value in range(5):
+                tasks.append(asyncio.create_task(engine.infer(x(value), timeout=9)))
+                await asyncio.sleep(0.01)
+            soon = [t for t in timers if not t.cancelled() and 0 < t.when() - loop.time() < 0.5]
+            assert len(soon) == 1
+        assert [answer.batch_size for answer in await asyncio.gather(*tasks)] == [5] * 5
+
+    with_engine(double(), story, max_delay_us=400_000)
 
 
 def test_a_bad_request_fails_alone() -> None:

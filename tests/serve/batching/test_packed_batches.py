@@ -216,8 +216,7 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
 
     async def main() -> list[Any]:
         engine.start(asyncio.get_running_loop())
-        with engine.lock:
-            tasks = [asyncio.ensure_future(infer_rows(engine, one, timeout=60)) for one in requests]
+        tasks = [asyncio.ensure_future(infer_rows(engine, one, timeout=60)) for one in requests]
         await asyncio.sleep(0)
         if cancel >= 0:
             tasks[cancel].cancel()
@@ -227,7 +226,7 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
             engine.stop(NotReadyError("over"))
 
     results = asyncio.run(main())
-    engine.executors.join(5)
+    assert engine.join(5)
     return results
 
 
