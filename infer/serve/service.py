@@ -87,8 +87,9 @@ class Service:
 
     def _engine(self, predictor: Any) -> TensorEngine:
         name, version = predictor.name, predictor.version
-        fair = self.keys is not None and len(self.keys) > 1
-        engine = TensorEngine(predictor, self.limits, self.metrics.model(name, version), fair=fair)
+        several = self.keys is not None and len(self.keys) > 1
+        metrics = self.metrics.model(name, version)
+        engine = TensorEngine(predictor, self.limits, metrics, shared_by_tenants=several)
         self.engines[name] = engine
         return engine
 

@@ -170,7 +170,7 @@ def test_ray_replica_survives_its_worker(
     artifacts: list[Path], expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
     replica = RayReplica(replica_args(ServeOptions(artifacts=(str(artifacts[0]),), threads=1)))
-    (executor,) = (thread.executor for thread in replica.service.engines["slow"].executors)
+    (executor,) = (runner.executor for runner in replica.service.engines["slow"].runners)
 
     async def die_once() -> None:
         app = replica.__serve_build_asgi_app__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infer.serve.batching.admission import AdmissionController
 from infer.serve.batching.batch_queue import BatchQueue
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.limits import ServeLimits
@@ -17,14 +18,18 @@ class Clock:
 
 
 class ManualClockQueue:
-    """A batch queue and its clock; `put` adds an item of four elements a row."""
+    """A batch queue, its admission and its clock; `put` adds an item of four elements a row."""
 
     def __init__(
         self, max_batch: int = 4, num_executors: int = 1, *, packed: bool = False, **limits: Any
     ) -> None:
         self.clock = Clock()
         self.queue = BatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors, packed=packed)
-        self.admission, self.latency = self.queue.admission, self.queue.latency
+        self.admission, self.latency = AdmissionController(self.queue), self.queue.latency
+
+    def admit(self, items: list[QueueItem]) -> None:
+        self.admission.admit(items, items[0].deadline)
+        self.queue.insert(items)
 
     def put(
         self,
@@ -38,9 +43,9 @@ class ManualClockQueue:
         row_work: float = 0.0,
     ) -> QueueItem:
         deadline, size = self.clock.now + timeout, rows * elements * 4
-        item = QueueItem({}, {}, key, rows, elements, size, deadline, priority, None, 0, tenant=tenant)
-        item.row_work = row_work
-        self.queue.admit([item], deadline)
+        work = rows, elements, size
+        item = QueueItem({}, {}, key, *work, deadline, priority, None, 0, tenant=tenant, row_work=row_work)
+        self.admit([item])
         return item
 
     def measured(self, fixed: float, row: float) -> None:
@@ -55,5 +60,11 @@ class ManualClockQueue:
         self.queue.finish(seconds, lane)
         return items
 
-    def wait(self, priority: int = 255) -> float:
-        return self.admission.backlog_seconds(priority)
+    def wait(self, priority: int = 255, tenant: str = "") -> float:
+        return self.admission.backlog_seconds(priority, tenant)
+
+    def ahead(self, priority: int = 255, deadline: float | None = None) -> tuple[float, float]:
+        return self.queue.tenant("").ahead(priority, deadline)
+
+    def overloaded(self, tenant: str = "") -> bool:
+        return self.admission.pressure[tenant].overloaded

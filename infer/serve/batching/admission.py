@@ -10,11 +10,14 @@ cut short to meet some deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...errors import InferError, NotReadyError, OverloadedError, TooLargeError
-from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem, Urgency
-from .urgency_heaps import QueueState, TenantState, WaitingState
+from ...llm.engine.scheduling.engine_limits import is_beyond_share
+from .batch_queue import BatchQueue, TenantQueue
+from .queue_items import LOWEST_PRIORITY, QueueItem
 
 TARGET_BATCHES = 2.5  # of useful size: the rest of the one that runs, and two that wait
 MIN_WAIT_LIMIT, MAX_WAIT_LIMIT = 0.1, 1.0  # seconds of queue that keep a model busy: least and most
@@ -24,19 +27,24 @@ PRESSURE_WINDOW = 32  # recent requests
 STALE_SECONDS = 1.0  # age of a measurement that refuses no request of an idle model
 
 
+@dataclass(slots=True)
+class Pressure:
+    """Overload of one tenant. `share`: of its recent requests that were refused or late because too much waited."""
+
+    share: float = 0.0
+    overloaded: bool = False
+
+
 class AdmissionController:
-    """Admission to `queue`, or to the part of it, `waiting`, that one tenant has. Times are seconds from now."""
+    """Admission to the queue of one model, for each tenant by its share. Times are seconds from now."""
 
-    def __init__(self, queue: QueueState, waiting: WaitingState) -> None:
-        self.queue, self.waiting = queue, waiting
-        self.pressure = 0.0  # share of recent requests that were refused or late because too much waited
-        self.overloaded = False
+    def __init__(self, queue: BatchQueue) -> None:
+        self.queue = queue
+        self.pressure: defaultdict[str, Pressure] = defaultdict(Pressure)  # by tenant
 
-    def backlog_seconds(self, priority: int = LOWEST_PRIORITY) -> float:
+    def backlog_seconds(self, priority: int = LOWEST_PRIORITY, tenant: str = "") -> float:
         """Predict when work of this priority that arrives now would start, if all waiting work of it goes first."""
-        queue = self.queue
-        rows, work = self.waiting.ahead(priority)
-        return self._busy() + queue.latency.seconds(work, self._batches(rows, work)) / queue.num_executors
+        return self._busy() + self._predict(*self.queue.tenant(tenant).ahead(priority))
 
     def admit(self, items: Sequence[QueueItem], deadline: float) -> None:
         """Raise `OverloadedError`, `TooLargeError` or `NotReadyError` unless all items may be queued."""
@@ -53,63 +61,73 @@ class AdmissionController:
             raise TooLargeError(
                 f"expected at most {limits.max_batch_elements} elements per input of one batch, got more"
             )
-        work = sum([e.work for e in items])
-        self.check(items[0].priority, deadline, requests, rows, size, work)
-        self._note(False)
+        work, tenant = sum([e.work for e in items]), items[0].tenant
+        self.check(items[0].priority, deadline, requests, rows, size, work, tenant=tenant)
+        self._note(tenant, False)
 
     def admit_group(self, item: QueueItem, deadline: float) -> bool:
         """Return True if every request of the item would be admitted alone; they then count as admitted.
 
         A whole batch is judged as one request, so that the item must not be larger than a batch.
         """
-        before = self.pressure, self.overloaded
+        before = replace(self.pressure[item.tenant])
         try:
             self.admit([item], deadline)
         except InferError:
-            self.pressure, self.overloaded = before
+            self.pressure[item.tenant] = before
             return False
         for _ in range(item.requests - 1):
-            self._note(False)
+            self._note(item.tenant, False)
         return True
 
     def check(
-        self, priority: int, deadline: float, requests: int = 1, rows: int = 0, size: int = 0, work: float = 0
+        self,
+        priority: int,
+        deadline: float,
+        requests: int = 1,
+        rows: int = 0,
+        size: int = 0,
+        work: float = 0,
+        *,
+        tenant: str = "",
     ) -> None:
         """Raise `OverloadedError` or `NotReadyError` if this work would exceed a limit or miss its deadline.
 
         With the default amounts: if even the smallest request of this priority would.
         """
-        queue, waiting = self.queue, self.waiting
+        queue, waiting = self.queue, self.queue.tenant(tenant)
         if queue.draining:
             raise NotReadyError("the server is stopping")
-        if message := waiting.full(requests, rows, size):
-            raise self._full(message)
+        if message := self._full(waiting, requests, rows, size):
+            self._note(tenant, True)
+            raise OverloadedError(message, retry_after=self.backlog_seconds(tenant=tenant))
         if not queue.latency.batches:
             return
         busy, (rows_ahead, work_ahead) = self._busy(), waiting.ahead(priority)
         done, left = self._done(busy, rows_ahead, work_ahead, rows, work), deadline - queue.clock()
-        usual = not self.overloaded and queue.limits.max_wait_seconds is None
+        overloaded = self.pressure[tenant].overloaded
+        usual = not overloaded and queue.limits.max_wait_seconds is None
         if usual and done <= min(left, MAX_WAIT_LIMIT):
             return  # the usual case: no limit below is less, and no wait is more than `done`
         wait = busy + self._predict(rows_ahead, work_ahead)
         enough, most = self._bounds(busy, rows_ahead, work_ahead)
-        allowed = enough if self.overloaded else most
+        allowed = enough if overloaded else most
         if wait > allowed:
-            self._note(wait > enough)
+            self._note(tenant, wait > enough)
             raise OverloadedError(
                 f"queue wait {wait:.2f} s exceeds the {allowed:.2f} s limit", retry_after=wait
             )
         # The cheap test counts all waiting work as ahead. Where it fails, only work that is more urgent counts.
         share = _share(left / queue.latency.caution, busy, enough)
-        if done <= left and (wait <= share or not self.overloaded):
+        if done <= left and (wait <= share or not overloaded):
             return
         rows_ahead, work_ahead = waiting.ahead(priority, deadline)
         own_wait = busy + self._predict(rows_ahead, work_ahead)
         done, own = self._done(busy, rows_ahead, work_ahead, rows, work), queue.latency.seconds(work)
-        too_long = self.overloaded and own_wait > share
+        too_long = overloaded and own_wait > share
         if not (too_long or done > left) or not self._reliable():
             return
-        self._note(own_wait > share and share + own <= left)
+        self._note(tenant, own_wait > share and share + own <= left)
         allows = f"the {max(left, 0.0):.2f} s left to the request's deadline"
         message = f"predicted completion in {done:.2f} s exceeds {allows}"
         if too_long:
@@ -122,16 +140,39 @@ class AdmissionController:
     def note_expired(self, item: QueueItem) -> None:
         """Count an admitted item whose deadline passed, if it would have been in time with a shorter queue."""
         busy, allowed = self._busy(), item.deadline - item.arrived
-        enough, _ = self._bounds(busy, *self.waiting.ahead(item.priority))
-        self._note(allowed >= _share(allowed, busy, enough) + self.queue.latency.seconds(item.work))
+        enough, _ = self._bounds(busy, *self.queue.tenant(item.tenant).ahead(item.priority))
+        own = self.queue.latency.seconds(item.work)
+        self._note(item.tenant, allowed >= _share(allowed, busy, enough) + own)
 
-    def _note(self, pressed: bool) -> None:
-        self.pressure += (pressed - self.pressure) / PRESSURE_WINDOW
-        self.overloaded = self.pressure > OVERLOAD_SHARE or (self.overloaded and self.waiting.requests > 0)
+    def _note(self, tenant: str, pressed: bool) -> None:
+        """Count a request of a tenant. `pressed`: it was refused or late because too much waited."""
+        pressure, waits = self.pressure[tenant], self.queue.tenant(tenant).requests > 0
+        pressure.share += (pressed - pressure.share) / PRESSURE_WINDOW
+        pressure.overloaded = pressure.share > OVERLOAD_SHARE or (pressure.overloaded and waits)
 
-    def _full(self, message: str) -> OverloadedError:
-        self._note(True)
-        return OverloadedError(message, retry_after=self.backlog_seconds())
+    def _full(self, waiting: TenantQueue, requests: int, rows: int, size: int) -> str:
+        """Describe the queue limit that further work would exceed; "" if none, or below the tenant's share."""
+        queue, limits = self.queue, self.queue.limits
+        if (
+            queue.requests + requests <= limits.max_queue_requests
+            and queue.rows + rows <= limits.max_queue_rows
+            and queue.bytes + size <= limits.max_queue_bytes
+        ):
+            return ""
+        tenants = len(queue.active) + (waiting.name not in queue.active)
+        for what, own, total, more, limit in (
+            ("requests", waiting.requests, queue.requests, requests, limits.max_queue_requests),
+            ("rows", waiting.rows, queue.rows, rows, limits.max_queue_rows),
+            ("bytes", waiting.bytes, queue.bytes, size, limits.max_queue_bytes),
+        ):
+            if is_beyond_share(own + more, total + more, tenants, limit):
+                message = f"the queue holds {total} {what}"
+                if tenants == 1:
+                    return message
+                if (own + more) * tenants <= limit:
+                    return f"{message}, twice its limit"
+                return f"{message}, {own} of them of this API key, whose share is {limit // tenants}"
+        return ""
 
     def _busy(self) -> float:
         """Predict when the first executor is free. A batch later than predicted is expected to take as long again."""
@@ -181,71 +222,3 @@ class AdmissionController:
 def _share(allowed: float, busy: float, enough: float) -> float:
     """Return the seconds, of those that a request allows, that it may wait under overload."""
     return max(busy, min(enough, allowed * WAIT_SHARE))
-
-
-class DeadlineBudget:
-    """Time that a batch may take before `waiting` items, which cannot join it, miss their deadlines.
-
-    The batch starts `now` and holds at least `work`. The waiting items are expected to run after it in order of
-    urgency, each batch key in one batch, on all executors.
-    """
-
-    def __init__(self, waiting: Iterable[HeapEntry], queue: QueueState, now: float, work: float) -> None:
-        self._waiting = sorted(waiting, key=lambda entry: entry[:3], reverse=True)
-        self._latency, self._now, self._num_executors = queue.latency, now, queue.num_executors
-        self._least = queue.latency.seconds(work) * queue.latency.caution
-        self._kinds, self._work, self._slack = set[Hashable](), 0.0, math.inf
-
-    def max_work(self, urgency: Urgency) -> float:
-        """Return the most work of the batch with which every more urgent waiting item still meets its deadline.
-
-        Items that miss it in any case do not count. Call with ever less urgent values: items are consumed.
-        """
-        latency = self._latency
-        while self._waiting and self._waiting[-1][:2] < urgency:
-            item = self._waiting.pop()[3]
-            kinds = len(self._kinds | {item.key})
-            for _ in range(item.requests):
-                work = self._work + item.work_per_request
-                seconds = latency.seconds(work, kinds) * latency.caution / self._num_executors
-                slack = item.deadline - self._now - seconds
-                if slack < self._least:
-                    break
-                self._kinds.add(item.key)
-                self._work, self._slack = work, min(self._slack, slack)
-        return latency.work_within(self._slack)
-
-
-class FairDeadlineBudget:
-    """Deadline budgets of tenants that fill a batch of key `kind` in the order of their service counters."""
-
-    def __init__(self, tenants: Iterable[TenantState], kind: Hashable, queue: QueueState, now: float) -> None:
-        self._tenants, self._kind, self._queue, self._now = list(tenants), kind, queue, now
-        self._next: list[tuple[TenantState, HeapEntry]] | None = None
-        self._budgets: dict[str, tuple[DeadlineBudget, DeadlineBudget]] = {}
-
-    def max_work(self, tenant: TenantState, entry: HeapEntry, served: float, work: float) -> float:
-        """Return the most work of the batch with which all items that go before `entry` meet their deadlines.
-
-        These are more urgent items of its tenant, and the next item of each tenant with a counter below `served`.
-        `work`: least work of the batch, as for `DeadlineBudget`.
-        """
-        if not self._next_of_each():
-            return math.inf
-        budgets = self._budgets.get(tenant.name)
-        if budgets is None:
-            others = [first for other, first in self._next_of_each() if other is not tenant]
-            options = self._queue, self._now, work
-            budgets = DeadlineBudget(tenant.items(self._kind), *options), DeadlineBudget(others, *options)
-            self._budgets[tenant.name] = budgets
-        return min(budgets[0].max_work(entry[:2]), budgets[1].max_work((served, 0.0)))
-
-    def _next_of_each(self) -> list[tuple[TenantState, HeapEntry]]:
-        """Return the most urgent item of each tenant, with the tenant's counter as its urgency."""
-        if self._next is None:
-            self._next = []
-            for number, tenant in enumerate(self._tenants):
-                first = min(tenant.items(self._kind), default=None, key=lambda entry: entry[:3])
-                if first is not None:
-                    self._next.append((tenant, (tenant.served, 0.0, number, first[3])))
-        return self._next

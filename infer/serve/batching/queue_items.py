@@ -25,7 +25,8 @@ class QueueItem:
 
     A subclass may hold `requests` whole requests of equally many rows, in order, and divide them. `elements`: of one
     row of its largest input. `deadline`, `arrived`: clock seconds. `owner`: an `ItemOwner` that gets the result.
-    `index`: number among the items of its owner. `row_work`: mean work of its rows, 0: `elements`.
+    `index`: number among the items of its owner. `row_work`: mean work of its rows as `LatencyModel` counts it; by
+    default elements with padding.
     """
 
     inputs: dict[str, Any]
@@ -45,20 +46,18 @@ class QueueItem:
     tenant: str = ""  # API key whose share of the queue it uses
     row_work: float = 0.0
 
-    @property
-    def work_per_row(self) -> float:
-        """Work of one row as `LatencyModel` counts it: elements with padding, or real tokens."""
-        return self.row_work or max(self.elements, 1)
+    def __post_init__(self) -> None:
+        self.row_work = self.row_work or max(self.elements, 1)
 
     @property
     def work(self) -> float:
         """Work of all its rows."""
-        return self.rows * self.work_per_row
+        return self.rows * self.row_work
 
     @property
     def work_per_request(self) -> float:
         """Work of one of its requests."""
-        return self.rows // self.requests * self.work_per_row
+        return self.rows // self.requests * self.row_work
 
     def take(self, count: int) -> QueueItem:
         """Split off its first `count` requests; only an item of several has any to give."""

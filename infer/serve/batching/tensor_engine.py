@@ -1,12 +1,13 @@
-"""Engine of one tensor model: requests arrive on the event loop, executor threads run them in batches."""
+"""Engine of one tensor model: admits and queues requests, and runs them in batches, all on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import DeadlineError, InferError, OverloadedError
@@ -14,25 +15,26 @@ from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
-from ..workers.restart_policy import Quarantine, digest_of
+from ..workers.restart_policy import Quarantine, digest_of, error_for_requests
+from .admission import AdmissionController
 from .batch_queue import BatchQueue
+from .batch_runner import BatchRunner, LocalExecutor
 from .collate import Arrays, Collator
-from .executor import LocalExecutor, count_batch
-from .executor_pool import ExecutorPool
-from .executor_thread import ExecutorThread
-from .fair_queue import FairBatchQueue
 from .infer_result import InferResult
 from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
 from .sequences import SequenceCall, Sequences
 
+log = logging.getLogger("infer.serve")
 DEFAULT_PRIORITY = 2  # smaller goes first
+TOO_LATE = "in the queue, or would while it ran"
 
 
 class TensorEngine:
     """Queue, executors and metrics of one tensor model. `await engine.infer(arrays)` runs one request.
 
-    `predictor` runs in this process, or has `executors` that run it in others, each with a thread of its own.
-    `fair`: each tenant has a share of the queue.
+    `predictor` runs in this process, or has `executors` that run it in others. Each has a task on the event loop, which
+    takes batches one after another. No method may be called on another thread.
+    `shared_by_tenants`: see `Sequences`.
     """
 
     def __init__(
@@ -42,18 +44,30 @@ class TensorEngine:
         metrics: ModelMetrics,
         clock: Callable[[], float] = time.monotonic,
         *,
-        fair: bool = False,
+        shared_by_tenants: bool = False,
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.collator = Collator(predictor, limits.max_batch)
         executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
-        self.queue = (FairBatchQueue if fair else BatchQueue)(
+        self.queue = BatchQueue(
             self.collator.max_batch, limits, clock, len(executors), packed=self.collator.packed
         )
+        self.admission = AdmissionController(self.queue)
         self.quarantine = Quarantine()
-        self.sequences = Sequences(self.collator.states, limits, clock, shared_by_tenants=fair)
-        self.lock, self.stopping = threading.Lock(), False
-        self.executors = ExecutorPool(self, executors)
+        self.sequences = Sequences(self.collator.states, limits, clock, shared_by_tenants=shared_by_tenants)
+        self.runners = [
+            BatchRunner(
+                executor,
+                number,
+                predictor.name,
+                self.collator,
+                self.quarantine,
+                clock,
+                on_death=metrics.worker_deaths.inc,
+            )
+            for number, executor in enumerate(executors)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.queue.latency.seed(getattr(predictor, "speeds", ()))
         self.texts = encoder_tokenizer_pool(predictor)
@@ -61,9 +75,11 @@ class TensorEngine:
         self.media = MediaModel.of(predictor) if reads_media else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the threads; results go to `loop`. Call once."""
+        """Start to run batches on `loop`; call once, on its thread or before it runs."""
         self._loop = loop
-        self.executors.start()
+        for runner in self.runners:
+            runner.start(loop)
+            self._tasks.append(loop.create_task(self._run_batches(runner)))
         if self.texts is not None:
             self.texts.start()
 
@@ -115,8 +131,8 @@ class TensorEngine:
 
         Called before a body is read.
         """
-        with self.lock, self._counting():
-            self.queue.admission_for(tenant).check(priority, self.clock() + timeout)
+        with self._counting():
+            self.admission.check(priority, self.clock() + timeout, tenant=tenant)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -145,27 +161,29 @@ class TensorEngine:
     @property
     def running(self) -> int:
         """Rows of the running batches."""
-        return self.executors.running
+        return sum([runner.running for runner in self.runners])
 
     @property
     def beat(self) -> float:
-        """Oldest heartbeat of the executor threads, in clock seconds."""
-        return self.executors.beat
+        """Oldest heartbeat of the runners, in clock seconds."""
+        return min(runner.beat for runner in self.runners)
 
     @property
     def failure(self) -> BaseException | None:
-        """Error that ended an executor thread; None while all live."""
-        return self.executors.failure
+        """Error that ended a runner; None while all live."""
+        return next((runner.failure for runner in self.runners if runner.failure is not None), None)
 
     @property
     def healthy(self) -> bool:
-        """True if all threads live and no batch in this process hangs; workers have watchdogs of their own."""
-        return self.executors.alive(self.clock(), self.limits.wedged_seconds)
+        """True if all runners live and no batch in this process hangs; workers have watchdogs of their own."""
+        now, seconds = self.clock(), self.limits.wedged_seconds
+        alive = bool(self._tasks) and not any(task.done() for task in self._tasks)
+        return alive and not any(runner.hangs(now, seconds) for runner in self.runners)
 
     @property
     def ready(self) -> bool:
         """True if a request would run now on at least one executor."""
-        return self.healthy and self.executors.answering
+        return self.healthy and any(runner.executor.answering for runner in self.runners)
 
     @property
     def idle(self) -> bool:
@@ -174,53 +192,84 @@ class TensorEngine:
 
     def drain(self) -> None:
         """Admit no new request; queued ones still run."""
-        with self.lock:
-            self.queue.draining = True
-        self.executors.wake()
+        self.queue.draining = True
+        for runner in self.runners:
+            runner.wake()
 
     def stop(self, error: InferError) -> None:
-        """Fail all queued and running requests with `error` and end the threads. Call on the event loop."""
-        with self.lock:
-            self.stopping = self.queue.draining = True
-            items = [*self.queue.clear(), *(item for thread in self.executors for item in thread.current)]
-        self.executors.stop()
+        """Fail all queued and running requests with `error` and end the runners."""
+        self.queue.draining = True
+        items = [*self.queue.clear(), *(item for runner in self.runners for item in runner.current)]
+        for runner in self.runners:
+            runner.stop()
+        for task in self._tasks:
+            task.cancel()
         if self.texts is not None:
             self.texts.close()
         for item in items:
             item.owner.fail(error)
 
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for each thread, after `stop`; return True if all have ended."""
+        ended = [runner.join(seconds) for runner in self.runners]
+        return all(ended)
+
     def submit(self, owner: ItemOwner, arrays: Arrays, *, timeout: float, priority: int, tenant: str) -> None:
-        """Queue one request, whose outcome `owner` gets; `infer` says what is raised. On the event loop."""
+        """Queue one request, whose outcome `owner` gets; `infer` says what is raised."""
         deadline = self.clock() + timeout
         whole = self.collator.complete(arrays)
         owner.items += queue_items(self.collator, owner, whole, deadline, priority, tenant)
         if len(self.quarantine):
             for item in owner.items:
                 self.quarantine.refuse(digest_of(item.inputs))
-        with self.lock, self._counting():
-            self.queue.admit(owner.items, deadline)
-            thread = self.executors.claim_sleeping()
-        self._wake(thread)
+        with self._counting():
+            self.admission.admit(owner.items, deadline)
+        self.queue.insert(owner.items)
+        self._wake()
 
     def submit_group(self, item: QueueItem) -> bool:
         """Queue an item of several requests, or return False: each is then submitted alone, and gets its own error."""
         if item.rows // item.requests > self.queue.max_batch or len(self.quarantine):
             return False
-        with self.lock:
-            entered = self.queue.admit_group(item, item.deadline)
-            thread = self.executors.claim_sleeping() if entered else None
-        self._wake(thread)
-        return entered
+        if not self.admission.admit_group(item, item.deadline):
+            return False
+        self.queue.insert([item])
+        self._wake()
+        return True
 
-    def wake_sleeping(self) -> None:
-        """Wake one sleeping executor thread, if any. The caller holds the lock."""
-        if (other := self.executors.claim_sleeping()) is not None:
-            other.wake()
+    def _wake(self) -> None:
+        """Wake one sleeping runner, if any."""
+        for runner in self.runners:
+            if runner.sleeping:
+                runner.wake()
+                return
 
-    def _wake(self, thread: ExecutorThread | None) -> None:
-        if thread is not None and self._loop is not None:
-            # One loop iteration later, so that requests that arrived together wake it once and run together.
-            self._loop.call_soon(thread.poll_queue)
+    async def _run_batches(self, runner: BatchRunner) -> None:
+        try:
+            while True:
+                await self._run_next(runner)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it was must reach health and every caller
+            log.critical("the engine of %s died", self.predictor.name, exc_info=error)
+            runner.failure = error
+            self.stop(error_for_requests(error))
+
+    async def _run_next(self, runner: BatchRunner) -> None:
+        """Run the next batch, or sleep where there is none; no frame keeps its arrays while it sleeps."""
+        taken = self.queue.take(runner.number)
+        runner.beat = self.clock()
+        if (taken.items or taken.expired) and self.queue.requests:
+            self._wake()
+        for item in taken.expired:
+            self.expire(item.owner, TOO_LATE)
+        if taken.items:
+            batch = await runner.execute(taken)
+            seconds = 0.0 if batch.reason == "retry" else self.clock() - batch.started
+            self.queue.finish(seconds, runner.number)
+            self.deliver(batch)
+        elif not taken.expired:
+            await runner.sleep(taken.wait)
 
     def cancel_request(self, owner: ItemOwner) -> None:
         """Cancel a request whose client is gone."""
@@ -228,29 +277,20 @@ class TensorEngine:
         self.metrics.cancelled("queued" if self._withdraw(owner) else "running")
 
     def _withdraw(self, owner: ItemOwner) -> int:
-        with self.lock:
-            return sum([self.queue.cancel(item) for item in owner.items])
+        return sum([self.queue.cancel(item) for item in owner.items])
 
     def expire(self, owner: ItemOwner, when: str = "") -> None:
         """Fail requests whose deadline passed. `when`: stage, for the message."""
         if pending := owner.pending:
             waiting = self._withdraw(owner)
-            with self.lock:
-                first = owner.items[0]
-                for _ in range(pending):
-                    self.queue.admission_for(first.tenant).note_expired(first)
+            for _ in range(pending):
+                self.admission.note_expired(owner.items[0])
             self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
             owner.fail(DeadlineError(f"the request's deadline passed {when}"))
 
-    def call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the event loop; from any thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(function, *arguments)
-
     def deliver(self, batch: BatchResult) -> None:
-        """Count a batch and resolve its requests; on the event loop."""
+        """Count a batch and resolve its requests."""
         count_batch(batch, self.metrics, self.collator.ragged)
         size = 1 if batch.reason == "retry" else batch.rows
         transfer = None if batch.reason == "retry" else batch.transfer(self.clock())
@@ -262,3 +302,21 @@ class TensorEngine:
             if isinstance(owner, ItemOwner):
                 self._withdraw(owner)
             owner.fail(outcome)
+
+
+def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
+    """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
+    metrics.dispatched(batch.reason)
+    metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
+    if ragged:
+        tokens = [math.prod([item.sizes[size] for size in ragged]) * item.rows for item in batch.items]
+        metrics.batch_tokens.observe(sum(tokens))
+    good, waits = 0, list[tuple[float, int]]()
+    for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+        queued = batch.started - item.arrived
+        if isinstance(outcome, Exception):
+            metrics.failed(queued + batch.compute)
+        else:
+            good += item.rows
+            waits.append((queued, item.requests))
+    metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)

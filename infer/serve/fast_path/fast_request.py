@@ -252,7 +252,7 @@ class RequestGroup(ItemOwner):
         return sum([not request.settled for request in self.requests])
 
     def split_off(self, count: int, item: QueueItem) -> RequestGroup:
-        """Split off the first `count` requests, which own `item`. The caller holds the engine's lock."""
+        """Split off the first `count` requests, which own `item`."""
         first = self.requests[:count]
         del self.requests[:count]
         group = RequestGroup(self._timer, first)
@@ -271,10 +271,9 @@ class RequestGroup(ItemOwner):
     def leave(self, request: FastRequest) -> None:
         """Cancel one request, and remove its rows if the item still waits."""
         engine = self._timer.engine
-        with engine.lock:
-            # Not this one where a thread took a part meanwhile.
-            group = next(group for group in self._timer.groups if request in group.requests)
-            queued = engine.queue.drop(group.items[0], group.requests.index(request))
+        # Not this one where a part was taken since.
+        group = next(group for group in self._timer.groups if request in group.requests)
+        queued = engine.queue.drop(group.items[0], group.requests.index(request))
         engine.metrics.cancelled("queued" if queued else "running")
 
     def response(self, context: RequestContext, answer: InferResult) -> Response:

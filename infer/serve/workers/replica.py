@@ -11,7 +11,13 @@ import numpy as np
 from ..batching.collate import Arrays
 from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
 from .process import ClosedError
-from .restart_policy import RestartLimits, WatchdogLimits, WorkerLostError, WorkerSilentError
+from .restart_policy import (
+    MessageNotSentError,
+    RestartLimits,
+    WatchdogLimits,
+    WorkerLostError,
+    WorkerSilentError,
+)
 from .shared_memory import SharedBuffer, SharedBufferPool
 from .supervisor import SupervisedWorker
 
@@ -19,7 +25,7 @@ BUFFERS = 3  # one runs, one is answered, one is filled
 
 
 class Replica(SupervisedWorker):
-    """An executor in a worker process: `new` for each input, then `run`; `check_worker` in between.
+    """An executor in a worker process: `new` for each input, `begin`, `poll` or `finish`; `check_worker` in between.
 
     `began`: start of the model on the last batch, by the system's monotonic clock.
     """
@@ -50,21 +56,11 @@ class Replica(SupervisedWorker):
         self._placed.append((name, array.dtype.str, shape, offset))
         return array
 
-    def run(self, inputs: Arrays) -> tuple[Arrays, float]:
-        """Return the outputs, views of shared memory that they keep alive, and the compute seconds.
-
-        `inputs` come from `new`. Raises `WorkerLostError`, `MessageNotSentError` where the worker was dead
-        before, or what the model raised.
-        """
-        try:
-            self.begin(inputs)
-        except (ClosedError, WorkerLostError) as error:
-            with self.channel_lock:
-                raise self.not_sent_error() from error
-        return self.finish()
-
     def begin(self, inputs: Arrays) -> None:
-        """Send the batch and return at once; raise `ClosedError` or `WorkerLostError` without a worker."""
+        """Send the batch and return at once; raise `ClosedError` or `WorkerLostError` without a worker.
+
+        `inputs` come from `new`.
+        """
         buffer, placed = self._buffer, self._placed
         assert buffer is not None and len(placed) == len(inputs)  # noqa: S101, PT018 - of our own making
         self._buffer, self._placed, self._running = None, [], buffer
@@ -77,7 +73,10 @@ class Replica(SupervisedWorker):
         self.last_message_at, self.busy = time.monotonic(), True
 
     def finish(self) -> tuple[Arrays, float]:
-        """Wait for the result of the batch that `begin` sent."""
+        """Wait for the batch that `begin` sent: its outputs, views of shared memory that they keep alive, and seconds.
+
+        Raises `WorkerLostError`, or what the model raised.
+        """
         with self.channel_lock:
             try:
                 while not isinstance(
@@ -87,6 +86,11 @@ class Replica(SupervisedWorker):
                 return self._read_outputs(message)
             finally:
                 self._end_batch()
+
+    def not_sent(self) -> MessageNotSentError:
+        """End a worker to which `begin` could not send; return the error to raise."""
+        with self.channel_lock:
+            return self.not_sent_error()
 
     def poll(self) -> tuple[Arrays, float] | None:
         """Return the result like `finish`, or None while there is none; never blocks or kills the worker.

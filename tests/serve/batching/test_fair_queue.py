@@ -10,27 +10,17 @@ import numpy as np
 import pytest
 
 from infer.errors import OverloadedError, TooLargeError
-from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatchQueue
+from infer.serve.batching.batch_queue import MOST_BEHIND
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.fast_path.fast_request import GroupItem
-from infer.serve.limits import ServeLimits
 from tests.serve.batching.test_queue_items import Owner
-from tests.support.manual_clock_queue import Clock, ManualClockQueue
+from tests.support.manual_clock_queue import ManualClockQueue
 
 LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_seconds": 1e6}
 
 
-class FairManualClockQueue(ManualClockQueue):
-    """A queue with tenants, and its clock."""
-
-    def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
-        self.clock = Clock()
-        self.fair = FairBatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors)
-        self.queue, self.latency = self.fair, self.fair.latency
-        self.admission = self.fair.admission
-
-    def served(self, tenant: str) -> float:
-        return self.fair.tenant_queue(tenant).served
+def served(clocked: ManualClockQueue, tenant: str) -> float:
+    return clocked.queue.tenant(tenant).served
 
 
 def tenants(items: list[QueueItem]) -> list[str]:
@@ -43,13 +33,13 @@ def refused(clocked: ManualClockQueue, rows: int = 1, **how: Any) -> OverloadedE
     return caught.value
 
 
-def party(clocked: FairManualClockQueue, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
+def party(clocked: ManualClockQueue, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
     """Queue requests of one row each as one item."""
     rows, deadline = np.zeros((requests, 1)), clocked.clock.now + timeout
     owner = Owner([f"{tenant}{at}" for at in range(requests)])
     sizes = requests, 4, 16 * requests
     item = GroupItem({"x": rows}, {}, "k", *sizes, deadline, 2, owner, 0, requests=requests, tenant=tenant)
-    clocked.fair.admit([item], deadline)
+    clocked.admit([item])
     return item
 
 
@@ -107,7 +97,7 @@ class Reference:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
-    dice, clocked = random.Random(seed), FairManualClockQueue(max_batch=4, **LIMITS)
+    dice, clocked = random.Random(seed), ManualClockQueue(max_batch=4, **LIMITS)
     clocked.measured(0.0, 0.25)  # a power of two, so that both sides count the same
     reference = Reference(4, 0.25)
     number = taken = 0
@@ -125,21 +115,24 @@ def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
             reference.cancel(item)
             assert clocked.queue.cancel(item)
         else:
-            expected = reference.take(list(clocked.fair.active))
+            expected = reference.take(list(clocked.queue.active))
             found = clocked.run(0.0)
             taken += len(found)
             assert sorted(e.index for e in found) == sorted(e.index for e in expected)
-            assert {n: clocked.served(n) for n in reference.served} == pytest.approx(reference.served)
+            assert {n: served(clocked, n) for n in reference.served} == pytest.approx(reference.served)
     assert taken > 100
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
+def test_idle_tenants_do_not_change_the_service_of_another(seed: int) -> None:
     dice, limits = random.Random(seed), {"max_queue_requests": 12, "max_batch_elements": 96}
-    plain, fair = ManualClockQueue(max_batch=8, **limits), FairManualClockQueue(max_batch=8, **limits)
+    alone, shared = ManualClockQueue(max_batch=8, **limits), ManualClockQueue(max_batch=8, **limits)
     pairs: list[tuple[QueueItem, QueueItem]] = []
-    for clocked in (plain, fair):
+    for clocked in (alone, shared):
         clocked.measured(0.01, 0.02)
+    for tenant in "xy":
+        shared.put(tenant=tenant)
+        shared.run(0.0)
     for _ in range(150):
         if dice.random() < 0.7:
             rows = dice.randint(1, 3)
@@ -150,7 +143,7 @@ def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
                 "key": dice.choice("kkl"),
             }
             items: list[QueueItem | str] = []
-            for clocked in (plain, fair):
+            for clocked in (alone, shared):
                 try:
                     items.append(clocked.put(rows, **options))
                 except OverloadedError as error:
@@ -161,20 +154,20 @@ def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
                 assert items[0] == items[1]
         elif pairs and dice.random() < 0.2:
             one, two = dice.choice(pairs)
-            assert plain.queue.cancel(one) == fair.fair.cancel(two)
+            assert alone.queue.cancel(one) == shared.queue.cancel(two)
         else:
             numbers = [{id(pair[side]): at for at, pair in enumerate(pairs)} for side in (0, 1)]
-            first, second = plain.queue.take(), fair.fair.take()
+            first, second = alone.queue.take(), shared.queue.take()
             for mine, theirs in ((first.items, second.items), (first.expired, second.expired)):
                 assert [numbers[0][id(e)] for e in mine] == [numbers[1][id(e)] for e in theirs]
             assert first.reason == second.reason
-            for clocked in (plain, fair):
+            for clocked in (alone, shared):
                 clocked.clock.now += 0.03
                 clocked.queue.finish(0.0)
 
 
 def test_tenants_with_enough_waiting_are_served_equally() -> None:
-    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked = ManualClockQueue(max_batch=4, **LIMITS)
     clocked.measured(0.01, 0.01)
     for _ in range(300):
         clocked.put(tenant="flood", priority=1)
@@ -184,11 +177,11 @@ def test_tenants_with_enough_waiting_are_served_equally() -> None:
     found = Counter(tenants([e for _ in range(22) for e in clocked.run(0.05)]))
     assert set(found) == {"flood", "polite", "third"}
     assert max(found.values()) - min(found.values()) <= 1
-    assert max(clocked.served(n) for n in found) - min(clocked.served(n) for n in found) < 0.02
+    assert max(served(clocked, n) for n in found) - min(served(clocked, n) for n in found) < 0.02
 
 
 def test_a_share_is_counted_in_predicted_seconds_not_in_requests() -> None:
-    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked = ManualClockQueue(max_batch=4, **LIMITS)
     clocked.measured(0.0, 0.01)
     for _ in range(40):
         clocked.put(4, tenant="wide")
@@ -202,7 +195,7 @@ def test_a_share_is_counted_in_predicted_seconds_not_in_requests() -> None:
 
 
 def test_a_polite_tenant_is_in_the_next_batch_of_a_flood() -> None:
-    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked = ManualClockQueue(max_batch=4, **LIMITS)
     clocked.measured(0.01, 0.01)
     for _ in range(100):
         clocked.put(tenant="flood", priority=1)
@@ -213,7 +206,7 @@ def test_a_polite_tenant_is_in_the_next_batch_of_a_flood() -> None:
 
 
 def test_a_batch_is_filled_with_items_of_all_tenants() -> None:
-    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
+    clocked = ManualClockQueue(max_batch=8, **LIMITS)
     for _ in range(20):
         clocked.put(tenant="flood")
     clocked.put(tenant="polite")
@@ -221,7 +214,7 @@ def test_a_batch_is_filled_with_items_of_all_tenants() -> None:
 
 
 def test_an_idle_tenant_saves_up_no_service() -> None:
-    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked = ManualClockQueue(max_batch=1, **LIMITS)
     clocked.measured(0.1, 0.0)
     clocked.put(tenant="idle")
     clocked.run(0.1)
@@ -236,7 +229,7 @@ def test_an_idle_tenant_saves_up_no_service() -> None:
 
 
 def test_use_of_idle_capacity_is_hardly_charged_later() -> None:
-    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
+    clocked = ManualClockQueue(max_batch=8, **LIMITS)
     clocked.measured(0.0, 0.01)
     for _ in range(1000):
         clocked.put(tenant="flood")
@@ -251,7 +244,7 @@ def test_use_of_idle_capacity_is_hardly_charged_later() -> None:
 
 
 def test_an_overcharged_batch_has_no_lasting_effect() -> None:
-    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked = ManualClockQueue(max_batch=1, **LIMITS)
     clocked.measured(1.0, 0.0)
     for tenant in ("a", "b") * 20:
         clocked.put(tenant=tenant)
@@ -261,7 +254,7 @@ def test_an_overcharged_batch_has_no_lasting_effect() -> None:
 
 
 def test_priority_orders_the_requests_of_one_tenant_only() -> None:
-    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked = ManualClockQueue(max_batch=1, **LIMITS)
     clocked.measured(0.1, 0.0)
     late, soon = clocked.put(tenant="a", priority=200), clocked.put(tenant="a", priority=100)
     urgent = [clocked.put(tenant="b", priority=1) for _ in range(5)]
@@ -272,7 +265,7 @@ def test_priority_orders_the_requests_of_one_tenant_only() -> None:
 
 
 def test_grouped_requests_of_two_tenants_share_a_batch_equally() -> None:
-    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
+    clocked = ManualClockQueue(max_batch=8, **LIMITS)
     clocked.measured(0.01, 0.01)
     flood = [party(clocked, "flood", 8) for _ in range(3)]
     polite = party(clocked, "polite", 5)
@@ -281,14 +274,14 @@ def test_grouped_requests_of_two_tenants_share_a_batch_equally() -> None:
         ("flood", ["flood0", "flood1", "flood2", "flood3"]),
         ("polite", ["polite0", "polite1", "polite2", "polite3"]),
     ]
-    assert (flood[0].requests, polite.requests, clocked.fair.requests) == (4, 1, 21)
-    assert clocked.fair.drop(polite, 0)
-    assert "polite" not in clocked.fair.active
+    assert (flood[0].requests, polite.requests, clocked.queue.requests) == (4, 1, 21)
+    assert clocked.queue.drop(polite, 0)
+    assert "polite" not in clocked.queue.active
     assert [e.rows for e in clocked.run(0.1)] == [4, 4]
 
 
 def test_a_tenant_beyond_its_share_of_a_full_queue_is_refused_first() -> None:
-    clocked = FairManualClockQueue(max_queue_requests=10)
+    clocked = ManualClockQueue(max_queue_requests=10)
     for _ in range(10):
         clocked.put(tenant="flood")
     assert "holds 10 requests" in str(refused(clocked, tenant="flood"))
@@ -300,13 +293,13 @@ def test_a_tenant_beyond_its_share_of_a_full_queue_is_refused_first() -> None:
     refused(clocked, tenant="flood")
     for _ in range(6):
         clocked.run(0.1)
-    assert clocked.fair.requests == 0
+    assert clocked.queue.requests == 0
     for _ in range(10):
         clocked.put(tenant="polite")
 
 
 def test_rows_and_bytes_are_shared_and_never_more_than_twice_the_limit() -> None:
-    clocked = FairManualClockQueue(max_queue_rows=12, max_queue_bytes=12 * 16)
+    clocked = ManualClockQueue(max_queue_rows=12, max_queue_bytes=12 * 16)
     errors = []
     for number in range(50):
         for _ in range(12):
@@ -316,28 +309,28 @@ def test_rows_and_bytes_are_shared_and_never_more_than_twice_the_limit() -> None
                 errors.append(str(error))
     assert all("twice its limit" in error or "whose share is" in error for error in errors)
     assert "whose share is 6" in errors[0]
-    assert clocked.fair.rows == 24
+    assert clocked.queue.rows == 24
     with pytest.raises(TooLargeError):
         clocked.put(13, tenant="t1")
 
 
 def test_a_flood_delays_other_tenants_by_at_most_its_share() -> None:
-    clocked = FairManualClockQueue(max_batch=4)
+    clocked = ManualClockQueue(max_batch=4)
     clocked.measured(0.0, 0.01)
     for _ in range(100):
         clocked.put(tenant="flood")
     for _ in range(100):
         assert refused(clocked, tenant="flood").retry_after > 0.9
-    assert clocked.fair.tenant_queue("flood").admission.backlog_seconds() == pytest.approx(1.0, abs=0.02)
-    assert clocked.fair.tenant_queue("polite").admission.backlog_seconds() == 0
+    assert clocked.wait(tenant="flood") == pytest.approx(1.0, abs=0.02)
+    assert clocked.wait(tenant="polite") == 0
     clocked.put(2, tenant="polite", timeout=0.05)
-    assert clocked.fair.tenant_queue("polite").admission.backlog_seconds() == pytest.approx(0.04)
-    assert clocked.fair.tenant_queue("polite").admission.overloaded is False
+    assert clocked.wait(tenant="polite") == pytest.approx(0.04)
+    assert not clocked.overloaded("polite")
     assert "polite" in tenants(clocked.run(0.04))
 
 
 def test_a_batch_stops_growing_where_another_tenant_would_be_late() -> None:
-    clocked = FairManualClockQueue(max_batch=64, max_wait_seconds=9)
+    clocked = ManualClockQueue(max_batch=64, max_wait_seconds=9)
     clocked.measured(0.0, 0.01)
     for _ in range(60):
         clocked.put(tenant="flood")
@@ -347,31 +340,27 @@ def test_a_batch_stops_growing_where_another_tenant_would_be_late() -> None:
 
 
 def test_expired_items_of_every_tenant_are_reported() -> None:
-    clocked = FairManualClockQueue(max_batch=4)
+    clocked = ManualClockQueue(max_batch=4)
     dead, gone, alive = clocked.put(tenant="a", timeout=1), clocked.put(tenant="b"), clocked.put(tenant="b")
-    clocked.fair.cancel(gone)
+    clocked.queue.cancel(gone)
     clocked.clock.now += 2
-    taken = clocked.fair.take()
+    taken = clocked.queue.take()
     assert (taken.items, taken.expired) == ([alive], [dead])
-    assert clocked.fair.active == {}
-    assert (clocked.fair.requests, clocked.fair.rows, clocked.fair.bytes, clocked.fair.ahead()) == (
-        0,
-        0,
-        0,
-        (0, 0),
-    )
+    assert clocked.queue.active == {}
+    assert (clocked.queue.requests, clocked.queue.rows, clocked.queue.bytes) == (0, 0, 0)
+    assert clocked.wait(tenant="b") == 0
 
 
 def test_stopping_clears_the_items_of_all_tenants() -> None:
-    clocked = FairManualClockQueue()
+    clocked = ManualClockQueue()
     items = [clocked.put(tenant="a"), clocked.put(tenant="b", key="other")]
-    assert clocked.fair.clear() == items
-    assert (clocked.fair.requests, clocked.fair.kinds) == (0, 0)
+    assert clocked.queue.clear() == items
+    assert (clocked.queue.requests, clocked.queue.kinds) == (0, 0)
 
 
 def test_a_delayed_batch_fills_with_items_of_any_tenant() -> None:
-    clocked = FairManualClockQueue(max_batch=2, max_delay_us=10_000)
+    clocked = ManualClockQueue(max_batch=2, max_delay_us=10_000)
     first = clocked.put(tenant="a")
-    assert clocked.fair.take().wait == pytest.approx(0.01)
+    assert clocked.queue.take().wait == pytest.approx(0.01)
     second = clocked.put(tenant="b")
-    assert clocked.fair.take().items == [first, second]
+    assert clocked.queue.take().items == [first, second]

@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 import pytest
 
-from infer.serve.batching.fair_queue import FairBatchQueue
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from tests.support.fake_predictors import Fake, Live, double, embedder, live
@@ -97,16 +96,15 @@ def test_unknown_keys_are_refused_and_make_no_tenant() -> None:
         for at in range(30):
             assert ask(server, KSERVE, f"guess-{at}", 1).status_code == 401
         assert ask(server, KSERVE, FLOOD, 1).status_code == 200
-        batcher = server.service.engines["double"].queue
-        assert isinstance(batcher, FairBatchQueue)
-        assert len(batcher._tenant_queues) == 1
+        assert len(server.service.engines["double"].queue.tenants) == 1
 
 
 @pytest.mark.parametrize("keys", [None, "secret", ["secret"]])
-def test_with_one_key_or_none_the_queue_has_no_shares(keys: Any) -> None:
+def test_with_one_key_or_none_there_is_one_tenant(keys: Any) -> None:
     with live(double(), api_key=keys) as server:
-        assert not isinstance(server.service.engines["double"].queue, FairBatchQueue)
-        assert ask(server, KSERVE, "secret", 1).status_code == 200
+        for name in ("secret", "secret") if keys else ("secret", "other"):
+            assert ask(server, KSERVE, name, 1).status_code == 200
+        assert list(server.service.engines["double"].queue.tenants) == [""]
 
 
 def test_simultaneous_requests_of_two_keys_are_two_queue_items() -> None:
@@ -116,7 +114,7 @@ def test_simultaneous_requests_of_two_keys_are_two_queue_items() -> None:
         names = [FLOOD, POLITE] * 3
         entered: list[tuple[str, int]] = []
         engine = server.service.engines["double"]
-        admit = engine.queue.admit_group
+        admit = engine.admission.admit_group
 
         def spy(item: Any, deadline: float) -> bool:
             entered.append((item.tenant, item.requests))
@@ -124,7 +122,7 @@ def test_simultaneous_requests_of_two_keys_are_two_queue_items() -> None:
 
         for _ in range(3):  # the third time heads and template are known
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine.queue, "admit_group", spy)
+                patch.setattr(engine.admission, "admit_group", spy)
                 for client in clients:
                     client.sendall(get(b"/v2/health/live"))
                     read(client, bytearray())

@@ -19,8 +19,6 @@ from infer.kernels.passes import prepack
 from infer.plan import Plan
 from infer.predict.tensors import CheckedRunner
 from infer.serve.batching.collate import Collator
-from infer.serve.batching.fair_queue import FairBatchQueue
-from infer.serve.batching.queue_items import QueueItem
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.batching.text_inputs import infer_rows
 from infer.serve.limits import ServeLimits
@@ -29,7 +27,7 @@ from infer.spec import TensorSpec, work_of_rows
 from tests.kernels.test_fused_encoder_layers import WIDTH
 from tests.kernels.test_padding_rows import ROWS, TOKENS, Pooled
 from tests.support.fake_predictors import Fake, embedder
-from tests.support.manual_clock_queue import Clock, ManualClockQueue
+from tests.support.manual_clock_queue import ManualClockQueue
 
 LENGTHS = [8, 130, 17, 64, 31, 5, 200, 9]
 
@@ -154,7 +152,7 @@ def test_admission_refuses_by_tokens_and_a_cancelled_item_frees_them() -> None:
         clocked.put(row_work=10, timeout=0.3)
     assert clocked.queue.cancel(long)
     clocked.put(row_work=10, timeout=0.3)
-    assert clocked.queue.ahead()[1] == 20
+    assert clocked.ahead()[1] == 20
     assert long not in clocked.queue.take().items
 
 
@@ -166,21 +164,12 @@ def test_the_memory_limit_of_a_packed_batch_counts_its_arrays() -> None:
 
 
 def test_tenants_of_a_packed_model_share_it_by_tokens() -> None:
-    clock = Clock()
-    queue = FairBatchQueue(1, ServeLimits(), clock, 1, packed=True)
-    for work in (10, 40, 20, 80) * 8:
-        queue.latency.observe(work, 0.0001 * work)
-    for number in range(40):
-        long, short = (
-            QueueItem({}, {}, "k", 1, 1, 4, clock.now + 60, 2, None, number, tenant=name, row_work=work)
-            for name, work in (("long", 100.0), ("short", 10.0))
-        )
-        queue.admit([long], long.deadline)
-        queue.admit([short], short.deadline)
-    taken = []
-    for _ in range(22):
-        taken += queue.take().items
-        queue.finish(0.0)
+    clocked = ManualClockQueue(max_batch=1, packed=True)
+    measured(clocked, 0.0, 0.0001)
+    for _ in range(40):
+        clocked.put(tenant="long", elements=1, row_work=100)
+        clocked.put(tenant="short", elements=1, row_work=10)
+    taken = [item for _ in range(22) for item in clocked.run(0.0)]
     assert sum(item.tenant == "long" for item in taken) in (2, 3)
 
 
@@ -227,8 +216,7 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
 
     async def main() -> list[Any]:
         engine.start(asyncio.get_running_loop())
-        with engine.lock:
-            tasks = [asyncio.ensure_future(infer_rows(engine, one, timeout=60)) for one in requests]
+        tasks = [asyncio.ensure_future(infer_rows(engine, one, timeout=60)) for one in requests]
         await asyncio.sleep(0)
         if cancel >= 0:
             tasks[cancel].cancel()
@@ -238,7 +226,7 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
             engine.stop(NotReadyError("over"))
 
     results = asyncio.run(main())
-    engine.executors.join(5)
+    assert engine.join(5)
     return results
 
 

@@ -37,7 +37,7 @@ def put(clocked: ManualClockQueue, names: list[str], together: bool, **options: 
         return GroupItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
     items = [item(names)] if together else [item([name]) for name in names]
-    clocked.queue._insert(items)
+    clocked.queue.insert(items)
 
 
 def requests_with_rows(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
@@ -88,21 +88,19 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
             for clocked in desks:
                 clocked.clock.now += 0.03
                 clocked.queue.finish(0.0)
-        one, two = (clocked.queue for clocked in desks)
-        assert (one.requests, one.rows, one.bytes, one.ahead()) == (
-            two.requests,
-            two.rows,
-            two.bytes,
-            two.ahead(),
+        one, two = (
+            (clocked.queue.requests, clocked.queue.rows, clocked.queue.bytes, clocked.ahead())
+            for clocked in desks
         )
+        assert one == two
     assert seen
 
 
 def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
     clocked = ManualClockQueue()
     put(clocked, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
-    (heap_entry,) = clocked.queue._queues["k"]
-    assert clocked.queue.drop(heap_entry[3], 1)
+    ((*_, waiting),) = clocked.queue.tenant("").items()
+    assert clocked.queue.drop(waiting, 1)
     assert (clocked.queue.requests, clocked.queue.rows, clocked.queue.bytes) == (2, 2, 32)
     (item,) = clocked.run(0.1)
     assert requests_with_rows([item]) == [("r1", [1]), ("r3", [3])]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.serve.batching.tensor_engine import TensorEngine
+from infer.serve.limits import ServeLimits
+from infer.serve.observability.metrics import Metrics
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
 from infer.serve.workers.process import ClosedError
@@ -24,6 +30,7 @@ from infer.serve.workers.restart_policy import (
     RestartPolicy,
     WorkerLostError,
 )
+from tests.support.fake_predictors import double
 from tests.support.worker_models import wait_until
 
 
@@ -243,23 +250,52 @@ def test_request_table_is_closed_between_two_workers() -> None:
     assert (later, [request.id for request in requests]) == (epoch + 1, ["a"])
 
 
+class Refusing:
+    """An executor whose first three workers are dead before a batch can be sent."""
+
+    watched, pid, began = True, 1, 0.0
+
+    def __init__(self) -> None:
+        self.begun, self.outputs = list[int](), dict[str, Any]()
+        self.reads, self.writes = os.pipe()
+
+    def fileno(self) -> int:
+        return self.reads
+
+    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def begin(self, inputs: dict[str, Any]) -> None:
+        self.begun.append(len(inputs["x"]))
+        if len(self.begun) < 4:
+            raise ClosedError("broken pipe")
+        self.outputs = {"y": 2 * inputs["x"]}
+        os.write(self.writes, b"!")
+
+    def poll(self) -> tuple[dict[str, Any], float]:
+        os.read(self.reads, 1)
+        return self.outputs, 0.0
+
+    def not_sent(self) -> MessageNotSentError:
+        return MessageNotSentError("signal SIGKILL")
+
+    def restart(self, stopping: Any) -> None:
+        pass
+
+
 def test_unsent_batch_runs_in_full_on_the_next_worker() -> None:
-    from infer.serve.batching.executor_thread import ExecutorThread
-    from infer.serve.batching.queue_items import BatchResult
+    executor, fake = Refusing(), double()
+    fake.executors = [executor]  # type: ignore[attr-defined]
+    engine = TensorEngine(fake, ServeLimits(), Metrics("test").model("double", "1"))
 
-    calls: list[int] = []
+    async def main() -> None:
+        engine.start(asyncio.get_running_loop())
+        rows = [np.full((1, 4), value, np.float32) for value in range(5)]
+        answers = await asyncio.gather(*(engine.infer({"x": row}, timeout=9) for row in rows))
+        for row, answer in zip(rows, answers, strict=True):
+            np.testing.assert_array_equal(answer.outputs["y"], 2 * row)
+        engine.stop(NotReadyError("over"))
 
-    def run(entries: Any, ran: Any) -> list[Any]:
-        calls.append(len(entries))
-        if len(calls) < 4:
-            raise MessageNotSentError("signal SIGKILL")
-        return [{} for _ in entries]
-
-    thread = ExecutorThread.__new__(ExecutorThread)
-    thread.engine = SimpleNamespace(stopping=False)  # type: ignore[assignment]
-    thread._run, thread._restart = run, lambda error: None  # type: ignore[method-assign, assignment]
-    entries = [SimpleNamespace(deaths=0) for _ in range(5)]
-    ran = BatchResult(entries, [], 0.0, "full")  # type: ignore[arg-type]
-    assert thread._outcomes(entries, ran) == [{}] * 5  # type: ignore[arg-type]
-    assert calls == [5, 5, 5, 5]
-    assert all(entry.deaths == 0 for entry in entries)
+    asyncio.run(main())
+    assert engine.join(5)
+    assert executor.begun == [5, 5, 5, 5]

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from infer.errors import ArtifactError, NotReadyError, PoisonError
-from infer.serve.batching import loop_executor_thread
-from infer.serve.batching.loop_executor_thread import LoopExecutorThread
+from infer.serve.batching import batch_runner
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
@@ -49,8 +48,7 @@ async def engine_of(predictor: RemotePredictor, **limits: Any) -> AsyncIterator[
     finally:
         engine.stop(NotReadyError("over"))
         predictor.close()
-        engine.executors.join(10)
-        assert not any(thread.thread.is_alive() for thread in engine.executors)
+        assert engine.join(10)
 
 
 async def ask(engine: TensorEngine, *values: float, timeout: float = 60) -> Any:
@@ -73,25 +71,21 @@ def test_worker_outputs_equal_the_model_s() -> None:
         asyncio.run(go(predictor))
 
 
-def test_event_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loop_copies_small_batches_and_a_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go(predictor: RemotePredictor) -> None:
         (executor,) = predictor.executors
-        begin, threads = executor.begin, list[threading.Thread]()
+        new, threads = executor.new, list[str]()
 
-        def noted(inputs: Any) -> None:
-            threads.append(threading.current_thread())
-            begin(inputs)
+        def noted(*of: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return new(*of)
 
-        monkeypatch.setattr(executor, "begin", noted)
+        monkeypatch.setattr(executor, "new", noted)
         async with engine_of(predictor) as engine:
-            (thread,) = engine.executors
-            assert isinstance(thread, LoopExecutorThread)
-            for size in (loop_executor_thread.SMALL_BATCH, 0, loop_executor_thread.SMALL_BATCH):
-                monkeypatch.setattr(loop_executor_thread, "SMALL_BATCH", size)
-                while not thread.on_loop:
-                    await asyncio.sleep(0.001)
+            for size in (batch_runner.SMALL_BATCH, 0, batch_runner.SMALL_BATCH):
+                monkeypatch.setattr(batch_runner, "SMALL_BATCH", size)
                 await ask(engine, 1)
-            assert threads == [threading.main_thread(), thread.thread, threading.main_thread()]
+        assert threads == ["MainThread", f"infer-{predictor.name}-0", "MainThread"]
 
     with remote() as predictor:
         asyncio.run(go(predictor))
