@@ -11,15 +11,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...errors import InputError
-from ...llm.text.tokenizer import TextOrPair
-from ...tasks import text_answers
-from ...tasks.score_activation import activation_of, scores_of
-from ..api.media import image_texts, media_predictions, media_request
-from ..api.openai.openai_errors import ERROR_FORMAT, require_json
-from ..api.text import answer_types, text_request, text_spans, zero_shot
-from ..api.text.tei_errors import TEI_ERRORS
-from ..api.text.text_types import (
+from ....errors import InputError
+from ....llm.text.tokenizer import TextOrPair
+from ....tasks import text_answers
+from ....tasks.score_activation import activation_of, scores_of
+from ...batching.tensor_engine import TensorEngine
+from ...http.multipart import FORM, media_of
+from ...http.request_context import RequestContext
+from ...http.routing import BINARY, JSON, NonfiniteError, Response
+from ..media import image_texts, media_predictions, media_request
+from ..openai.openai_errors import require_json
+from . import text_request, text_spans, zero_shot
+from .text_types import (
     Classification,
     Classified,
     ClassifyRequest,
@@ -30,44 +33,9 @@ from ..api.text.text_types import (
     Question,
     TextUsage,
 )
-from ..batching.tensor_engine import TensorEngine
-from ..http.multipart import FORM, media_of
-from ..http.request_context import RequestContext
-from ..http.routing import BINARY, JSON, NonfiniteError, Response, Route
-from ..service import Service
 
-FILES = ("image/*", "audio/*")
 TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS)
 CLASSIFIERS = ("classification", "image-classification", "audio-classification")
-
-
-def routes(service: Service) -> list[Route]:
-    both = Classified | Predictions
-    given: dict[str, Any] = {"errors": (429, 501), "work": True}
-    return [
-        Route(
-            "POST",
-            "/classify",
-            ClassifyRequest,
-            both,
-            classify,
-            "Labels of texts, images or sound",
-            ERROR_FORMAT,
-            **given,
-        ),
-        Route(
-            "POST",
-            "/predict",
-            PredictRequest,
-            Predictions,
-            predict,
-            "Labels of texts, pairs, images or sound; entities; answers to questions; texts about images",
-            TEI_ERRORS,
-            answers=answer_types.ANSWERS,
-            accepts=(JSON, FORM, *FILES),
-            **given,
-        ),
-    ]
 
 
 async def classify(context: RequestContext) -> Classified | Predictions:

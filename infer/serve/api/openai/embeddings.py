@@ -1,4 +1,4 @@
-"""OpenAI's /v1: the served models, and embeddings."""
+"""OpenAI's /v1/embeddings: vectors of texts, of token ids, or of each token of a text."""
 
 from __future__ import annotations
 
@@ -8,40 +8,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from ...errors import InputError
-from ...tasks.late_interaction import role_of
-from ..api.kserve.kserve_tensors import to_json
-from ..api.openai.openai_errors import ERROR_FORMAT, find_model, require_json
-from ..api.text import text_request, token_vectors
-from ..batching import text_inputs
-from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext, queue_tenant_of
-from ..http.routing import Route
-from ..llm.llm_engine import LLMEngine
-from ..service import Service
+from ....errors import InputError
+from ....tasks.late_interaction import role_of
+from ...batching import text_inputs
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext, queue_tenant_of
+from ..kserve.kserve_tensors import to_json
+from ..text import text_request, token_vectors
+from .openai_errors import find_model, require_json
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-
-
-class Model(msgspec.Struct):
-    """A served model.
-
-    `max_model_len`: limit of prompt and completion tokens, null for a model that generates nothing; `parent`:
-    the model that an adapter belongs to.
-    """
-
-    id: str
-    task: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "infer"
-    max_model_len: int | None = None
-    parent: str | None = None
-
-
-class ModelList(msgspec.Struct):
-    data: list[Model]
-    object: Literal["list"] = "list"
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
@@ -94,41 +70,6 @@ class MultiVectorEmbeddings(msgspec.Struct):
     model: str
     usage: EmbeddingsUsage
     object: Literal["list"] = "list"
-
-
-def routes(service: Service) -> list[Route]:
-    return [
-        Route("GET", "/v1/models", None, ModelList, models, "The served models", ERROR_FORMAT),
-        Route("GET", "/v1/models/{model}", None, Model, model, "One served model", ERROR_FORMAT, (404,)),
-        Route(
-            "POST",
-            "/v1/embeddings",
-            EmbeddingsRequest,
-            Embeddings,
-            embeddings,
-            "Embeddings of texts",
-            ERROR_FORMAT,
-            (429,),
-            work=True,
-            answers=(MultiVectorEmbeddings,),
-        ),
-    ]
-
-
-async def models(context: RequestContext) -> ModelList:
-    service = context.service
-    found = [_described(name, served) for name, served in service.models.items()]
-    return ModelList([*found, *(_described(n, service.models[o], o) for n, o in service.adapters.items())])
-
-
-async def model(context: RequestContext) -> Model:
-    served = find_model(context, context.path["model"])
-    return _described(context.path["model"], served, context.model if context.adapter else None)
-
-
-def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None = None) -> Model:
-    length = served.context if isinstance(served, LLMEngine) else None
-    return Model(name, served.predictor.task, max_model_len=length, parent=parent)
 
 
 async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddings:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from ...errors import InputError
-from ...llm.text.embedding_prompts import with_prompt
-from ...llm.text.tokenizer import TextOrPair
-from ...tasks.score_activation import activation_of, scores_of
-from ..api.openai.openai_errors import ERROR_FORMAT, require_json
-from ..api.text import text_request, token_vectors
-from ..api.text.text_types import (
+from ....errors import InputError
+from ....llm.text.embedding_prompts import with_prompt
+from ....llm.text.tokenizer import TextOrPair
+from ....tasks.score_activation import activation_of, scores_of
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext
+from ...http.routing import NonfiniteError
+from ..openai.openai_errors import require_json
+from . import text_request, token_vectors
+from .text_types import (
     Document,
     RankedText,
     Reranked,
@@ -29,43 +31,12 @@ from ..api.text.text_types import (
     Scores,
     TextUsage,
 )
-from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext
-from ..http.routing import NonfiniteError, Route
-from ..service import Service
 
-PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 TASKS = ("classification", "embedding", token_vectors.TASK)
 QUERY, DOCUMENT = (
     ("query",),
     ("document", "passage", "corpus"),
 )  # names of prompts, the first known one is used
-
-
-def routes(service: Service) -> list[Route]:
-    given: dict[str, Any] = {"errors": (429,), "work": True}
-    answer = Reranked | list[RankedText]
-    return [
-        *(
-            Route(
-                "POST",
-                path,
-                RerankRequest,
-                answer,
-                rerank,
-                "Documents by relevance to a query",
-                ERROR_FORMAT,
-                **given,
-            )
-            for path in PATHS
-        ),
-        *(
-            Route(
-                "POST", path, ScoreRequest, Scores, score, "Scores of pairs of texts", ERROR_FORMAT, **given
-            )
-            for path in ("/score", "/v1/score")
-        ),
-    ]
 
 
 async def rerank(context: RequestContext) -> Reranked | list[RankedText]:
