@@ -10,7 +10,7 @@ import msgspec
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request
 from ....llm.text import tools
-from ...http.request_context import RequestContext, assign_tenant, tenant_of
+from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
 from ..media import image_texts
@@ -40,7 +40,7 @@ async def chat(context: RequestContext) -> Any:
     model = find_llm(context, request.model)
     _refuse_chat(request)
     timeout = openai_request.timeout(context, request)
-    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
     usable = Tools(request, model.template)
     other, constrained_by = openai_request.grammar(request)
     grammar = usable.constraint(other)

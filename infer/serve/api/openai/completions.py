@@ -9,7 +9,7 @@ import msgspec
 
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
-from ...http.request_context import RequestContext, assign_tenant, tenant_of
+from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
 from . import openai_logprobs, openai_prompts, openai_request, openai_response
@@ -25,7 +25,7 @@ async def completions(context: RequestContext) -> Any:
     model = find_llm(context, request.model)
     _refuse_completion(request)
     timeout = openai_request.timeout(context, request)
-    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
     special = request.add_special_tokens is not False
     prompts = await openai_prompts.encode_prompts(context, model, request.prompt, special)
     grammar, constrained_by = openai_request.grammar(request)

@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 
 from ....errors import InputError
-from ....tasks.late_interaction import role_of
+from ....tasks import late_interaction, text_model
 from ...batching import text_inputs
 from ...batching.tensor_engine import TensorEngine
-from ...http.request_context import RequestContext, queue_tenant_of
+from ...http.request_context import RequestContext
+from ...task_call import TaskCall
 from ..kserve.kserve_tensors import to_json
-from ..text import text_request, token_vectors
 from .openai_errors import find_model, require_json
 
+TASKS = ("embedding", late_interaction.TASK)
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
@@ -76,26 +77,28 @@ async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddi
     require_json(context)
     request = context.json(EmbeddingsRequest)
     engine = find_model(context, request.model)
-    if isinstance(engine, TensorEngine) and engine.predictor.task == token_vectors.TASK:
-        return await _token_embeddings(context, engine, request)
-    if not isinstance(engine, TensorEngine) or engine.predictor.task != "embedding":
+    if not isinstance(engine, TensorEngine) or engine.predictor.task not in TASKS:
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
-    tenant = queue_tenant_of(context.service, context.headers)
-    engine.check_admission(timeout=context.timeout(), tenant=tenant)
-    width = text_request.labels_of(engine)
-    if request.dimensions not in (None, width):
-        raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
-    vectors, used = await text_request.run_rows(context, engine, await _tokens(context, engine, request))
+    tokenwise = engine.predictor.task == late_interaction.TASK
+    call = TaskCall(context, engine, strict=tokenwise)
+    call.check_admission()
+    if request.dimensions not in (None, call.model.width):
+        raise InputError(
+            f"{request.model} makes embeddings of {call.model.width} dimensions only", where="dimensions"
+        )
     encode = _base64 if request.encoding_format == "base64" else _numbers
+    if tokenwise:
+        found = await _token_vectors(call, request)
+        parts = [TokenEmbeddings(index, [encode(one) for one in rows]) for index, rows in enumerate(found)]
+        return MultiVectorEmbeddings(parts, request.model, EmbeddingsUsage(call.tokens, call.tokens))
+    vectors = await _vectors(call, request)
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
-    return Embeddings(data, request.model, EmbeddingsUsage(used, used))
+    return Embeddings(data, request.model, EmbeddingsUsage(call.tokens, call.tokens))
 
 
-async def _tokens(
-    context: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
-) -> dict[str, np.ndarray]:
+async def _vectors(call: TaskCall, request: EmbeddingsRequest) -> np.ndarray:
     given = request.input
     rows: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not rows:
@@ -108,35 +111,24 @@ async def _tokens(
     if isinstance(rows[0], list):
         if any(not isinstance(token, int) for row in rows for token in row):
             raise InputError("expected token ids", where="input")
-        return text_inputs.from_ids(engine, rows, "input")
+        arrays = text_inputs.from_ids(call.engine, rows, "input")
+        return np.asarray((await call.run_arrays(arrays, [call.model.output]))[call.model.output])
     if "" in rows:
         raise InputError("an empty text has no embedding", where=f"input[{rows.index('')}]")
-    service = context.service
-    return await text_inputs.tokenize(
-        engine,
-        rows,
-        service.pool,
-        max_texts=service.limits.max_queue_rows,
-        prompt_name=request.prompt_name,
+    return await call.perform(
+        text_model.run_texts(call.model, rows, "input", prompt_name=request.prompt_name)
     )
 
 
-async def _token_embeddings(
-    context: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
-) -> MultiVectorEmbeddings:
+async def _token_vectors(call: TaskCall, request: EmbeddingsRequest) -> list[np.ndarray]:
     """Return a list of vectors for each text, as Jina's multi-vector route names it."""
-    texts = [request.input] if isinstance(request.input, str) else request.input
-    role = role_of(request.input_type or request.prompt_name, "input_type")
-    if not texts or not all(isinstance(text, str) for text in texts):
+    given = [request.input] if isinstance(request.input, str) else request.input
+    role = late_interaction.role_of(request.input_type or request.prompt_name, "input_type")
+    texts = [text for text in given if isinstance(text, str)]
+    if not texts or len(texts) < len(given):
         raise InputError("expected a text or texts: this model compares tokens by their role", where="input")
-    given = [(str(text), role) for text in texts]
-    vectors, used = await token_vectors.embed_tokens(context, engine, given, "input")
-    width = text_request.labels_of(engine)
-    if request.dimensions not in (None, width):
-        raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
-    encode = _base64 if request.encoding_format == "base64" else _numbers
-    data = [TokenEmbeddings(index, [encode(one) for one in rows]) for index, rows in enumerate(vectors)]
-    return MultiVectorEmbeddings(data, request.model, EmbeddingsUsage(used, used))
+    call.check_texts(texts, "input")
+    return await call.perform(text_model.embed_tokens(call.model, texts, [role] * len(texts), "input"))
 
 
 def _base64(vector: np.ndarray) -> str:

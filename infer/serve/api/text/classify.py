@@ -6,22 +6,24 @@ Images and sound come as base64, as a form, or as the body itself, which Hugging
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ....errors import InputError
 from ....llm.text.tokenizer import TextOrPair
-from ....tasks import text_answers
-from ....tasks.score_activation import activation_of, scores_of
+from ....tasks import answers, text_answers, text_model, zero_shot_text
+from ....tasks.answers import Answer
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import FORM, media_of
 from ...http.request_context import RequestContext
-from ...http.routing import BINARY, JSON, NonfiniteError, Response
+from ...http.routing import BINARY, JSON, Response
+from ...task_call import TaskCall
 from ..media import image_texts, media_predictions, media_request
+from ..media.media_predictions import ACTIVATIONS
 from ..openai.openai_errors import require_json
-from . import text_request, text_spans, zero_shot
+from . import text_request
 from .text_types import (
     Classification,
     Classified,
@@ -34,11 +36,15 @@ from .text_types import (
     TextUsage,
 )
 
-TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *text_spans.TASKS)
+SPANS = ("token-classification", "question-answering", "fill-mask")
+TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *SPANS)
 CLASSIFIERS = ("classification", "image-classification", "audio-classification")
+STRATEGIES = ("none", "simple")
+MAX_SPAN_TEXTS = 1024  # of one request of entities or masks
+MAX_FILLED = 1 << 20  # tokens of the filled texts of one answer
 
 
-async def classify(context: RequestContext) -> Classified | Predictions:
+async def classify(context: RequestContext) -> Classified | Predictions | Response:
     require_json(context)
     request = context.json(ClassifyRequest)
     if (request.input is None) == (request.inputs is None):
@@ -50,22 +56,23 @@ async def classify(context: RequestContext) -> Classified | Predictions:
             raw_scores=request.raw_scores,
             truncate=request.truncate,
         )
-        return await _predictions(context, asked)
+        return await _predictions(context, _any_engine(context, request.model), asked)
     texts: list[TextOrPair] = [request.input] if isinstance(request.input, str) else list(request.input or [])
     engine = text_request.find_text_model(context, request.model, CLASSIFIERS, "classify")
-    raw, used = not request.use_activation, 0
+    raw, call = not request.use_activation, TaskCall(context, engine)
     if engine.media is not None:
         files, places, _ = media_predictions.files_of(texts, "input")
         values = await media_predictions.file_scores(context, engine, files, places, raw=raw)
     else:
-        values, used = await _values(context, engine, texts, "input", applied="none" if raw else None)
-    labels = _labels(engine)
+        logits = await call.perform(text_model.run_texts(call.model, texts, "input"))
+        values = logits if raw else call.model.activated(logits)
+    labels = call.model.labels
     data = [
         Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
         for index, row in enumerate(values)
     ]
-    usage = TextUsage(used, used)
-    return Classified(text_request.new_id("classify"), int(time.time()), engine.predictor.name, data, usage)
+    usage = TextUsage(call.tokens, call.tokens)
+    return Classified(text_request.new_id("classify"), int(time.time()), call.model.name, data, usage)
 
 
 async def predict(context: RequestContext) -> Predictions | Response:
@@ -92,12 +99,7 @@ async def predict(context: RequestContext) -> Predictions | Response:
         files, places, many = media_predictions.files_of(request.inputs, "inputs")
         found = await image_texts.describe(context, reader, files, places, request.parameters.text or "")
         return _texts([[one] for one in found] if many else found)
-    engine = _any_engine(context, request.model)
-    if engine.predictor.task in text_spans.TASKS:
-        text_request.refuse_uncut(request.truncate)
-        text_request.check_parameters(engine.predictor.task, request)
-        return _texts(await text_spans.predict_spans(context, engine, request.inputs, request.parameters))
-    return await _predictions(context, request)
+    return await _predictions(context, _any_engine(context, request.model), request)
 
 
 def _texts(found: Any) -> Response:
@@ -127,45 +129,134 @@ async def _of_files(
     return [*found]
 
 
-async def _predictions(context: RequestContext, request: PredictRequest) -> Predictions:
+async def _predictions(
+    context: RequestContext, engine: TensorEngine, request: PredictRequest
+) -> Predictions | Response:
+    task, parameters = engine.predictor.task, request.parameters
     text_request.refuse_uncut(request.truncate)
-    engine = _any_engine(context, request.model)
-    text_request.check_parameters(engine.predictor.task, request)
-    if engine.predictor.task == "multiple-choice":
-        return await _choice(context, engine, request)
-    if isinstance(request.inputs, Question) or engine.predictor.task in text_spans.TASKS:
-        raise InputError(f"{engine.predictor.name} takes other inputs", where="inputs", hint="See /predict")
+    text_request.check_parameters(task, request)
+    call = TaskCall(context, engine)
+    if task in SPANS:
+        return _texts(await _spans(call, request.inputs, parameters))
+    if task == "multiple-choice":
+        return await _choice(call, request)
+    if isinstance(request.inputs, Question):
+        raise InputError(f"{call.model.name} takes other inputs", where="inputs", hint="See /predict")
     if engine.media is not None:
         files, places, many = media_predictions.files_of(request.inputs, "inputs")
-        parameters = request.parameters
         if request.raw_scores:
             parameters = msgspec.structs.replace(parameters, function_to_apply="none")
         predictions = await media_predictions.predict_files(context, engine, files, places, parameters)
         batch: list[Any] = [[*one] for one in predictions]
         return batch if many else [*predictions[0]]
-    if request.parameters.candidate_labels is not None:
-        return await zero_shot.classify(context, engine, request, _labels(engine))
+    if parameters.candidate_labels is not None:
+        return await _zero_shot(call, request)
     texts, many = _read(request.inputs)
-    applied = "none" if request.raw_scores else request.parameters.function_to_apply
-    values, _ = await _values(context, engine, texts, "inputs", applied=applied)
-    labels, top = _labels(engine), request.parameters.top_k
-    found: list[Any] = [
-        [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()[:top]]
-        for row in values
-    ]
-    return [*found] if many else [*found[0]]
+    applied = "none" if request.raw_scores else parameters.function_to_apply
+    found = await call.perform(
+        text_model.classify(
+            call.model, texts, "inputs", top=parameters.top_k, activation=ACTIVATIONS.get(applied or "")
+        )
+    )
+    return _labels(found, many)
 
 
-async def _choice(context: RequestContext, engine: TensorEngine, request: PredictRequest) -> Predictions:
+async def _spans(call: TaskCall, inputs: Any, parameters: PredictParameters) -> list[Any] | Answer:
+    """Return the entities or filled masks of a text, or of each of a list of texts, or the answer to a question.
+
+    Raises `InputError` for inputs of another task's form.
+    """
+    model = call.model
+    if model.task == "question-answering":
+        if not isinstance(inputs, Question) or inputs.context is None or inputs.choices is not None:
+            raise InputError("expected an object with question and context", where="inputs")
+        top, longest = parameters.top_k or 1, parameters.max_answer_len or text_answers.LONGEST_SPAN
+        spans = await call.perform(
+            text_answers.answer_question(
+                model, inputs.question, inputs.context, "inputs", top=top, longest=longest
+            )
+        )
+        return spans if top > 1 else spans[0]
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError("expected a text, or a list of texts", where="inputs")
+    if not 1 <= len(texts) <= MAX_SPAN_TEXTS:
+        raise InputError(f"expected 1 to {MAX_SPAN_TEXTS} texts, got {len(texts)}", where="inputs")
+    of_texts = _masks if model.task == "fill-mask" else _entities
+    found = await of_texts(call, texts, parameters)
+    return found[0] if isinstance(inputs, str) else found
+
+
+async def _entities(call: TaskCall, texts: list[str], parameters: PredictParameters) -> list[Any]:
+    strategy = parameters.aggregation_strategy or "simple"
+    if strategy not in STRATEGIES:
+        raise InputError(
+            f"expected one of {', '.join(STRATEGIES)}, got {strategy!r}",
+            where="parameters.aggregation_strategy",
+        )
+    ignored = text_answers.OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
+    aggregated = strategy == "simple"
+    return await call.perform(
+        text_answers.tag(call.model, texts, "inputs", aggregated=aggregated, ignored=ignored)
+    )
+
+
+async def _masks(call: TaskCall, texts: list[str], parameters: PredictParameters) -> list[Any]:
+    """Return the best tokens of the mask of each text; of each of its masks where it has several."""
+    targets = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
+    found = await call.perform(
+        text_answers.fill_masks(
+            call.model,
+            texts,
+            "inputs",
+            top=parameters.top_k or answers.TOP,
+            targets=targets,
+            most_tokens=MAX_FILLED,
+        )
+    )
+    return [text[0] if len(text) == 1 else text for text in found]
+
+
+async def _choice(call: TaskCall, request: PredictRequest) -> Predictions:
     """Return the choices of a question with their scores, best first."""
     asked = request.inputs
     if not isinstance(asked, Question) or asked.context is not None or len(asked.choices or ()) < 2:
         raise InputError("expected an object with question and at least two choices", where="inputs")
-    choices = list(asked.choices or ())
-    pairs: list[TextOrPair] = [(asked.question, choice) for choice in choices]
-    scores, _ = await text_request.run_texts(context, engine, pairs, where="inputs.choices")
-    named = text_answers.choice_scores(scores, choices, raw=request.raw_scores)
-    return [LabelScore(one["score"], one["label"]) for one in named[: request.parameters.top_k]]
+    choices, where = list(asked.choices or ()), "inputs.choices"
+    found = await call.perform(
+        text_answers.choose(call.model, asked.question, choices, where, raw=request.raw_scores)
+    )
+    return _labels([found[: request.parameters.top_k]], many=False)
+
+
+async def _zero_shot(call: TaskCall, request: PredictRequest) -> Predictions:
+    """Return the candidate labels of a text with their scores, best first; of a list of texts, a list of them."""
+    given = request.parameters
+    if request.raw_scores or given.function_to_apply is not None:
+        raise InputError(
+            "scores of candidate_labels have one activation", where="parameters.function_to_apply"
+        )
+    texts: Any = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError("expected a text or a list of texts with candidate_labels", where="inputs")
+    found = await call.perform(
+        zero_shot_text.classify(
+            call.model,
+            texts,
+            given.candidate_labels,
+            given.hypothesis_template,
+            multi_label=bool(given.multi_label),
+            where="inputs",
+            given="parameters",
+        )
+    )
+    return _labels([one[: given.top_k] for one in found], not isinstance(request.inputs, str))
+
+
+def _labels(found: Sequence[Sequence[Answer]], many: bool) -> Predictions:
+    """Return the labels of one input, or of each of many."""
+    rows = [[LabelScore(one["score"], one["label"]) for one in row] for row in found]
+    return [[*row] for row in rows] if many else [*rows[0]]
 
 
 def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
@@ -186,26 +277,3 @@ def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
             raise InputError("expected [text] or [text, text]", where=f"inputs[{index}]")
         found.append(one[0] if len(one) == 1 else tuple(one))
     return found, True
-
-
-async def _values(
-    context: RequestContext,
-    engine: TensorEngine,
-    texts: list[TextOrPair],
-    where: str,
-    *,
-    applied: str | None = None,
-) -> tuple[np.ndarray, int]:
-    """Return scores [len(texts), labels] by the activation asked for, else the model's, and the number of tokens."""
-    logits, used = await text_request.run_texts(context, engine, texts, where=where)
-    if wrong := int((~np.isfinite(logits)).sum()):
-        raise NonfiniteError(engine.predictor.outputs[0].name, wrong)
-    meta = engine.predictor.manifest.meta or {}
-    named = media_predictions.ACTIVATIONS.get(applied or "") or activation_of(meta, logits.shape[1])
-    return scores_of(logits, named), used
-
-
-def _labels(engine: TensorEngine) -> list[str]:
-    count = text_request.labels_of(engine)
-    named = (engine.predictor.manifest.meta or {}).get("labels") or []
-    return named if len(named) == count else [f"LABEL_{index}" for index in range(count)]
