@@ -1,8 +1,8 @@
 """Plug-in discovery: a file is a plug-in, named by its file name; the module satisfies the folder's contract.
 
-Five folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.protocols`,
+Five folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.api`,
 `infer.families`); third parties add names through entry points of the groups `infer.backends`, `infer.formats`,
-`infer.attention`, `infer.protocols` and `infer.families`.
+`infer.attention`, `infer.api` and `infer.families`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = {
     "backends": "backend",
     "infer.compress.formats": "quantizer",
     "infer.attention": "attention kernel",
-    "infer.serve.protocols": "protocol",
+    "infer.serve.api": "dialect",
     "infer.families": "family of models",
 }
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from infer import Plan, optimize
-from infer.serve.protocols import ops
+from infer.serve.api import ops
 
 ROOT = Path(__file__).resolve().parents[1]
 EMPTY = Path("/mnt")  # any empty folder: the container's /model, which a read-only root here lacks

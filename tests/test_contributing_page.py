@@ -157,8 +157,8 @@ def test_the_target_of_a_backend_is_a_mapping_of_strings(found: object) -> None:
         target_of(stub, "stub", "cpu")
 
 
-def test_the_example_protocol_answers_and_refuses(install: Install) -> None:
-    install("infer/serve/protocols/simple.py")
+def test_the_example_dialect_answers_and_refuses(install: Install) -> None:
+    install("infer/serve/api/simple.py")
     with live(double()) as server, httpx.Client(base_url=server.url) as client:
         answer = client.post("/simple/double", json={"x": [[1, 2, 3, 4]]})
         assert (answer.status_code, answer.json()) == (200, {"y": [[2.0, 4.0, 6.0, 8.0]], "rows": [0]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,31 @@ from ..spec import ZERO_SHOT_IMAGES
 from ..tasks import answers, transcription
 from ..tasks.answers import Answer
 from ..tasks.image_text import ImageSource
-from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS
+from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel, Preprocessor
 from . import raw_inputs
 from .image_texts import image_and_text
-from .text_tasks import TEXT_TASKS, TextTasks
+from .text_inputs import TEXT_TASKS, TextInputs
 
 GENERATION = "text-generation"
 
 
-class TaskInputs(TextTasks):
+class TaskInputs(TextInputs):
     """Predictor's methods for a task: raw inputs in, answers out."""
+
+    @cached_property
+    def media(self) -> MediaModel:
+        """Preprocessing and answers of images and sound."""
+        return MediaModel.of(self)
+
+    @property
+    def preprocessor(self) -> Preprocessor | None:
+        """The steps from an image or sound to tensors; None where the artifact holds none."""
+        return self.media.steps
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes; empty where the model has none."""
+        return self.media.labels
 
     def predict(self, inputs: Any) -> Any:
         """Run one batch of tensors, or answer for raw inputs.

@@ -99,19 +99,8 @@ def max_sim(query: np.ndarray, document: np.ndarray) -> float:
     return float((query @ document.T).max(axis=1).sum(dtype=np.float64))
 
 
-def arrays_of(rows: Sequence[TokenRow], pad_id: int) -> dict[str, np.ndarray]:
-    """Return `input_ids` and `attention_mask` int64 [rows, longest] of rows."""
-    longest = max(len(row.ids) for row in rows)
-    ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
-    mask = np.zeros((len(rows), longest), dtype=np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
-        mask[index, : len(row.ids)] = row.attended
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def compared_vectors(outputs: np.ndarray, rows: Sequence[TokenRow]) -> list[np.ndarray]:
-    """Return the vectors of each row that are compared, float32 [tokens, dim], of outputs [rows, longest, dim]."""
+def compared_vectors(outputs: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> list[np.ndarray]:
+    """Return the vectors of each row that are compared, float32 [tokens, dim], of its outputs [longest, dim]."""
     return [
         np.ascontiguousarray(one[: len(row.ids)][np.array(row.compared, dtype=bool)], dtype=np.float32)
         for one, row in zip(outputs, rows, strict=True)

@@ -6,15 +6,117 @@ gives what transformers' pipeline of the task gives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import InputError
 from .answers import TOP, Answer, name_of, softmax
+from .steps import Compute, Decode, EncodeSpans, FindTokens, RunRows, Steps
+from .text_model import TextModel, run_texts
 
 LONGEST_SPAN = 15  # tokens of an answer to a question
 OUTSIDE = ("O",)  # labels of tokens that belong to no entity
+ROWS_AT_ONCE = 8  # of texts with masks, whose logits have the whole vocabulary for each token
+
+
+def tag(
+    model: TextModel,
+    texts: Sequence[str],
+    where: str,
+    *,
+    aggregated: bool = True,
+    ignored: Collection[str] = OUTSIDE,
+) -> Steps[list[list[Answer]]]:
+    """Return the `entities` of each text, or unless `aggregated` its `token_labels`."""
+    encodings = yield EncodeSpans(model.lower(texts), None, where)
+    logits = (yield _run(encodings, "logits"))["logits"]
+    if not aggregated:
+        return [
+            token_labels(row, one, model.labels, ignored=ignored)
+            for row, one in zip(logits, encodings, strict=True)
+        ]
+    triples = zip(logits, encodings, texts, strict=True)
+    return [entities(row, one, text, model.labels, ignored=ignored) for row, one, text in triples]
+
+
+def answer_question(
+    model: TextModel,
+    question: str,
+    context: str,
+    where: str,
+    *,
+    top: int = 1,
+    longest: int = LONGEST_SPAN,
+) -> Steps[list[Answer]]:
+    """Return the `best_spans` of a context of any length, which runs in windows."""
+    asked, read = model.lower([question, context])
+    windows = yield EncodeSpans([read], asked, where)
+    outputs = yield _run(windows, "start_logits", "end_logits")
+    pairs = zip(outputs["start_logits"], outputs["end_logits"], windows, strict=True)
+    return best_spans(list(pairs), context, top=top, longest=longest)
+
+
+def fill_masks(
+    model: TextModel,
+    texts: Sequence[str],
+    where: str,
+    *,
+    top: int = TOP,
+    targets: Sequence[str] | None = None,
+    most_tokens: int | None = None,
+) -> Steps[list[list[list[Answer]]]]:
+    """Return the best tokens of each mask of each text; with `targets` the best of these.
+
+    Raises `InputError` for a text without a mask, a target that is no token, and filled texts of more than
+    `most_tokens` together.
+    """
+    token = str(model.meta.get("mask_token", "[MASK]"))
+    mask_id, *known = yield FindTokens([token, *(targets or ())])
+    if None in known:
+        raise InputError(
+            "expected a token of the vocabulary",
+            where=f"parameters.targets[{known.index(None)}]",
+            hint="It is spelled as in the model's tokenizer.json",
+        )
+    read = [token.join(model.lower(text.split(token))) for text in texts]
+    encodings = yield EncodeSpans(read, None, where)
+    masks = [one.ids.count(mask_id) for one in encodings]
+    if 0 in masks:
+        raise InputError(f"expected a text with {token} in it", where=f"{where}[{masks.index(0)}]")
+    size = sum(top * count * len(one.ids) for one, count in zip(encodings, masks, strict=True))
+    if most_tokens is not None and size > most_tokens:
+        raise InputError(
+            f"the filled texts have {size} tokens, at most are {most_tokens}", where="parameters.top_k"
+        )
+    options = {"top": top, "targets": None if targets is None else known, "pad_id": model.meta.get("pad_id")}
+    filled: list[list[list[FilledMask]]] = []
+    for start in range(0, len(encodings), ROWS_AT_ONCE):
+        part = encodings[start : start + ROWS_AT_ONCE]
+        logits = (yield _run(part, "logits"))["logits"]
+        filled += yield Compute(_filled, (logits, [one.ids for one in part], mask_id, options))
+    each = [one for text in filled for mask in text for one in mask]
+    said = iter((yield Decode([row for one in each for row in (([one.token], False), (one.ids, one.alone))])))
+    return [[[one.answer(next(said), next(said)) for one in mask] for mask in text] for text in filled]
+
+
+def _filled(
+    logits: Sequence[np.ndarray], rows: Sequence[Sequence[int]], mask_id: int, options: Mapping[str, Any]
+) -> list[list[list[FilledMask]]]:
+    return [filled_masks(one, ids, mask_id, **options) for one, ids in zip(logits, rows, strict=True)]
+
+
+def choose(
+    model: TextModel, question: str, choices: Sequence[str], where: str, *, raw: bool = False
+) -> Steps[list[Answer]]:
+    """Return the `choice_scores` of a question."""
+    scores = yield from run_texts(model, [(question, choice) for choice in choices], where)
+    return choice_scores(scores, choices, raw=raw)
+
+
+def _run(encodings: Sequence[Any], *outputs: str) -> RunRows:
+    return RunRows([one.ids for one in encodings], outputs, [one.type_ids for one in encodings])
 
 
 def entities(

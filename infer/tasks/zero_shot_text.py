@@ -13,8 +13,31 @@ import numpy as np
 
 from ..errors import InputError
 from .answers import Answer, softmax
+from .steps import Steps
+from .text_model import TextModel, run_texts
 
 TEMPLATE = "This example is {}."
+
+
+def classify(
+    model: TextModel,
+    texts: Sequence[str],
+    candidates: Any,
+    template: Any,
+    *,
+    multi_label: bool,
+    where: str,
+    given: str,
+) -> Steps[list[list[Answer]]]:
+    """Return the candidate labels of each text with their scores, best first, by a model of entailment.
+
+    `where`, `given`: the fields of a request that hold the texts and the candidates.
+    """
+    labels, sentences = hypotheses(candidates, template, given)
+    entailed = entailment(model.labels, f"{given}.candidate_labels")
+    logits = yield from run_texts(model, [(text, one) for text in texts for one in sentences], where)
+    rows = logits.reshape(len(texts), len(labels), -1)
+    return [candidate_scores(row, entailed, labels, multi_label=multi_label) for row in rows]
 
 
 def hypotheses(labels: Any, template: Any, where: str) -> tuple[list[str], list[str]]:

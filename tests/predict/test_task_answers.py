@@ -204,6 +204,44 @@ def test_entities_without_aggregation_are_those_of_transformers(tmp_path: Path, 
         alike(httpx.post(f"{server.url}/predict", json=asked, timeout=60).json(), pipeline(TEXTS))
 
 
+@pytest.mark.parametrize(
+    ("kind", "raw", "body"),
+    [
+        ("TokenClassification", "The Cat sat", {"inputs": "The Cat sat"}),
+        ("MaskedLM", "The Cat [MASK] on a Mat", {"inputs": "The Cat [MASK] on a Mat"}),
+        (
+            "QuestionAnswering",
+            ("Where is it", "The Dog ran far Away"),
+            {"inputs": {"question": "Where is it", "context": "The Dog ran far Away"}},
+        ),
+        ("SequenceClassification", "The Cat sat", {"inputs": "The Cat sat"}),
+        (
+            "SequenceClassification",
+            {"text": "The Cat sat", "candidate_labels": ["Dog", "Mat"], "multi_label": True},
+            {
+                "inputs": "The Cat sat",
+                "parameters": {"candidate_labels": ["Dog", "Mat"], "multi_label": True},
+            },
+        ),
+    ],
+)
+def test_the_server_answers_as_the_predictor_does(
+    tmp_path: Path, texts: Path, kind: str, raw: Any, body: dict[str, Any]
+) -> None:
+    labels = {0: "entailment", 1: "neutral", 2: "contradiction"}
+    named = {"TokenClassification": LABELS, "SequenceClassification": labels}.get(kind)
+    bert(tmp_path / "m", kind, **({"id2label": named} if named else {}))
+    with made(tmp_path / "m", texts) as predictor:
+        predictor.manifest.meta["lower_case"] = True  # as of a model that was trained so
+        found = predictor.answer(raw)
+        lowered = raw.lower().replace("[mask]", "[MASK]") if isinstance(raw, str) else None
+        if lowered is not None and kind != "TokenClassification":
+            alike(found, predictor.answer(lowered))
+        with live(predictor) as server:
+            served = httpx.post(f"{server.url}/predict", json=body, timeout=60).json()
+        alike(served, found[0] if kind == "MaskedLM" else found)
+
+
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
 def test_choices_have_the_scores_of_transformers(tmp_path: Path, kind: str) -> None:
     folder, question, choices = (

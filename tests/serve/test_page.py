@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from infer.serve.protocols import ops
+from infer.serve.api import ops
 from infer.spec import TensorSpec
 from tests.support import chromium, fake_media
 from tests.support.chromium import Tab

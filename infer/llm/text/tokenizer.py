@@ -52,10 +52,6 @@ class Tokenizer:
         """
         return self.pad(*self.encode_typed(texts))
 
-    def arrays(self, encodings: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Return the arrays of `batch` for texts that `encodings` or `windows` tokenized."""
-        return self.pad([one.ids for one in encodings], [one.type_ids for one in encodings])
-
     def encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
         """Tokenize texts or pairs to objects with ids, type_ids, offsets and sequence_ids of their tokens."""
         return list(self._tokenizer.encode_batch(_checked(texts)))
@@ -93,23 +89,35 @@ class Tokenizer:
 
     def pad(self, rows: list[list[int]], types: list[list[int]] | None = None) -> dict[str, np.ndarray]:
         """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(rows), longest], right-padded."""
-        longest = max((len(row) for row in rows), default=0)
-        if len(rows) == 1:
-            ids = np.array(rows, dtype=np.int64)
-            mask = np.ones(ids.shape, dtype=np.int64)
-        else:
-            ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
-            mask = np.zeros(ids.shape, dtype=np.int64)
-            for i, row in enumerate(rows):
-                ids[i, : len(row)] = row
-                mask[i, : len(row)] = 1
-        kinds = np.zeros(ids.shape, dtype=np.int64)
-        for i, row in enumerate(types or ()):
-            kinds[i, : len(row)] = row
-        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
+        return padded(rows, types or (), pad_id=self.pad_id)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+
+def padded(
+    rows: Sequence[Sequence[int]],
+    types: Sequence[Sequence[int]] = (),
+    attended: Sequence[Sequence[int]] = (),
+    *,
+    pad_id: int,
+) -> dict[str, np.ndarray]:
+    """Return rows of token ids as `Tokenizer.pad` does; `types`, `attended`: of each token, by default 0 and 1."""
+    longest = max((len(row) for row in rows), default=0)
+    if len(rows) == 1:
+        ids = np.array(rows, dtype=np.int64)
+        mask = np.ones(ids.shape, dtype=np.int64)
+    else:
+        ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
+        mask = np.zeros(ids.shape, dtype=np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+            mask[i, : len(row)] = 1
+    kinds = np.zeros(ids.shape, dtype=np.int64)
+    for array, values in ((mask, attended), (kinds, types)):
+        for i, value in enumerate(values):
+            array[i, : len(value)] = value
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
 
 
 class LLMTokenizer:

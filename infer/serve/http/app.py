@@ -1,4 +1,4 @@
-"""ASGI application: dispatch, limits, request ids and errors of one route table, which the protocols fill."""
+"""ASGI application: dispatch, limits, request ids and errors of one route table, which the dialects fill."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from .trace_context import start_trace
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
 
-FOLDER = "infer.serve.protocols"
+FOLDER = "infer.serve.api"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 DISCONNECT_POLL_DELAY = 0.005  # seconds before a request of another ASGI server is checked for disconnect
 MAX_JOINED_BYTES = 1 << 16  # of a response that is sent with its head in one write
 
 
 def route_table(service: Service) -> list[Route]:
-    """Return the routes of all protocols."""
+    """Return the routes of all dialects."""
     return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
 
 

@@ -82,6 +82,24 @@ class RequestContext:
             raise DeadlineError(f"the request took longer than its {allowed:g} s")
         return left
 
+    @property
+    def tenant(self) -> str:
+        """Name of the request's API key, or its address (IPv6: the /64 network)."""
+        if self.service.keys is not None:
+            return self.service.keys.tenant(self.headers)
+        try:
+            address = ipaddress.ip_address(self.client)
+        except ValueError:
+            return self.client
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+            return str(ipaddress.IPv6Network((int(address) >> IPV6_BITS << IPV6_BITS, IPV6_BITS)))
+        return str(getattr(address, "ipv4_mapped", None) or address)
+
+    @property
+    def queue_tenant(self) -> str:
+        """Tenant whose share of a tensor queue the request takes; see `queue_tenant_of`."""
+        return queue_tenant_of(self.service, self.headers)
+
     def response_headers(self, response: Response, *, over_limit: bool) -> list[tuple[bytes, bytes]]:
         """Return all headers of a response but its length. `over_limit`: of a connection above the limit."""
         headers = [
@@ -106,19 +124,6 @@ def requested_timeout(headers: Mapping[bytes, bytes]) -> float | None:
     return int(text) / 1000
 
 
-def tenant_of(context: RequestContext) -> str:
-    """Return the name of the request's API key, or its address (IPv6: the /64 network)."""
-    if context.service.keys is not None:
-        return context.service.keys.tenant(context.headers)
-    try:
-        address = ipaddress.ip_address(context.client)
-    except ValueError:
-        return context.client
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return str(ipaddress.IPv6Network((int(address) >> IPV6_BITS << IPV6_BITS, IPV6_BITS)))
-    return str(getattr(address, "ipv4_mapped", None) or address)
-
-
 def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
     """Return the tenant whose share of a tensor queue a request takes; "" with fewer than two keys."""
     keys = service.keys
@@ -127,7 +132,7 @@ def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
 
 def assign_tenant(context: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
     """Set the tenant of each request; with keys, also a prefix-cache salt per tenant."""
-    service, tenant = context.service, tenant_of(context)
+    service, tenant = context.service, context.tenant
     salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
     for request in requests:
         request.tenant, request.salt = tenant, salt

@@ -1,1 +1,1 @@
-"""Static files of the page at /: no build step, no external resources; `protocols/ops.py` sends them."""
+"""Static files of the page at /: no build step, no external resources; `api/ops.py` sends them."""

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from infer.serve.api import kserve
 from infer.serve.api.kserve.kserve_types import InferResponse
 from infer.serve.limits import ServeLimits
-from infer.serve.protocols import kserve
 from tests.support.fake_predictors import Fake, Live, double, echo, embedder, live
 
 SPLIT = "Inference-Header-Content-Length"

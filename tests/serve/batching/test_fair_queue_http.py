@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ import pytest
 
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
+from tests.support.fake_media import colors, png, speech, transcriber, wav
 from tests.support.fake_predictors import Fake, Live, double, embedder, live
 from tests.support.raw_http import BODY, connect, get, read, send
 from tests.support.simultaneous_requests import doubled, standing, until
@@ -45,10 +48,21 @@ def ask(server: Live, path: str, key: str, mark: int) -> httpx.Response:
     return httpx.post(server.url + path, json=body, headers={"X-Api-Key": key}, timeout=30)
 
 
+def send_file(server: Live, path: str, key: str, data: bytes) -> httpx.Response:
+    """One request with a file of an image or sound."""
+    headers = {"X-Api-Key": key}
+    if path.startswith("/v1/audio"):
+        return httpx.post(server.url + path, files={"file": ("a.wav", data)}, headers=headers, timeout=30)
+    body = {"inputs": base64.b64encode(data).decode()}
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=30)
+
+
 @contextmanager
-def flooded(path: str, limit: int) -> Iterator[tuple[Live, Gated, list[Future[httpx.Response]], Any]]:
+def flooded(
+    path: str, limit: int, model: Fake | None = None, ask: Callable[..., httpx.Response] = ask, sent: Any = 5
+) -> Iterator[tuple[Live, Gated, list[Future[httpx.Response]], Any]]:
     """Serve a model whose queue one key has filled, with a pool of client threads."""
-    gated = Gated(double(max_batch=1) if path == KSERVE else embedder())
+    gated = Gated(model or (double(max_batch=1) if path == KSERVE else embedder()))
     gated.predictor.max_batch, gated.predictor.sizes["batch"] = 1, (1, 1)
     limits = ServeLimits(max_queue_requests=limit, max_batch=1, max_wait_seconds=1e6)
     with (
@@ -60,7 +74,7 @@ def flooded(path: str, limit: int) -> Iterator[tuple[Live, Gated, list[Future[ht
             latency = engine.queue.latency
             latency.seed([(4, 0.01)] * 3)
             vars(latency)["observe"] = lambda work, seconds: None  # the clock decides nothing here
-            flood = [pool.submit(ask, server, path, FLOOD, 5) for _ in range(limit + 1)]
+            flood = [pool.submit(ask, server, path, FLOOD, sent) for _ in range(limit + 1)]
             until(lambda: gated.calls and engine.waiting == limit)
             yield server, gated, flood, pool
         finally:
@@ -89,6 +103,18 @@ def test_a_flood_of_one_key_neither_refuses_nor_delays_another(path: str, busy: 
     last = max(at for at, one in enumerate(order) if one == 7)
     assert order.count(7) == 4
     assert last <= 9, f"the polite key (7) gets every other batch, but its 4 stand so: {order}"
+
+
+@pytest.mark.parametrize("path", ["/predict", "/classify", "/v1/audio/transcriptions"])
+def test_a_flooding_key_is_refused_before_its_file_is_decoded(path: str, tmp_path: Path) -> None:
+    model, file = colors(), png((250, 10, 10))
+    if path.startswith("/v1/audio"):
+        model, file = transcriber(tmp_path), wav(speech("ab"))
+    with flooded(path, 3, model, send_file, file) as (server, gated, flood, _):
+        assert send_file(server, path, FLOOD, b"no file").status_code == 429
+        assert send_file(server, path, POLITE, b"no file").status_code == 400
+        gated.open.set()
+        assert [one.result().status_code for one in flood] == [200] * 4
 
 
 def test_unknown_keys_are_refused_and_make_no_tenant() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from infer import Predictor
 from infer.serve.http.access_control import ApiKeys
-from infer.serve.http.request_context import tenant_of
+from infer.serve.http.request_context import RequestContext
 from tests.support.fake_predictors import Live, live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter has many to give
@@ -114,4 +114,5 @@ def test_tenant_name_does_not_reveal_the_key() -> None:
     ],
 )
 def test_tenant_without_keys_is_the_client_address(client: str, tenant: str) -> None:
-    assert tenant_of(SimpleNamespace(service=SimpleNamespace(keys=None), client=client)) == tenant  # type: ignore[arg-type]
+    service: Any = SimpleNamespace(keys=None)
+    assert RequestContext(service, None, {}, {}, "", client=client).tenant == tenant  # type: ignore[arg-type]

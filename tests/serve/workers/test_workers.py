@@ -355,7 +355,7 @@ import sys
 import infer.cli.serve, infer.cli.options, infer.serve.server
 import infer.serve.workers.remote_model
 from infer import plugins
-[plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]
+[plugins.get("infer.serve.api", name) for name in plugins.names("infer.serve.api")]
 print("torch" in sys.modules)
 """
     assert run_python(code).strip() == "False"

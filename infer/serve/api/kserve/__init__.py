@@ -1,1 +1,239 @@
-"""Requests and responses of KServe v2 inference."""
+"""KServe's Open Inference Protocol v2 over REST: models, health, statistics and inference on tensors.
+
+The model repository extension (list, load, unload) has routes only with --allow-reload.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ....errors import InputError, NotReadyError
+from ...batching.tensor_engine import TensorEngine
+from ...http.request_context import RequestContext
+from ...http.routing import ErrorFormat, Response, Route, error_text
+from ...model_admin import ModelAdmin, RepositoryModel
+from ...observability.metrics import stats_dict
+from ...service import Service
+from . import kserve_request
+from .kserve_tensors import DATATYPES, datatype, shape_of
+from .kserve_types import (
+    ChangeRequest,
+    ConfigParameter,
+    ConfigTensor,
+    DynamicBatching,
+    ErrorText,
+    IndexRequest,
+    InferRequest,
+    InferResponse,
+    Live,
+    ModelConfig,
+    ModelIndex,
+    ModelMetadata,
+    ModelReady,
+    ModelState,
+    ModelStats,
+    Ready,
+    ServerMetadata,
+    Statistics,
+    TensorMetadata,
+)
+
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "statistics",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+]
+
+
+ERROR_FORMAT = ErrorFormat(
+    "kserve", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText
+)
+
+
+def routes(service: Service) -> list[Route]:
+    def get(path: str, out: type[Any], handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+        return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
+
+    table = [
+        get("/v2", ServerMetadata, server, "Name, version, extensions"),
+        get("/v2/health/live", Live, live, "Whether the process should live on", 503, open=True),
+        get("/v2/health/ready", Ready, ready, "Whether requests would be answered", 503),
+        get("/v2/models", ModelIndex, index, "The served models"),
+        get("/v2/models/stats", Statistics, all_stats, "Statistics of every model"),
+    ]
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        table += [
+            Route(
+                "POST",
+                f"{path}/infer",
+                InferRequest,
+                InferResponse,
+                infer,
+                "Run the model",
+                ERROR_FORMAT,
+                work=True,
+                binary=True,
+                precheck=precheck,
+            ),
+            get(path, ModelMetadata, metadata, "Inputs and outputs of a model", 404),
+            get(f"{path}/ready", ModelReady, model_ready, "Whether a model would answer", 404, 503),
+            get(f"{path}/config", ModelConfig, config, "How a model is served", 404),
+            get(f"{path}/stats", Statistics, stats, "What a model has done", 404),
+        ]
+    return table + _repository_routes(service)
+
+
+async def server(context: RequestContext) -> ServerMetadata:
+    return ServerMetadata("infer", context.service.version, EXTENSIONS)
+
+
+async def live(context: RequestContext) -> Live:
+    if not context.service.healthy:
+        raise NotReadyError("an engine died or is stuck")
+    return Live(True)
+
+
+async def ready(context: RequestContext) -> Ready:
+    if not context.service.ready:
+        raise NotReadyError(context.service.unready_reason)
+    return Ready(True)
+
+
+async def index(context: RequestContext) -> ModelIndex:
+    state: Literal["READY", "UNAVAILABLE"] = "READY" if context.service.ready else "UNAVAILABLE"
+    return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in context.service.engines.items()])
+
+
+async def metadata(context: RequestContext) -> ModelMetadata:
+    model = _engine(context).predictor
+    ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
+    outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
+    return ModelMetadata(model.name, [model.version], _platform(model), ins, outs)
+
+
+async def model_ready(context: RequestContext) -> ModelReady:
+    engine = _engine(context)
+    if context.service.state != "ready" or not engine.healthy:
+        raise NotReadyError(f"model {engine.predictor.name} would not answer")
+    return ModelReady(engine.predictor.name, True)
+
+
+async def config(context: RequestContext) -> ModelConfig:
+    engine = _engine(context)
+    model, batched = engine.predictor, engine.collator.batched
+    along_first = (
+        batched and engine.collator.plain
+    )  # `dims` leave out the axis of `max_batch_size`, the first
+    skip = 1 if along_first else 0
+    ins, outs = (
+        [ConfigTensor(spec.name, DATATYPES[spec.dtype][1], shape_of(spec)[skip:]) for spec in specs]
+        for specs in (model.inputs, model.outputs)
+    )
+    return ModelConfig(
+        name=model.name,
+        platform=_platform(model),
+        backend="infer",
+        max_batch_size=engine.collator.max_batch if along_first else 0,
+        input=ins,
+        output=outs,
+        parameters={"task": ConfigParameter(model.task)},
+        dynamic_batching=DynamicBatching(context.service.limits.max_delay_us) if batched else None,
+    )
+
+
+async def stats(context: RequestContext) -> Statistics:
+    return Statistics([_stats(_engine(context))])
+
+
+async def all_stats(context: RequestContext) -> Statistics:
+    return Statistics([_stats(engine) for engine in context.service.engines.values()])
+
+
+def precheck(context: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
+    """Raise `NotFoundError` or `OverloadedError` before the body is read, where it would be refused anyway."""
+    kserve_request.check_admission(context, _engine(context), piece, whole)
+
+
+async def infer(context: RequestContext) -> Any:
+    return await kserve_request.infer(context, _engine(context))
+
+
+def _engine(context: RequestContext) -> TensorEngine:
+    engine = context.service.engine(context.path["model"], context.path.get("version"))
+    context.model = engine.predictor.name
+    return engine
+
+
+def _stats(engine: TensorEngine) -> ModelStats:
+    model = engine.predictor
+    return ModelStats(name=model.name, version=model.version, **stats_dict(engine.metrics))
+
+
+def _platform(model: Any) -> str:
+    return f"infer_{getattr(model.manifest, 'backend', None) or 'model'}"
+
+
+def _repository_routes(service: Service) -> list[Route]:
+    if service.admin is None:
+        return []
+
+    def post(path: str, to: type[Any], out: type[Any] | str, handler: Any, text: str, *errors: int) -> Route:
+        return Route("POST", f"/v2/repository/{path}", to, out, handler, text, ERROR_FORMAT, errors)
+
+    change = (404, 409, 503)
+    return [
+        post(
+            "index",
+            IndexRequest,
+            list[RepositoryModel],
+            repository_index,
+            "All models in the server's folders",
+        ),
+        post(
+            "models/{model}/load",
+            ChangeRequest,
+            "text/plain",
+            load_model,
+            "Serve the latest version",
+            *change,
+        ),
+        post(
+            "models/{model}/unload",
+            ChangeRequest,
+            "text/plain",
+            unload_model,
+            "Serve a model no more",
+            *change,
+        ),
+    ]
+
+
+async def repository_index(context: RequestContext) -> list[RepositoryModel]:
+    wanted = context.json(IndexRequest) if context.body.strip() else IndexRequest()
+    return [one for one in _admin(context).index() if one.state == "READY" or not wanted.ready]
+
+
+async def load_model(context: RequestContext) -> Response:
+    _check_parameters(context, ())
+    await _admin(context).load(context.path["model"])
+    return Response(media="text/plain")
+
+
+async def unload_model(context: RequestContext) -> Response:
+    _check_parameters(context, ("unload_dependents",))
+    await _admin(context).unload(context.path["model"])
+    return Response(media="text/plain")
+
+
+def _admin(context: RequestContext) -> ModelAdmin:
+    return context.service.admin
+
+
+def _check_parameters(context: RequestContext, known: tuple[str, ...]) -> None:
+    if not context.body.strip():
+        return
+    if unknown := sorted(set(context.json(ChangeRequest).parameters) - set(known)):
+        raise InputError(f"parameter {unknown[0][:64]!r} is not supported", where="parameters")

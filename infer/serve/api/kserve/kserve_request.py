@@ -16,7 +16,7 @@ from ...batching import text_inputs
 from ...batching.collate import Arrays
 from ...batching.sequences import SequenceCall
 from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
-from ...http.request_context import RequestContext, queue_tenant_of, tenant_of
+from ...http.request_context import RequestContext
 from ...http.routing import Response
 from .kserve_response import HEADER_LENGTH, RequestedOutputs, encode_response
 from .kserve_tensors import (
@@ -39,7 +39,7 @@ TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], Request
 
 async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     """Run one request; raise `InputError` for anything that does not fit the model."""
-    tenant = queue_tenant_of(context.service, context.headers)
+    tenant = context.queue_tenant
     request, raw = _read(context, engine)
     timeout, priority = _timeout_and_priority(context, request)
     wanted = _wanted(request, engine)
@@ -63,7 +63,7 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
             answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
         else:
             answer = await engine.infer_in_sequence(
-                arrays, call, tenant_of(context), timeout=timeout, priority=priority, tenant=tenant
+                arrays, call, context.tenant, timeout=timeout, priority=priority, tenant=tenant
             )
             if not request.outputs:  # the server carries the states
                 wanted = [one for one in wanted if one[0].name not in engine.collator.states.values()]
@@ -98,9 +98,7 @@ def check_admission(
     header = context.headers.get(HEADER_LENGTH, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
-        engine.check_admission(
-            timeout=context.timeout(), tenant=queue_tenant_of(context.service, context.headers)
-        )
+        engine.check_admission(timeout=context.timeout(), tenant=context.queue_tenant)
 
 
 def _read(context: RequestContext, engine: TensorEngine) -> tuple[InferRequest, memoryview]:

@@ -11,7 +11,7 @@ from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ..openai.chat_types import ContentPart, Message
 from ..text import text_request
-from ..text.answer_types import GeneratedText
+from ..text.text_types import GeneratedText
 from . import media_request
 
 TASK = "image-to-text"

@@ -18,7 +18,7 @@ from ....tasks.media_model import MediaModel
 from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm, parse_form
-from ...http.request_context import RequestContext, queue_tenant_of, tenant_of
+from ...http.request_context import RequestContext
 from ...http.routing import NonfiniteError
 from ...llm.llm_engine import LLMEngine
 from ...media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
@@ -72,9 +72,9 @@ def check_admission(
 ) -> None:
     """Raise `OverloadedError` or `NotReadyError` if these requests would be refused now, before they are decoded."""
     if isinstance(engine, LLMEngine):
-        engine.check_admission(timeout=timeout, requests=requests, tenant=tenant_of(context))
+        engine.check_admission(timeout=timeout, requests=requests, tenant=context.tenant)
     else:
-        engine.check_admission(timeout=timeout, tenant=queue_tenant_of(context.service, context.headers))
+        engine.check_admission(timeout=timeout, tenant=context.queue_tenant)
 
 
 async def open_files(
@@ -95,7 +95,7 @@ async def open_files(
 
 async def run_slow(context: RequestContext, timeout: float, function: Callable[..., T], *given: Any) -> T:
     """Call a function that takes its time with a file, in one of the threads for that."""
-    return await context.service.decoders.run(tenant_of(context), timeout, function, *given)
+    return await context.service.decoders.run(context.tenant, timeout, function, *given)
 
 
 async def open_sound(
@@ -103,7 +103,7 @@ async def open_sound(
 ) -> np.ndarray:
     """Decode a sound file in a process of its own, within the server's limits: float32 [samples]."""
     asked = DecodeSound(_checked(context, data, where), where, model.sampling_rate, _limits(context))
-    return await context.service.decoders.sound(asked, tenant_of(context), timeout)
+    return await context.service.decoders.sound(asked, context.tenant, timeout)
 
 
 async def _image_tensors(
@@ -116,7 +116,7 @@ async def _image_tensors(
     if own is None:
         limits = structs.replace(limits, pixels=min(limits.pixels, TRANSFORMERS_PIXELS))
     asked = DecodeImage(_checked(context, data, where), where, steps.channels, own, limits)
-    found = await context.service.decoders.image(asked, tenant_of(context), context.timeout())
+    found = await context.service.decoders.image(asked, context.tenant, context.timeout())
     if own is not None:
         return {name: value for name, value in found.arrays().items() if name in model.inputs}, found.size
 
@@ -158,7 +158,7 @@ async def run_tensors(
         alone = () if engine.collator.batched else (index,)
         groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
     found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
-    tenant = queue_tenant_of(context.service, context.headers)
+    tenant = context.queue_tenant
     for own in groups.values():
         joined = rows.join(engine.predictor.inputs, [tensors[i] for i in own])
         answer = await engine.infer(joined, timeout=context.timeout(default), tenant=tenant)

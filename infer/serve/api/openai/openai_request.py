@@ -12,7 +12,7 @@ import msgspec
 from ....errors import GrammarError, InputError, NotUsableError, UsageError
 from ....llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
 from ...http import json_parse
-from ...http.request_context import RequestContext, tenant_of
+from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
 from .openai_errors import ContextLengthError, require_json
 from .openai_types import (
@@ -210,7 +210,7 @@ async def compile_grammar(
     if constraint is None:
         return
     check = partial(generator.language_model.check_grammar, constraint)
-    trials, client, pool = generator.grammar_trials, tenant_of(context), context.service.grammars
+    trials, client, pool = generator.grammar_trials, context.tenant, context.service.grammars
     try:
         if trials is None:
             await asyncio.get_running_loop().run_in_executor(pool, check)

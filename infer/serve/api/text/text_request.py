@@ -1,21 +1,14 @@
-"""Requests of texts for tensor models: which model answers, and its output for texts or pairs of texts."""
+"""Requests of texts for tensor models: which model answers, and the parameters that its task has."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-import numpy as np
-from msgspec.structs import replace
-
 from ....errors import InputError, NotFoundError
-from ....llm.text.tokenizer import TextOrPair
 from ....spec import ZERO_SHOT_IMAGES
-from ...batching import text_inputs
-from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
-from ...http.request_context import RequestContext, queue_tenant_of
-from ..kserve.kserve_response import check_finite
+from ...http.request_context import RequestContext
 from ..openai.openai_errors import find_model
 from .text_types import PredictRequest
 
@@ -33,7 +26,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "multiple-choice": ("top_k",),
     "image-to-text": ("text",),
 }
-MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
 
 
 def find_text_model(
@@ -54,11 +46,6 @@ def find_text_model(
     if not isinstance(engine, TensorEngine) or engine.predictor.task not in tasks:
         raise InputError(f"{name} is a {engine.predictor.task} model and can't {purpose}", where="model")
     return engine
-
-
-def labels_of(engine: TensorEngine) -> int:
-    """Return the number of labels of a classifier, or of dimensions of an embedding."""
-    return int(engine.predictor.outputs[0].shape[-1])
 
 
 def new_id(kind: str) -> str:
@@ -83,47 +70,3 @@ def check_parameters(task: str, request: PredictRequest) -> None:
             raise InputError(f"a {task} model has no parameter {name}; it {kind}", where=f"parameters.{name}")
     if request.raw_scores and "function_to_apply" not in known and task != "multiple-choice":
         raise InputError(f"a {task} model has no raw scores", where="raw_scores", hint="Leave raw_scores out")
-
-
-async def run_texts(
-    context: RequestContext,
-    engine: TensorEngine,
-    texts: Sequence[TextOrPair],
-    *,
-    where: str,
-    prompted: bool = False,
-) -> tuple[np.ndarray, int]:
-    """Tokenize and run texts or pairs: float32 [len(texts), width], and the number of tokens.
-
-    `where`: the field of the request, for errors; `prompted`: the texts hold the model's prompt already.
-    """
-    check_texts(context, texts, where)
-    tenant = queue_tenant_of(context.service, context.headers)
-    engine.check_admission(timeout=context.timeout(), tenant=tenant)
-    service = context.service
-    arrays = await text_inputs.tokenize(
-        engine, texts, service.pool, max_texts=service.limits.max_queue_rows, prompted=prompted
-    )
-    return await run_rows(context, engine, arrays)
-
-
-async def run_rows(context: RequestContext, engine: TensorEngine, arrays: Arrays) -> tuple[np.ndarray, int]:
-    """Run rows of token ids: the first output as float32 [rows, width], and the number of tokens."""
-    spec = engine.predictor.outputs[0]
-    tenant = queue_tenant_of(context.service, context.headers)
-    answer = await text_inputs.infer_rows(engine, arrays, timeout=context.timeout(), tenant=tenant)
-    context.measure = answer.timings
-    values = answer.outputs[spec.name].astype(np.float32, copy=False)
-    check_finite(engine, replace(spec, dtype="float32"), values)
-    engine.metrics.prompt_tokens.inc(used := text_inputs.count_tokens(arrays))
-    return values, used
-
-
-def check_texts(context: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
-    """Raise `InputError` for no text, an empty one, or too many."""
-    most = min(MAX_TEXTS, context.service.limits.max_queue_rows)
-    if not 1 <= len(texts) <= most:
-        raise InputError(f"expected 1 to {most} texts, got {len(texts)}", where=where)
-    for index, text in enumerate(texts):
-        if "" in ((text,) if isinstance(text, str) else text):
-            raise InputError("expected a text that is not empty", where=f"{where}[{index}]")

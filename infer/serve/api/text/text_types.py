@@ -1,4 +1,4 @@
-"""JSON schemas of reranking, scoring and classification: Cohere's and Jina's, vLLM's, and those of TEI.
+"""JSON schemas of reranking, scoring and prediction: Cohere's and Jina's, vLLM's, TEI's and Hugging Face's.
 
 TEI is Hugging Face's text-embeddings-inference. Unknown fields are accepted and ignored.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+
+from ....errors import InferError, OverloadedError
+from ...http.routing import ErrorFormat, error_text
 
 
 class Document(msgspec.Struct):
@@ -203,3 +206,72 @@ class LabelScore(msgspec.Struct, omit_defaults=True):
 
 # Of one input, or of a batch; numbers are the vector of an image.
 Predictions = list[LabelScore | float | list[LabelScore | float]]
+
+
+class GeneratedText(msgspec.Struct):
+    """A text about an image, as Hugging Face's image-to-text task names it."""
+
+    generated_text: str
+
+
+class Entity(msgspec.Struct, omit_defaults=True):
+    """An entity of a text (`entity_group`), or the label of a token (`entity`) at `index` of the tokens.
+
+    `start`, `end`: characters of the text.
+    """
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity_group: str | None = None
+    entity: str | None = None
+    index: int | None = None
+
+
+class AnswerSpan(msgspec.Struct):
+    """A part of a context that answers a question; `start`, `end`: its characters."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class FilledToken(msgspec.Struct):
+    """A token in place of a mask, and the text with it."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+# Answers of one input or of a batch; a text of several masks has a list for each of them.
+ANSWERS = (
+    list[GeneratedText | list[GeneratedText]],
+    list[Entity | list[Entity]],
+    AnswerSpan,
+    list[AnswerSpan],
+    list[FilledToken | list[FilledToken | list[FilledToken]]],
+)
+
+
+class TeiError(msgspec.Struct):
+    """An error as TEI has it; `error_type`: Validation, Overloaded, Unhealthy or Backend."""
+
+    error: str
+    error_type: str
+
+
+def _tei_status(error: InferError) -> int:
+    return 429 if isinstance(error, OverloadedError) else error.status
+
+
+def _tei_body(error: InferError) -> TeiError:
+    status = _tei_status(error)
+    kind = {429: "Overloaded", 503: "Unhealthy"}.get(status, "Validation" if status < 500 else "Backend")
+    return TeiError(error_text(error), kind)
+
+
+TEI_ERRORS = ErrorFormat("tei", _tei_status, _tei_body, TeiError)

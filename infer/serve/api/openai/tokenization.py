@@ -6,16 +6,14 @@ from typing import Any
 
 import msgspec
 
-from ...errors import InputError, NotFoundError
-from ...llm.text.chat_template import special_tokens
-from ..api.openai import openai_prompts, openai_request
-from ..api.openai.chat_types import Message, Tool
-from ..api.openai.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai.openai_types import Token
-from ..http.request_context import RequestContext
-from ..http.routing import Route
-from ..llm.llm_engine import LLMEngine
-from ..service import Service
+from ....errors import InputError, NotFoundError
+from ....llm.text.chat_template import special_tokens
+from ...http.request_context import RequestContext
+from ...llm.llm_engine import LLMEngine
+from . import openai_prompts, openai_request
+from .chat_types import Message, Tool
+from .openai_errors import find_llm
+from .openai_types import Token
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -61,26 +59,6 @@ class TokenizerInfo(msgspec.Struct):
     pad_token: str | None
     unk_token: str | None
     chat_template: str | None
-
-
-def routes(service: Service) -> list[Route]:
-    def post(path: str, In: type[Any], out: type[Any], handler: Any, summary: str) -> Route:
-        return Route("POST", path, In, out, handler, summary, ERROR_FORMAT, work=True)
-
-    return [
-        post("/tokenize", TokenizeRequest, Tokens, tokenize, "Token ids of a text or a chat"),
-        post("/detokenize", DetokenizeRequest, Prompt, detokenize, "The text of token ids"),
-        Route(
-            "GET",
-            "/tokenizer_info",
-            None,
-            TokenizerInfo,
-            tokenizer_info,
-            "Special tokens and chat template",
-            ERROR_FORMAT,
-            (404,),
-        ),
-    ]
 
 
 async def tokenize(context: RequestContext) -> Tokens:

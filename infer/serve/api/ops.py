@@ -13,8 +13,6 @@ from safetensors.numpy import load_file
 
 from ... import rows
 from ...errors import NotFoundError, NotReadyError
-from ..api.kserve.kserve_tensors import datatype, to_json
-from ..api.kserve.kserve_types import InferInput, InferRequest
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.request_context import RequestContext
@@ -23,6 +21,8 @@ from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
 from ..observability.status_page import Overview, ServerStatus
 from ..service import Service
+from .kserve.kserve_tensors import datatype, to_json
+from .kserve.kserve_types import InferInput, InferRequest
 
 LINKS = {
     "health": "/health",

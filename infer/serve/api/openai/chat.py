@@ -1,4 +1,4 @@
-"""Response of /v1/chat/completions: one message or tool calls per completion, in full or as server-sent events."""
+"""OpenAI's /v1/chat/completions: the next message of a conversation or tool calls, in full or as server-sent events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import msgspec
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request
 from ....llm.text import tools
+from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
-from . import openai_logprobs, openai_request, openai_response
+from ..media import image_texts
+from . import openai_logprobs, openai_prompts, openai_request, openai_response
 from .chat_types import (
     ChatChoice,
     ChatCompletion,
@@ -24,11 +26,57 @@ from .chat_types import (
     ToolCall,
     ToolCallDelta,
 )
+from .openai_errors import find_llm
 from .openai_logprobs import ChatLogprobs
-from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode
+from .openai_response import CompletionBuffer, UsageCounter
+from .server_sent_events import ChunkWriter, EventStream, encode
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 NOTHING = b'"delta":{}'
+
+
+async def chat(context: RequestContext) -> Any:
+    request, unknown = openai_request.read_request(context, ChatRequest)
+    model = find_llm(context, request.model)
+    _refuse_chat(request)
+    timeout = openai_request.timeout(context, request)
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
+    usable = Tools(request, model.template)
+    other, constrained_by = openai_request.grammar(request)
+    grammar = usable.constraint(other)
+    shown = request.tools if usable.active else None
+    options = request.chat_template_kwargs or {}
+    features = None
+    if image_texts.source_of(model) is not None:
+        prompt, features = await image_texts.read_conversation(context, model, request.messages)
+        request.temperature = request.temperature or 0.0
+    else:
+        prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
+    reply = ChatResponse(model, request, prompt, usable, grammar, context.adapter)
+    reply.request.features = features
+    await openai_request.compile_grammar(
+        context, model, grammar, "tools" if usable.grammar else constrained_by
+    )
+    model.metrics.unknown_fields.inc(unknown)
+    timeout = openai_request.timeout(context, request)  # less what an image took
+    stream = model.open(
+        assign_tenant(context, [reply.request]), timeout=timeout, stepwise=bool(request.stream)
+    )
+    reply.attach(stream)
+    context.measure = stream.timings
+    if request.stream:
+        return EventStream(stream, reply.events, reply.final_event).reply(model.headers())
+    try:
+        return reply.full(await stream.read_all())
+    finally:
+        stream.close()
+
+
+def _refuse_chat(request: ChatRequest) -> None:
+    if request.chat_template is not None:
+        raise InputError("chat templates come with the model, not with a request", where="chat_template")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InputError("expected logprobs to be true with top_logprobs", where="top_logprobs")
 
 
 class Tools:

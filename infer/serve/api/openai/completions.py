@@ -1,4 +1,4 @@
-"""Response of /v1/completions: one text per completion, in full or as server-sent events."""
+"""OpenAI's /v1/completions: the text that follows a text, in full or as server-sent events."""
 
 from __future__ import annotations
 
@@ -7,13 +7,51 @@ from typing import Any
 
 import msgspec
 
+from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
+from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
-from . import openai_logprobs, openai_request, openai_response
+from . import openai_logprobs, openai_prompts, openai_request, openai_response
+from .openai_errors import find_llm
 from .openai_logprobs import CompletionLogprobs
-from .openai_response import ChunkWriter, CompletionBuffer, UsageCounter, encode
+from .openai_response import CompletionBuffer, UsageCounter
 from .openai_types import Completion, CompletionChoice, CompletionRequest
+from .server_sent_events import ChunkWriter, EventStream, encode
+
+
+async def completions(context: RequestContext) -> Any:
+    request, unknown = openai_request.read_request(context, CompletionRequest)
+    model = find_llm(context, request.model)
+    _refuse_completion(request)
+    timeout = openai_request.timeout(context, request)
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
+    special = request.add_special_tokens is not False
+    prompts = await openai_prompts.encode_prompts(context, model, request.prompt, special)
+    grammar, constrained_by = openai_request.grammar(request)
+    answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
+    await openai_request.compile_grammar(context, model, grammar, constrained_by)
+    if request.echo:
+        answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
+    model.metrics.unknown_fields.inc(unknown)
+    stream = model.open(
+        assign_tenant(context, answer.requests), timeout=timeout, stepwise=bool(request.stream)
+    )
+    answer.attach(stream)
+    context.measure = stream.timings
+    if request.stream:
+        return EventStream(stream, answer.events, answer.final_event).reply(model.headers())
+    try:
+        return answer.full(await stream.read_all())
+    finally:
+        stream.close()
+
+
+def _refuse_completion(request: CompletionRequest) -> None:
+    if request.suffix:
+        raise InputError("text before a suffix is not offered", where="suffix")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise InputError("best_of is not offered beyond n", where="best_of")
 
 
 class CompletionResponse:
