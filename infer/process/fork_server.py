@@ -6,44 +6,40 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import subprocess
-import sys
 import time
 from typing import Any
 
 import msgspec
 
-from ...errors import InferError, NotReadyError
-from ..workers.messages import ErrorMessage, decode_error
-from ..workers.process import MessageBuffer
-from .messages import (
+from ..errors import InferError, NotReadyError
+from .channel import PIECE, ClosedError, MessageBuffer
+from .error_messages import ErrorMessage, decode_error
+from .forked_children import (
+    OPEN_SECONDS,
     ChildExited,
     ForkChild,
-    ForkServerConfig,
     ForkServerReady,
-    FromServer,
-    Job,
+    FromForkServer,
     KillChild,
     LowerPriority,
 )
+from .spawn import describe_exit, spawn
 
 log = logging.getLogger("infer.serve")
-START_SECONDS = 70.0  # until a fork server has opened its tokenizer
+START_SECONDS = OPEN_SECONDS + 10.0  # until a fork server has opened what its children need
 PAUSE_SECONDS = 1.0  # between two starts
-PIECE = 1 << 18
-LONGEST = 1 << 30  # bytes of one answer
 
 
-class ChildDiedError(InferError):
+class ChildDiedError(ClosedError):
     """End of a child without a reply.
 
     `ended_with`: as `os.waitstatus_to_exitcode` returns it, None where unknown.
     """
 
     def __init__(self, status: int | None) -> None:
-        super().__init__(f"the process ended with status {status}")
+        super().__init__("the process ended: " + ("unknown how" if status is None else describe_exit(status)))
         self.ended_with = status
 
 
@@ -53,7 +49,7 @@ class Child:
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
         self.lowered = False
-        self._in, self._at_end = MessageBuffer[Any](answers, LONGEST), False
+        self._in, self._at_end = MessageBuffer[Any](answers), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
@@ -125,10 +121,10 @@ class Child:
 class ForkServer:
     """Fork server of `what`, such as one tokenizer, started by `start` or with the first child.
 
-    `module`: what it runs. `config` is its first message.
+    `module` runs `run_fork_server`; `config` is its first message.
     """
 
-    def __init__(self, config: ForkServerConfig, what: str, module: str = "infer.serve.fork_server") -> None:
+    def __init__(self, module: str, config: Any, what: str) -> None:
         self.config, self._what, self._module = config, what, module
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
@@ -137,17 +133,17 @@ class ForkServer:
         self._prepared: asyncio.Future[ForkServerReady] | None = None
         self._started = -PAUSE_SECONDS
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._decoder = msgspec.msgpack.Decoder(FromServer)
+        self._decoder = msgspec.msgpack.Decoder(FromForkServer)
         self._closed = False
 
-    async def child(self, job: Job, answers: Any) -> Child:
+    async def child(self, job: str, answers: Any) -> Child:
         """Fork a child that sends messages of the union `answers`.
 
-        Raises `NotReadyError` while there is no fork server, or what opening the tokenizer raised.
+        Raises `NotReadyError` while there is no fork server, or what preparing it, or the job, raised.
         """
         prepared = await self.prepared()
-        if job == "trial" and prepared.unusable is not None:
-            raise decode_error(prepared.unusable)
+        if (reason := prepared.unusable.get(job)) is not None:
+            raise decode_error(reason)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -178,17 +174,13 @@ class ForkServer:
         loop = self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno())]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env=env,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
+        try:
+            self._process = spawn(self._module, [theirs.fileno()], [theirs.fileno()])
+        except InferError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._control, self._prepared = ours, loop.create_future()
         loop.add_reader(ours, self._read, ours)
         self.send(self.config)
