@@ -53,17 +53,20 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a module or a file of Python code with `given` as its input, and return its exit and output.
 
-    Raises `subprocess.TimeoutExpired` after `timeout` seconds, when it is killed.
+    Raises `TimeoutError` after `timeout` seconds, when it is killed.
     """
-    return subprocess.run(
-        _command(target, arguments),
-        input=given,
-        capture_output=True,
-        timeout=timeout,
-        env=_environment(),
-        start_new_session=True,
-        check=False,
-    )
+    try:
+        return subprocess.run(
+            _command(target, arguments),
+            input=given,
+            capture_output=True,
+            timeout=timeout,
+            env=_environment(),
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(str(error)) from error
 
 
 def describe_exit(code: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 import time
 import warnings
@@ -138,7 +137,7 @@ def probe(
     arguments = [backend, folder, device, msgspec.json.encode(shape).decode()]
     try:
         done = spawn.run(__name__, arguments, timeout=timeout)
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()
