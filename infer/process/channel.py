@@ -20,6 +20,12 @@ class ClosedError(Exception):
     """End of the channel: the process at the other side ended."""
 
 
+def encode_frame(encoder: msgspec.msgpack.Encoder, message: Any, frame: bytearray) -> None:
+    """Write a message with its length into `frame`, which takes its size; the bytes of the message are copied once."""
+    encoder.encode_into(message, frame, 4)
+    frame[:4] = (len(frame) - 4).to_bytes(4, "little")
+
+
 class MessageBuffer(Generic[M]):
     """Received bytes, and the messages in them. `kinds`: union of the message types that `next` decodes."""
 
@@ -68,8 +74,7 @@ class Channel(Generic[M]):
         """Send one message; raise `ClosedError` when the other side ended."""
         with self._sending:
             out = self._out
-            self._encoder.encode_into(message, out, 4)
-            out[:4] = (len(out) - 4).to_bytes(4, "little")
+            encode_frame(self._encoder, message, out)
             view, sent = memoryview(out), 0
             try:
                 while sent < len(view):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InferError, NotReadyError
-from .channel import PIECE, ClosedError, MessageBuffer
+from .channel import PIECE, ClosedError, MessageBuffer, encode_frame
 from .error_messages import ErrorMessage, decode_error
 from .forked_children import (
     OPEN_SECONDS,
@@ -49,33 +49,34 @@ class Child:
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
         self.lowered = False
+        self._encoder = msgspec.msgpack.Encoder()
         self._in, self._at_end = MessageBuffer[Any](answers), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
         self._loop.add_reader(sock, self._read)
 
-    async def send(self, message: Any) -> None:
-        """Send one message; raise `ChildDiedError` when the child is gone."""
-        data = msgspec.msgpack.encode(message)
-        try:
-            await asyncio.get_running_loop().sock_sendall(
-                self._socket, len(data).to_bytes(4, "little") + data
-            )
-        except OSError as error:
-            raise await self._death() from error
+    async def ask(self, message: Any, seconds: float) -> Any:
+        """Send a message and return the next one that comes.
 
-    async def receive(self) -> Any:
-        """Return the next message; may be cancelled and called again. Raise `ChildDiedError`."""
-        while (message := self._in.next()) is None:
-            if self._at_end:
-                raise await self._death()
-            self._waiter = asyncio.get_running_loop().create_future()
+        Raises `TimeoutError` after `seconds` on the clock, and `ChildDiedError` when the child is gone.
+        """
+        frame = bytearray()
+        encode_frame(self._encoder, message, frame)
+        async with asyncio.timeout(seconds):
             try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return message
+                await self._loop.sock_sendall(self._socket, frame)
+            except OSError as error:
+                raise await self._death() from error
+            while (answer := self._in.next()) is None:
+                if self._at_end:
+                    raise await self._death()
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            return answer
 
     def lower_priority(self) -> None:
         """Let other processes go before this one, for the rest of its life."""
@@ -93,7 +94,7 @@ class Child:
         self._socket.close()
 
     def _read(self) -> None:
-        """Buffer received bytes, also while no `receive` is waiting."""
+        """Buffer received bytes, also while nobody waits for an answer."""
         try:
             piece = self._socket.recv(PIECE)
         except BlockingIOError:

@@ -141,9 +141,7 @@ class GrammarTrials:
         """Compile in a process of its own; raise `TimeoutError` after `asked.seconds` of CPU time."""
         child = await self._fork_server.child("trial", FromTrial)
         try:
-            async with asyncio.timeout(WALL * asked.seconds + 1):
-                await child.send(asked)
-                message = await child.receive()
+            message = await child.ask(asked, WALL * asked.seconds + 1)
         except ChildDiedError as error:
             if (status := error.ended_with) is None or status >= 0:
                 raise NotReadyError("the process that compiles grammars ended") from error

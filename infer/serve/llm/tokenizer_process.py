@@ -45,9 +45,7 @@ class TokenizerProcess:
                 None  # until the answer has come: a request that is cancelled leaves no process half read
             )
             try:
-                async with asyncio.timeout(WALL * asked.seconds + 1):
-                    await child.send(asked)
-                    message = await child.receive()
+                message = await child.ask(asked, WALL * asked.seconds + 1)
                 self._child = child
             except UnicodeEncodeError as error:
                 self._child = child

@@ -146,9 +146,7 @@ class MediaDecoders:
         """Send a file to a process and return its answer; the process is killed unless it gave one."""
         most, answer = WALL_SECONDS + asked.limits.seconds, None
         try:
-            async with asyncio.timeout(most):
-                await child.send(asked)
-                answer = await child.receive()
+            answer = await child.ask(asked, most)
         except TimeoutError:
             raise _too_slow(asked, f"{most:g} s") from None
         except ChildDiedError as error:
