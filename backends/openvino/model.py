@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -19,22 +16,15 @@ import numpy as np
 import torch
 
 from infer.errors import NotUsableError, ResourceError
+from infer.process import spawn
 from infer.spec import TensorSpec
 
+from . import compile_trial
 from .layers import LayerConverter
 from .library import library
 
 _NOISE = ("Exception from ", "Check ", "[ GENERAL_ERROR ]", "[ NOT_IMPLEMENTED ]")
 _SUMMARY = "Summary:"
-_COMPILE = """
-import sys
-sys.path[:] = [place for place in sys.path if place]
-sys.modules["openvino_telemetry"] = None
-import json, resource, openvino
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-path, properties = json.loads(sys.argv[1])
-openvino.Core().compile_model(path, "CPU", properties)
-"""
 
 
 class NumericSettings(msgspec.Struct, frozen=True):
@@ -108,11 +98,10 @@ def require_compilable(path: Path, settings: NumericSettings) -> None:
     Raises `NotUsableError` then; what it refuses in words is left to `compiled`.
     """
     wanted = json.dumps([os.fspath(path), settings.properties()])
-    ended = subprocess.run([sys.executable, "-c", _COMPILE, wanted], capture_output=True, check=False)
-    if ended.returncode < 0:
-        name = signal.Signals(-ended.returncode).name
+    code = spawn.run(Path(compile_trial.__file__), [wanted]).returncode
+    if code < 0:
         raise NotUsableError(
-            f"OpenVINO's CPU plugin crashes while it compiles this graph ({name})",
+            f"OpenVINO's CPU plugin crashes while it compiles this graph ({spawn.describe_exit(code)})",
             hint="Use another --backend",
         )
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class NodeTrials:
             os.environ.pop(name, None)
         os.environ.update(environment)
         self._folder = Path(tempfile.mkdtemp(prefix="infer-search-"))
-        self._worker = Worker(replace(setup, work=str(self._folder)), limits or default_limits())
+        self._worker = Worker(structs.replace(setup, work=str(self._folder)), limits or default_limits())
 
     def facts(self, plan: Plan, budgets: Budgets) -> dict[str, str]:
         """Return what this node has."""

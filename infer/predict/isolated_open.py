@@ -6,7 +6,6 @@ An artifact that this user made here is opened at once.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -16,6 +15,8 @@ from pathlib import Path
 from ..artifact.store import signed_here
 from ..device import memory_available
 from ..errors import ArtifactError, InferError, ResourceError
+from ..process import child
+from ..process.spawn import describe_exit
 
 PATIENCE = 300.0  # seconds to open it and run its golden inputs
 LOOK = 0.01
@@ -33,65 +34,51 @@ def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _open(folder)
-    _raise_for_status(_wait_for_child(pid), folder)
+    _raise_for_exit(_wait_for_child(child.fork(lambda: _open(folder))), folder)
 
 
-def _open(folder: Path) -> None:
-    """Open the artifact in the child process and exit with the command line's exit codes."""
-    code = 1
+def _open(folder: Path) -> int:
+    """Open the artifact in the child process; return the command line's exit code."""
     try:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        most = _data_bytes() + int(memory_available("cpu"))
-        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        child.confine(data=int(memory_available("cpu")))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         from .predictor import Predictor
 
         with Predictor.load(folder, threads=1):  # OpenMP's other threads are not in this process
-            code = 0
+            return 0
     except InferError as error:
-        code = error.exit_code
+        return error.exit_code
     except MemoryError:
-        code = NO_MEMORY
-    finally:
-        os._exit(code)
-
-
-def _data_bytes() -> int:
-    """Private memory of this process; mapped weights are not among it."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        return NO_MEMORY
 
 
 def _wait_for_child(pid: int) -> int | None:
-    """Wait for the child; its status, or None after `PATIENCE`, when it is killed."""
+    """Wait for the child; its exit code, or None after `PATIENCE`, when it is killed."""
     deadline, done, status = time.monotonic() + PATIENCE, 0, 0
     try:
         while not done and time.monotonic() < deadline:
             done, status = os.waitpid(pid, os.WNOHANG)
             if not done:
                 time.sleep(LOOK)
-        return status if done else None
+        return os.waitstatus_to_exitcode(status) if done else None
     finally:
         if not done:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
-def _raise_for_status(status: int | None, folder: Path) -> None:
+def _raise_for_exit(code: int | None, folder: Path) -> None:
     hint = "It was not made here, and is damaged or hostile: make it again from its source"
-    if status is None:
+    if code is None:
         raise ArtifactError(
             f"opening the artifact takes more than {PATIENCE:.0f} s", where=str(folder), hint=hint
         )
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
+    if code < 0:
         raise ArtifactError(
-            f"opening the artifact ends the process with {name}", where=str(folder), hint=hint
+            f"opening the artifact ends the process with {describe_exit(code)}", where=str(folder), hint=hint
         )
-    if os.WEXITSTATUS(status) == NO_MEMORY:
+    if code == NO_MEMORY:
         raise ResourceError("opening the artifact takes more memory than is free", where=str(folder))

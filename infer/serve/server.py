@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 
 from ..options import from_values
+from ..process.child import process_age
 from .fast_path.coalescer import Coalescer
 from .http import http_protocol
 from .http.access_control import AllowedHosts, allowed_hosts
@@ -31,7 +32,6 @@ from .service import Service
 from .signals import Signals, StoppedError, stoppable
 from .startup import print_line, slow_start_reports, startup_line
 from .workers import model_loading
-from .workers.process import process_age
 
 log = logging.getLogger("infer.serve")
 Printer = Callable[[str], None]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from backends import openvino
+from backends.openvino import compile_trial
 from backends.openvino import model as openvino_model
 from backends.openvino.layers import LayerConverter
 from backends.openvino.model import NumericSettings, clean_error_message
@@ -81,8 +82,9 @@ def test_a_signal_is_handled_after_another_thread_closed_a_model(tmp_path: Path)
 def test_a_crash_of_the_compiler_is_a_refusal_with_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_model, "_COMPILE", "import os; os.kill(os.getpid(), 11)")
-    with pytest.raises(NotUsableError, match=r"crashes while it compiles this graph \(SIGSEGV\)"):
+    (tmp_path / "crash.py").write_text("import os; os.kill(os.getpid(), 11)")
+    monkeypatch.setattr(compile_trial, "__file__", str(tmp_path / "crash.py"))
+    with pytest.raises(NotUsableError, match=r"crashes while it compiles this graph \(signal SIGSEGV\)"):
         openvino_model.require_compilable(tmp_path / "m.xml", NumericSettings())
 
 

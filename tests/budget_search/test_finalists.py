@@ -73,7 +73,7 @@ class BusyMachine:
         if method == "survey":
             return LowerBounds()
         if method == "rounds":
-            names = [(artifact / "backend").read_text() for artifact in arguments[1]]
+            names = [Path(artifact, "backend").read_text() for artifact in arguments[1]]
             self.rounds.append(names)
             clock = BusyClock(self.seed)
             calls = [clock.call(TRUE[name]) for name in names]

@@ -42,7 +42,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("act", "error", "sentence"),
     [
-        (crash, ArtifactError, "opening the artifact ends the process with SIGSEGV"),
+        (crash, ArtifactError, "opening the artifact ends the process with signal SIGSEGV"),
         (hang, ArtifactError, "opening the artifact takes more than"),
         (eat, ResourceError, "more memory than is free"),
     ],

@@ -237,7 +237,7 @@ def test_libraries_of_a_backend_are_imported_once_for_all_its_artifacts(
         f"            open({str(log)!r}, 'a').write(name + chr(10))\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(tmp_path / "site")
     forking = ForkingProbe()
     for _ in range(3):
         assert forking.probe("eager", tiny_artifact).failure == ""

@@ -26,4 +26,4 @@ def faulty(asked: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), faulty))
+    sys.exit(main(sys.argv[1:], faulty))

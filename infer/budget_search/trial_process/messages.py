@@ -1,18 +1,21 @@
-"""Values that pass between a search and the process that runs its trials."""
+"""Messages between a search and the process that runs its trials: plain values, msgpack, no pickle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ...plan import Plan
-from ...report.search_record import Candidate
+from ...process.error_messages import ErrorMessage
+from ...report.search_record import Candidate, TrialRecord
 from ...run.trial import TimesToBeat
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Values that all trials of a worker share."""
+class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True, array_like=True):
+    """Search to worker, first message: values that all its trials share."""
 
     plan: Plan
     name: str  # of the artifacts, `model.infer`
@@ -69,3 +72,44 @@ class TrialRequest:
     candidate: Candidate
     rivals: tuple[str, ...] | None = None
     to_beat: ToBeat | None = None
+
+
+class Question(msgspec.Struct, tag="question", frozen=True, array_like=True):
+    """Search to worker: call the method of `Session` that the one field names, with these arguments; `Answer` follows,
+    or `ErrorMessage`.
+    """
+
+    run: tuple[TrialRequest] | None = None
+    survey: tuple[Candidate, tuple[str, ...]] | None = None
+    rounds: tuple[Candidate, tuple[str, ...], tuple[int, ...]] | None = None
+
+
+class Answer(msgspec.Struct, tag="answer", frozen=True, array_like=True):
+    """Worker to search: what the method returned."""
+
+    run: TrialRecord | None = None
+    survey: LowerBounds | None = None
+    rounds: list[list[float]] | None = None
+
+
+class Step(msgspec.Struct, tag="step", frozen=True, array_like=True):
+    """Worker to search: a step of a trial began."""
+
+    name: str
+    detail: str
+
+
+class Waiting(msgspec.Struct, tag="waiting", frozen=True, array_like=True):
+    """Worker to search: it waits for other searches, or no longer does."""
+
+    began: bool
+
+
+ToWorker = Setup | Question
+FromWorker = Answer | Step | Waiting | ErrorMessage
+
+
+def content(message: Question | Answer) -> tuple[str, Any]:
+    """Return the method that a question or an answer is of, and its arguments or what it returned."""
+    ((method, value),) = ((n, v) for n, v in msgspec.structs.asdict(message).items() if v is not None)
+    return method, value

@@ -171,7 +171,7 @@ class Session:
                 return LowerBounds()
 
     def rounds(
-        self, candidate: Candidate, artifacts: Sequence[Path], batches: Sequence[int]
+        self, candidate: Candidate, artifacts: Sequence[str], batches: Sequence[int]
     ) -> list[list[float]]:
         """Time published artifacts in turns, each at its own batch size, the first one that of `candidate`; return
         seconds of a row by artifact and round.
@@ -180,7 +180,12 @@ class Session:
         with self._lock.working():
             prepared = self._sources.last or self._opened(plan, self._reporter.attempt())[0]
             self._reporter.step("time", "the best trials in turns")
-            return time_artifacts(artifacts, batches, prepared.original.graph, self._lock.timing)
+            return time_artifacts(
+                [Path(artifact) for artifact in artifacts],
+                batches,
+                prepared.original.graph,
+                self._lock.timing,
+            )
 
     def _opened(self, plan: Plan, reporter: Reporter) -> tuple[PreparedSource, Resolved]:
         """Resolve the plan, and load and capture the source unless an earlier trial did."""

@@ -1,8 +1,9 @@
-"""A worker and a process above it: `python -m infer.budget_search.trial_process.subreaper SOCKET`, by its number.
+"""A worker and a process above it: `python -m infer.budget_search.trial_process.subreaper PARENT SOCKET`, by numbers.
 
 The one above ends everything that the worker started, whatever ends the worker or the search.
 A compiler that a worker runs is no child of the search, may lead a session of its own, and would outlive a SIGKILL.
-Linux gives the orphans of its descendants to a child subreaper (prctl(2)), so that none is out of its reach.
+Linux gives the orphans of its descendants to a child subreaper (prctl(2)), so that none is out of its reach. The kernel
+does not end it with its parent as it ends other children: a SIGKILL would leave it no time for that.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import time
 
 import psutil
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+from ...process.child import end_with_parent
+
+PR_SET_CHILD_SUBREAPER = 36
 REAP = 5.0  # seconds between two looks for orphans that ended
 
 
 def main(arguments: list[str]) -> int:
     """Fork, and serve trials in the child; torch is imported by it alone."""
-    pipe = int(arguments[0])
+    pipe = int(arguments[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the search's terminal: the search decides
     fork_child(pipe)
     from . import worker
@@ -40,21 +43,15 @@ def fork_child(pipe: int) -> None:
     """
     if sys.platform != "linux":
         return
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     own = os.getpid()
     child = os.fork()
     if child == 0:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != own:
-            os._exit(1)
+        end_with_parent(own)
         return
     status = _wait(child, pipe)
     _kill_descendants()
     _exit_with(status)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value)
 
 
 def _wait(child: int, pipe: int) -> int:

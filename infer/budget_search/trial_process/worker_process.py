@@ -10,12 +10,9 @@ import contextlib
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,12 @@ import psutil
 from msgspec import structs
 
 from ... import device as hardware
+from ...errors import InferError
+from ...process.channel import ClosedError
+from ...process.error_messages import ErrorMessage, decode_error
+from ...process.spawn import ChildProcess, describe_exit
 from ...report.search_record import Candidate, Outcome, TrialRecord
-from .messages import LowerBounds, Setup, TrialRequest
-from .worker import Kind
+from .messages import Answer, FromWorker, LowerBounds, Question, Setup, Step, TrialRequest, Waiting, content
 
 SHORTEST = 1.0  # seconds: with less time left no trial is begun
 MEMORY_SHARE = 0.9  # of what is free at the start, that a trial may hold
@@ -94,19 +94,14 @@ class WorkerProcess:
     def __init__(self, setup: Setup, log: Path) -> None:
         self.setup, self.trials = setup, 0
         self._log = log
-        self._pipe, other = Pipe()  # nobody else holds our end: it closes when the search is gone
-        with log.open("wb") as output, other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "infer.budget_search.trial_process.subreaper", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(other.fileno(),),
-                start_new_session=True,  # Ctrl-C is for the search; the group can be killed as a whole
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        with log.open(
+            "wb"
+        ) as output:  # nobody else holds our end of the channel: it closes when the search is gone
+            self._process = ChildProcess(
+                "infer.budget_search.trial_process.subreaper", FromWorker, output=output
             )
-        with contextlib.suppress(OSError):
-            self._pipe.send(setup)
+        with contextlib.suppress(ClosedError):
+            self._process.channel.send(setup)
 
     def ask(self, method: str, arguments: tuple[Any, ...], limits: TrialLimits, step: OnStep) -> Any:
         """Return what a method of the worker's `Session` answers within the limits.
@@ -114,32 +109,33 @@ class WorkerProcess:
         Raises `TrialEndedError`, the worker being dead then unless `alive`, and the `InferError` that every trial would
         meet.
         """
-        with contextlib.suppress(OSError):
-            self._pipe.send((method, arguments))
+        with contextlib.suppress(ClosedError):
+            self._process.channel.send(Question(**{method: arguments}))
         watch = StopWatch()
         while True:
-            kind, value = self._next()
-            if kind == "step":
-                step(*value)
-            elif kind == "waiting":
-                watch.pause(value)
-            elif kind == "error":
-                raise value
-            elif kind == "failed":
-                raise TrialEndedError("failed", value, watch.running)
-            elif kind == "answer" and isinstance(value, TrialRecord):
+            message = self._next()
+            if isinstance(message, Step):
+                step(message.name, message.detail)
+            elif isinstance(message, Waiting):
+                watch.pause(message.began)
+            elif isinstance(message, ErrorMessage):
+                if isinstance(error := decode_error(message), InferError):
+                    raise error
+                raise TrialEndedError("failed", message.text.splitlines()[0], watch.running)
+            elif isinstance(message, Answer):
+                _, value = content(message)
+                if not isinstance(value, TrialRecord):
+                    return value
                 self.trials += 1
                 return structs.replace(value, took=watch.running)
-            elif kind == "answer":
-                return value
-            over = self._ended() if kind is None and not self.alive else self._over(limits, watch)
+            over = self._ended() if message is None and not self.alive else self._over(limits, watch)
             if over is not None:
                 self.close()
                 raise TrialEndedError(*over, watch.running)
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.alive
 
     def close(self) -> None:
         """Kill the worker and everything that it started."""
@@ -149,8 +145,7 @@ class WorkerProcess:
         for one in family:
             with contextlib.suppress(psutil.Error):
                 one.kill()
-        self._process.wait()
-        self._pipe.close()
+        self._process.kill()
 
     def _over(self, limits: TrialLimits, watch: StopWatch) -> tuple[Outcome, str] | None:
         """Return outcome and reason of a trial that is past a limit."""
@@ -170,24 +165,18 @@ class WorkerProcess:
 
     def _ended(self) -> tuple[Outcome, str]:
         """Explain a process that ended by itself, from its signal and the last line of its log."""
-        code = self._process.returncode
+        code = self._process.wait() or 0
         if code == -signal.SIGKILL:
             return "out of memory", "the system killed its process (SIGKILL), as it does without memory"
-        how = f"exit code {code}"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = signal.Signals(-code).name
-        return "crashed", f"its process ended with {how}{_fault_in_log(self._log)}"
+        return "crashed", f"its process ended with {describe_exit(code)}{_fault_in_log(self._log)}"
 
-    def _next(self) -> tuple[Kind | None, Any]:
-        """Return the next message; (None, None) where none came in time, or the worker closed its pipe."""
+    def _next(self) -> Any:
+        """Return the next message; None where none came in time, or the worker closed its channel."""
         try:
-            if self._pipe.poll(LOOK):
-                return self._pipe.recv()  # type: ignore[no-any-return]
-        except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE)
-        return None, None
+            return self._process.channel.receive(LOOK)
+        except ClosedError:
+            self._process.wait(GRACE)
+        return None
 
 
 Start = Callable[[Setup, Path], WorkerProcess]
@@ -232,7 +221,7 @@ class Worker:
     ) -> LowerBounds:
         """Return the bounds that need no trial; none of a worker that fails, as its trials will report."""
         try:
-            return self._ask(candidate, "survey", (candidate, formats), seconds_left, step)  # type: ignore[no-any-return]
+            return self._ask(candidate, "survey", (candidate, tuple(formats)), seconds_left, step)  # type: ignore[no-any-return]
         except TrialEndedError:
             return LowerBounds()
 
@@ -245,7 +234,8 @@ class Worker:
         step: OnStep,
     ) -> RoundTimes:
         """Time published artifacts in turns, the first one that of `candidate`; raises `TrialEndedError`."""
-        return self._ask(candidate, "rounds", (candidate, artifacts, batches), seconds_left, step)  # type: ignore[no-any-return]
+        arguments = (candidate, tuple(map(os.fspath, artifacts)), tuple(batches))
+        return self._ask(candidate, "rounds", arguments, seconds_left, step)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the worker process and everything that it started."""
@@ -267,7 +257,7 @@ class Worker:
         ):
             self.close()
         if self.process is None:
-            setup = replace(self.setup, plan=self.setup.plan.with_(threads=threads))
+            setup = structs.replace(self.setup, plan=self.setup.plan.with_(threads=threads))
             self.process = self.start(setup, Path(setup.work) / f"worker-{self.started}.log")
             self.started += 1
         whole = math.inf if seconds_left is None else max(SHORTEST, seconds_left)

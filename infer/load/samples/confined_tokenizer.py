@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from ...errors import SourceError
 from ...library_errors import MOST_SAID
+from ...process import spawn
+from ...process.spawn import describe_exit
 from ...sanitize import shortened
 from . import tokenizer_process
 
@@ -27,22 +26,20 @@ def tokens_of(path: Path, texts: list[Any], limit: int | None) -> list[tuple[lis
     asked = json.dumps({"tokenizer": str(path.absolute()), "texts": texts, "limit": limit}).encode()
     memory = MEMORY + MEMORY_PER_BYTE * len(asked)
     seconds = int(SECONDS + len(asked) / BYTES_PER_SECOND)
-    command = [sys.executable, "-P", tokenizer_process.__file__, str(memory), str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(
-            command, input=asked, capture_output=True, timeout=2 * seconds, env=environment, check=False
+        done = spawn.run(
+            Path(tokenizer_process.__file__), [memory, seconds], given=asked, timeout=2 * seconds
         )
-    except subprocess.TimeoutExpired as error:
+    except TimeoutError as error:
         raise _refused(path, texts, f"took longer than {2 * seconds} s") from error
     if done.returncode == 0:
         return [(ids, types) for ids, types in json.loads(done.stdout)]
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if done.returncode in (-signal.SIGPROF, -signal.SIGKILL):
         raise _refused(path, texts, f"took longer than {seconds} s of the CPU, or was killed")
     said = done.stderr.decode(errors="replace")
     if "memory" in said.lower():
         raise _refused(path, texts, f"took more than {memory / 1e6:.0f} MB")
-    last = (said.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    last = (said.strip().splitlines() or [f"it ended with {describe_exit(done.returncode)}"])[-1]
     raise _refused(path, texts, f"failed: {shortened(last, MOST_SAID)}")
 
 

@@ -1,29 +1,26 @@
 """Process that tokenizes the texts of a foreign tokenizer: one whose normalizer grows the text takes all memory.
 
 It reads from stdin {"tokenizer": path, "texts": [text or pair], "limit": tokens or null} and writes [[ids, types], …].
-It imports nothing of `infer`, so that it starts in a moment: `tokens_of` is the other side.
+It imports no more of `infer` than what confines it, so that it starts in a moment: `tokens_of` is the other side.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 
+from infer.process.child import confine, end_with_parent
 
-def main(memory: int, seconds: int) -> int:
+
+def main(parent: int, memory: int, seconds: int) -> int:
     """Answer one request within so many bytes of memory and seconds of the CPU."""
     import tokenizers
 
+    end_with_parent(parent)
     asked = json.load(sys.stdin)
     with open(asked["tokenizer"], "rb") as file:
         tokenizer = tokenizers.Tokenizer.from_buffer(file.read())
-    held = 0
-    with open("/proc/self/statm") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (held + memory, held + memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    confine(addresses=memory, cpu_seconds=seconds)
     tokenizer.no_padding()
     limit = asked["limit"]
     tokenizer.no_truncation() if limit is None else tokenizer.enable_truncation(limit)
@@ -34,4 +31,4 @@ def main(memory: int, seconds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(*map(int, sys.argv[1:])))

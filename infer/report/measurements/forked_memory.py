@@ -9,33 +9,33 @@ imports left: anonymous pages at once, pages of files after it has read them int
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import json
 import mmap
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ...llm.step.step_shape import StepShape
+from ...process import child
+from ...process.channel import Channel, ClosedError
+from ...process.spawn import ChildProcess, describe_exit
 from . import memory
 from .memory import Imported, Memory
 
-PR_SET_PDEATHSIG, MADV_POPULATE_READ = 1, 22
+MADV_POPULATE_READ = 22
 PRESENT = np.uint64(1 << 63)  # of an entry of /proc/PID/pagemap
 TIMEOUT = 300.0  # seconds for one artifact
-_SERVER = (
-    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
-    "import infer.report.measurements.forked_memory as m; m.serve()"
-)
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -53,24 +53,15 @@ class ForkingProbe:
     """
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ChildProcess | None = None
         self._end: Callable[[], object] = lambda: None
 
     def start(self, device: str = "cpu") -> None:
         """Start the process, which imports for some seconds, so that the first artifact need not wait for it."""
         if self._server is None and device == "cpu" and sys.platform == "linux":
-            command = [sys.executable, "-W", "ignore", "-c", _SERVER, json.dumps(sys.path)]
-            # In a session of its own: an interrupt of the terminal is for the run, whose end ends it. What libraries
-            # print in it is nobody's; failures come as answers.
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                start_new_session=True,
-            )
-            self._end = weakref.finalize(self, _end_server, self._server)
+            # What libraries print in it is nobody's; failures come as answers.
+            self._server = ChildProcess(__name__, Memory, output=subprocess.DEVNULL)
+            self._end = weakref.finalize(self, self._server.kill)
 
     def probe(
         self, backend: str, folder: Path, device: str = "cpu", *, shape: StepShape | None = None
@@ -78,13 +69,13 @@ class ForkingProbe:
         """Measure the memory of opening an artifact and running its golden inputs, in a fork or else a new process."""
         if device != "cpu" or sys.platform != "linux":
             return memory.probe(backend, folder, device, shape=shape)
-        found = self._ask(Artifact(backend, str(folder.absolute()), shape))
-        if found is None or found.failure:
+        measured = self._ask(Artifact(backend, str(folder.absolute()), shape))
+        if measured is None or measured.failure:
             self.close()
             return memory.probe(backend, folder, device, shape=shape)
         stored = memory.stored_weights(folder)
         weights = sum(stored.values()) if stored else None
-        return msgspec.structs.replace(found, weights=weights, weights_by_dtype=stored)
+        return msgspec.structs.replace(measured, weights=weights, weights_by_dtype=stored)
 
     def close(self) -> None:
         self._end()
@@ -93,122 +84,85 @@ class ForkingProbe:
     def _ask(self, artifact: Artifact) -> Memory | None:
         """Return the server's answer; None when it ended or took too long."""
         self.start()
-        server = self._server
-        if server is None or server.stdin is None or server.stdout is None:
-            return None
-        try:
-            server.stdin.write(msgspec.json.encode(artifact) + b"\n")
-            line = _line(server.stdout.fileno(), TIMEOUT)
-        except OSError:
-            return None
-        return msgspec.json.decode(line, type=Memory) if line.endswith(b"\n") else None
+        return None if self._server is None else _answer(self._server.channel, artifact)
 
 
-def _end_server(server: subprocess.Popen[bytes]) -> None:
-    server.kill()
-    server.communicate()
+def _answer(channel: Channel[Any], artifact: Artifact) -> Memory | None:
+    """Return the answer of the process at the other end; None when it ended or took too long."""
+    with contextlib.suppress(ClosedError):
+        channel.send(artifact)
+        return channel.receive(TIMEOUT)
+    return None
 
 
-def serve() -> None:
-    """Answer each artifact on standard input with its memory, measured below the process of its backend."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    servers: dict[str, tuple[int, int]] = {}
+class _Fork:
+    """A forked process that measures artifacts, by what `prepare` returns there."""
+
+    def __init__(self, prepare: Callable[[], Callable[[Artifact], Memory]]) -> None:
+        pages = resident_file_pages()
+        ours, theirs = socket.socketpair()
+
+        def serve() -> None:
+            ours.close()
+            populate(pages)
+            _serve(Channel(theirs, Artifact), prepare)
+
+        self._pid = child.fork(serve)
+        theirs.close()
+        self._channel: Channel[Any] = Channel(ours, Memory)
+
+    def measure(self, artifact: Artifact) -> Memory | None:
+        """Return the memory of an artifact; None when the process ended or took too long."""
+        return _answer(self._channel, artifact)
+
+    def close(self) -> Memory:
+        """End the process, whose late answer would be taken for that of the next artifact; return how it ended."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._channel.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return Memory(failure=f"the process of the probe ended: {describe_exit(code)}")
+
+
+def _serve(channel: Channel[Any], prepare: Callable[[], Callable[[Artifact], Memory]]) -> None:
+    """Answer artifacts until the other side closes the channel."""
+    try:
+        measure = prepare()
+        while (artifact := channel.receive()) is not None:
+            channel.send(measure(artifact))
+    except ClosedError:
+        return
+    except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
+        channel.send(Memory(failure=f"{type(error).__name__}: {error}"))
+
+
+def _process_of_all() -> Callable[[Artifact], Memory]:
+    """Prepare the process that has imported torch, and forks one for each backend."""
+    forks: dict[str, _Fork] = {}
     memory.import_caller()
-    for line in sys.stdin.buffer:
-        backend = msgspec.json.decode(line, type=Artifact).backend
-        if backend not in servers:
-            servers[backend] = _backend_server(backend)
-        if not (found := _relayed(line, *servers[backend])):
-            for descriptor in servers.pop(backend):  # a late answer would be taken for the next artifact's
-                os.close(descriptor)
-            failed = Memory(failure="the process of the backend ended without an answer")
-            found = msgspec.json.encode(failed) + b"\n"
-        os.write(answers, found)
+
+    def measure(artifact: Artifact) -> Memory:
+        if (backend := artifact.backend) not in forks:
+            forks[backend] = _Fork(partial(_process_of_backend, backend))
+        return forks[backend].measure(artifact) or forks.pop(backend).close()
+
+    return measure
 
 
-def _relayed(line: bytes, asks: int, answers: int) -> bytes:
-    """Pass a question on to the process of a backend; return its answer, empty where it gave none."""
-    try:
-        os.write(asks, line)
-        found = _line(answers, TIMEOUT)
-    except OSError:
-        return b""
-    return found if found.endswith(b"\n") else b""
+def _process_of_backend(backend: str) -> Callable[[Artifact], Memory]:
+    """Prepare the process that has imported the libraries of a backend, and forks one for each artifact."""
+    imported = memory.import_libraries(backend)
+
+    def measure(artifact: Artifact) -> Memory:
+        fork = _Fork(lambda: partial(_measure, imported))
+        measured = fork.measure(artifact)
+        ended = fork.close()
+        return measured or ended
+
+    return measure
 
 
-def _backend_server(backend: str) -> tuple[int, int]:
-    """Fork the process of a backend; return where it is asked and where it answers."""
-    pages, own = resident_file_pages(), os.getpid()
-    asked, asks = os.pipe()
-    answers, writes = os.pipe()
-    if os.fork() == 0:
-        os.close(asks)
-        os.close(answers)
-        _in_backend_server(backend, pages, asked, writes, own)
-    os.close(asked)
-    os.close(writes)
-    return asks, answers
-
-
-def _in_backend_server(
-    backend: str, pages: list[tuple[int, int]], asked: int, writes: int, parent: int
-) -> None:
-    """Import the libraries of a backend and measure each artifact in a fork; never returns."""
-    try:
-        _end_with(parent)
-        populate(pages)
-        imported = memory.import_libraries(backend)
-        with os.fdopen(asked, "rb") as questions:
-            for line in questions:
-                found = _forked(msgspec.json.decode(line, type=Artifact), imported)
-                os.write(writes, msgspec.json.encode(found) + b"\n")
-    except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
-        os.write(writes, msgspec.json.encode(Memory(failure=f"{type(error).__name__}: {error}")) + b"\n")
-    finally:
-        os._exit(0)
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, also one that has ended by now."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _forked(artifact: Artifact, imported: Imported) -> Memory:
-    """Measure one artifact in a child process; return its failure where it ended without an answer."""
-    pages = resident_file_pages()
-    reads, writes = os.pipe()
-    own = os.getpid()
-    child = os.fork()
-    if child == 0:
-        os.close(reads)
-        _in_child(artifact, imported, pages, writes, own)
-    os.close(writes)
-    line = _line(reads, TIMEOUT)
-    os.close(reads)
-    if not line.endswith(b"\n"):
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if line.endswith(b"\n"):
-        return msgspec.json.decode(line, type=Memory)
-    return Memory(failure=f"the probe ended with exit code {status}")
-
-
-def _in_child(
-    artifact: Artifact, imported: Imported, pages: list[tuple[int, int]], writes: int, parent: int
-) -> None:
-    """Measure, write the answer and end; never returns."""
-    try:
-        _end_with(parent)
-        populate(pages)
-        folder = Path(artifact.folder)
-        found = memory.measure_opened(artifact.backend, folder, "cpu", artifact.shape, imported)
-    except BaseException as error:  # noqa: BLE001 - of a library: a fresh process says what is wrong
-        found = Memory(failure=f"{type(error).__name__}: {error}")
-    os.write(writes, msgspec.json.encode(found) + b"\n")
-    os._exit(0)
+def _measure(imported: Imported, artifact: Artifact) -> Memory:
+    return memory.measure_opened(artifact.backend, Path(artifact.folder), "cpu", artifact.shape, imported)
 
 
 def resident_file_pages() -> list[tuple[int, int]]:
@@ -245,15 +199,12 @@ def populate(pages: list[tuple[int, int]]) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def _line(handle: int, seconds: float) -> bytes:
-    """Read up to the end of a line; less when the other side ended or the seconds are over."""
-    line, end = b"", time.monotonic() + seconds
-    while not line.endswith(b"\n"):
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([handle], [], [], left)[0]:
-            break
-        piece = os.read(handle, 1 << 16)
-        if not piece:
-            break
-        line += piece
-    return line
+def main(arguments: list[str]) -> int:
+    parent, descriptor = map(int, arguments)
+    child.end_with_parent(parent)
+    _serve(Channel(socket.socket(fileno=descriptor), Artifact), _process_of_all)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +25,8 @@ from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
 from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ...llm.step.step_shape import StepShape
+from ...process import child, spawn
+from ...process.spawn import describe_exit
 from ...sanitize import shortened
 from ...spec import Finding
 from .peak_memory import PeakMemory
@@ -39,10 +41,6 @@ _STORED = {
     "I32": "int32",
 }
 _STORED |= {"I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
-_CHILD = (
-    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
-    "import infer.report.measurements.memory as m; m._child()"
-)
 
 
 def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -136,34 +134,17 @@ def probe(
     """
     stored = stored_weights(folder)
     weights = Memory(weights=sum(stored.values()) if stored else None, weights_by_dtype=stored)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        _CHILD,
-        json.dumps(sys.path),
-        backend,
-        str(folder),
-        device,
-        msgspec.json.encode(shape).decode(),
-    ]
+    arguments = [backend, folder, device, msgspec.json.encode(shape).decode()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
+        done = spawn.run(__name__, arguments, timeout=timeout)
+    except TimeoutError:
         return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        last = (said or [describe_exit(done.returncode)])[-1]
         return msgspec.structs.replace(weights, failure=f"the probe failed: {shortened(last, MOST_SAID)}")
     measured = msgspec.json.decode(done.stdout.splitlines()[-1], type=Memory)
     return msgspec.structs.replace(measured, weights=weights.weights, weights_by_dtype=stored)
-
-
-def _child() -> None:
-    """Measure in the new process, and print the result as the last line."""
-    shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
-    measured = measure_opened(sys.argv[2], Path(sys.argv[3]), sys.argv[4], shape)
-    print(msgspec.json.encode(measured).decode())
 
 
 def import_caller() -> None:
@@ -256,3 +237,18 @@ def measure_opened(
         )
     runner.close()
     return measured
+
+
+def main(parent: str, backend: str, folder: str, device: str, shape: str) -> int:
+    """Measure in the new process, and print the result as the last line."""
+    child.end_with_parent(int(parent))
+    warnings.simplefilter("ignore")
+    measured = measure_opened(
+        backend, Path(folder), device, msgspec.json.decode(shape, type=StepShape | None)
+    )
+    print(msgspec.json.encode(measured).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

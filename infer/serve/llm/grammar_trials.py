@@ -24,10 +24,11 @@ from msgspec import structs
 from ...errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
 from ...llm.text.grammar.grammar_request import GrammarLimits, read
 from ...llm.text.grammar.grammar_trial import GrammarCost
+from ...process.error_messages import ErrorMessage, decode_error
+from ...process.fork_server import ChildDiedError, ForkServer
+from ...process.spawn import describe_exit
 from ..client_slots import ClientSlots
-from ..fork_server.client import ChildDiedError, ForkServer
-from ..fork_server.messages import CompileTrial, FromTrial
-from ..workers.messages import ErrorMessage, decode_error
+from ..text_jobs.messages import CompileTrial, FromTrial
 
 QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
 SLOW = 2  # for long ones, of one client one
@@ -140,19 +141,14 @@ class GrammarTrials:
         """Compile in a process of its own; raise `TimeoutError` after `asked.seconds` of CPU time."""
         child = await self._fork_server.child("trial", FromTrial)
         try:
-            async with asyncio.timeout(WALL * asked.seconds + 1):
-                await child.send(asked)
-                message = await child.receive()
+            message = await child.ask(asked, WALL * asked.seconds + 1)
         except ChildDiedError as error:
             if (status := error.ended_with) is None or status >= 0:
                 raise NotReadyError("the process that compiles grammars ended") from error
             if -status == signal.SIGPROF:
                 raise TimeoutError from error
-            how = signal.Signals(-status).name
-            raise GrammarError(
-                f"compiling this {asked.kind} ended its process ({how}): it takes too much memory",
-                where=asked.kind,
-            ) from error
+            how = f"ended its process ({describe_exit(status)}): it takes too much memory"
+            raise GrammarError(f"compiling this {asked.kind} {how}", where=asked.kind) from error
         finally:
             child.close()
         if isinstance(message, ErrorMessage):

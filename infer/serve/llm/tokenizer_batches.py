@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import InferError, NotReadyError
-from ..fork_server.messages import TokenRows
+from ..text_jobs.messages import TokenRows
 
 MAX_CHARACTERS = 16_000  # of one message; keeps its time short for the texts that wait behind it
 TextsOrPairs = Sequence[str | tuple[str, str]]

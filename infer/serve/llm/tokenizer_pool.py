@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from ...errors import InferError, InputError
 from ...llm.text.tokenizer import TextOrPair
-from ..fork_server.client import ForkServer
-from ..fork_server.messages import (
+from ...process.fork_server import ForkServer
+from ..text_jobs.messages import (
     DecodedRows,
     DecodeRows,
     DecodeTokens,
@@ -19,10 +19,10 @@ from ..fork_server.messages import (
     EncodeSpans,
     EncodeTexts,
     FindTokens,
-    ForkServerConfig,
     SpanRow,
     SpanRows,
     TokenIds,
+    TokenizerConfig,
     TokenRows,
 )
 from .tokenizer_batches import TokenizerBatches
@@ -205,9 +205,7 @@ def encoder_fork_server(predictor: Any) -> ForkServer | None:
     longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
     if not longest or path is None or not (path / "tokenizer.json").is_file():
         return None
-    return ForkServer(
-        ForkServerConfig(folder=str(path), max_length=longest), f"tokenizer of {predictor.name}"
-    )
+    return _fork_server(TokenizerConfig(folder=str(path), max_length=longest), predictor.name)
 
 
 def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
@@ -215,7 +213,11 @@ def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
     folder = getattr(language_model, "folder", None)
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    prepare = ForkServerConfig(
+    config = TokenizerConfig(
         folder=str(folder), vocab_size=language_model.vocab_size, eos_ids=tuple(language_model.eos_ids)
     )
-    return ForkServer(prepare, f"tokenizer of {name}")
+    return _fork_server(config, name)
+
+
+def _fork_server(config: TokenizerConfig, name: str) -> ForkServer:
+    return ForkServer("infer.serve.text_jobs", config, f"tokenizer of {name}")

@@ -7,8 +7,10 @@ import signal
 from typing import Any
 
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
-from ..fork_server.client import Child, ChildDiedError, ForkServer
-from ..fork_server.messages import (
+from ...process.error_messages import ErrorMessage, decode_error
+from ...process.fork_server import Child, ChildDiedError, ForkServer
+from ...process.spawn import describe_exit
+from ..text_jobs.messages import (
     DecodeRows,
     DecodeTokens,
     EncodeChat,
@@ -17,7 +19,6 @@ from ..fork_server.messages import (
     FindTokens,
     FromText,
 )
-from ..workers.messages import ErrorMessage, decode_error
 
 TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
 WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
@@ -44,9 +45,7 @@ class TokenizerProcess:
                 None  # until the answer has come: a request that is cancelled leaves no process half read
             )
             try:
-                async with asyncio.timeout(WALL * asked.seconds + 1):
-                    await child.send(asked)
-                    message = await child.receive()
+                message = await child.ask(asked, WALL * asked.seconds + 1)
                 self._child = child
             except UnicodeEncodeError as error:
                 self._child = child
@@ -81,7 +80,11 @@ def timeout_error(asked: TextRequest, status: int | None, size: int, where: str)
     if isinstance(asked, EncodeChat) and status == -signal.SIGPROF:
         seconds = asked.template_seconds
     limits = (-signal.SIGPROF, -signal.SIGVTALRM, 0)
-    how = f"took longer than {seconds:.3g} s" if status in limits else f"ended its process ({status})"
+    how = (
+        f"took longer than {seconds:.3g} s"
+        if status in limits
+        else f"ended its process ({describe_exit(status)})"
+    )
     if size > LONG_CHARACTERS:
         return InputError(f"the {part} {how} for {size} characters", where=where, hint="Send less text")
     return ArtifactError(f"the {part} of this model {how} for {size} characters")

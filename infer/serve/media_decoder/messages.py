@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from ...preprocess.image import MAX_SCANS, ImagePreprocessor
-from ..workers.messages import ErrorMessage
+from ...process.error_messages import ErrorMessage
 
 
 class DecodeLimits(msgspec.Struct, frozen=True, array_like=True):

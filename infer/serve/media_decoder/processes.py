@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import DeadlineError, InputError, NotReadyError, TooLargeError
+from ...process.error_messages import ErrorMessage, decode_error
+from ...process.fork_server import Child, ChildDiedError, ForkServer
+from ...process.spawn import describe_exit
 from ..client_slots import ClientSlots
-from ..fork_server.client import Child, ChildDiedError, ForkServer
-from ..fork_server.messages import ForkServerConfig
-from ..workers.messages import ErrorMessage, decode_error
 from .messages import DecodedImage, DecodeImage, DecodeSound, FromDecoder
 
 MODULE = "infer.serve.media_decoder"
@@ -59,7 +59,7 @@ class MediaDecoders:
     """
 
     def __init__(self, module: str = MODULE) -> None:
-        self._server = ForkServer(ForkServerConfig(folder=""), "decoder of files", module)
+        self._server = ForkServer(module, None, "decoder of files")
         self._idle = list[Child]()
         self._threads = ThreadPoolExecutor(2 * PLACES, thread_name_prefix="infer-media")
         slots = partial(ClientSlots, PLACES, each=CORES, waiting=WAITING, what="files", where="file")
@@ -146,18 +146,15 @@ class MediaDecoders:
         """Send a file to a process and return its answer; the process is killed unless it gave one."""
         most, answer = WALL_SECONDS + asked.limits.seconds, None
         try:
-            async with asyncio.timeout(most):
-                await child.send(asked)
-                answer = await child.receive()
+            answer = await child.ask(asked, most)
         except TimeoutError:
             raise _too_slow(asked, f"{most:g} s") from None
         except ChildDiedError as error:
             status = error.ended_with or 0
             if status == -signal.SIGPROF:
                 raise _too_slow(asked, f"{asked.limits.seconds:g} s of CPU time") from None
-            ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
             raise InputError(
-                f"the process that decodes files ended ({ended}) on this one",
+                f"the process that decodes files ended ({describe_exit(status)}) on this one",
                 where=asked.where,
                 hint="Write the file again with another program",
             ) from None

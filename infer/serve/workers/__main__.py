@@ -1,17 +1,15 @@
 """Worker process entry point: `python -m infer.serve.workers PARENT CHANNEL BUFFER…`.
 
-PARENT is the server's process id; the others are inherited descriptors (see `process`).
+PARENT is the server's process id; the others are inherited descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +17,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ...process import child
+from ...process.channel import Channel, ClosedError
+from ...process.error_messages import encode_error
 from ..observability.memory import page_bytes
 from .loops import run_llm_loop, run_tensor_loop
 from .messages import (
@@ -28,21 +29,18 @@ from .messages import (
     ToWorker,
     WorkerReady,
     apply_names,
-    encode_error,
 )
 from .opening_progress import BEAT_SECONDS, OpeningProgress
-from .process import Channel, ClosedError, process_age
 from .self_test import generates_text, warm_up
 from .shared_memory import SharedBuffer
-
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code: 0 when told to end, 3 when the model could not be opened."""
     parent, descriptor, *buffers = map(int, arguments)
-    phases = {"python": process_age()}
-    _tie_to_parent(parent)
+    phases = {"python": child.process_age()}
+    child.ignore_stop_signals()
+    child.end_with_parent(parent)
     channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
     threading.Thread(target=_exit_on_hangup, args=(descriptor,), name="watch", daemon=True).start()
     try:
@@ -160,16 +158,6 @@ def _heartbeats(channel: Channel[Any], progress: OpeningProgress) -> Iterator[No
     finally:
         over.set()
         thread.join()
-
-
-def _tie_to_parent(parent: int) -> None:
-    """Ignore stop signals, which the server handles, and end this process when the server dies."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _exit_on_hangup(descriptor: int) -> None:

@@ -18,6 +18,8 @@ import msgspec
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
 from ...llm.text.grammar.grammar_request import GrammarLimits
+from ...process.channel import Channel, ClosedError
+from ...process.error_messages import ErrorMessage, encode_error
 from ..batching.collate import run_arrays
 from .messages import (
     BatchDone,
@@ -25,7 +27,6 @@ from .messages import (
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
-    ErrorMessage,
     GrammarCompiled,
     Heartbeat,
     LoadModel,
@@ -33,9 +34,7 @@ from .messages import (
     RunBatch,
     ShutDown,
     SubmitRequest,
-    encode_error,
 )
-from .process import Channel, ClosedError
 from .self_test import GoldenInputTest, GoldenPromptTest
 from .shared_memory import SharedBuffer
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ... import errors
-from ...errors import InferError
 from ...llm.engine.requests import Output, Request
+from ...process.error_messages import ErrorMessage
 from ...spec import Joins, TensorSpec
 
 TensorLocation = tuple[str, str, tuple[int, ...], int]  # in a buffer: name, numpy dtype, shape, offset
@@ -115,18 +114,6 @@ class BatchDone(msgspec.Struct, tag="done", array_like=True):
     began: float
 
 
-class ErrorMessage(msgspec.Struct, tag="failed", array_like=True):
-    """Worker to server: an operation raised.
-
-    `kind` is the name of a class of `infer.errors`, or empty.
-    """
-
-    kind: str
-    text: str
-    where: str = ""
-    hint: str = ""
-
-
 class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
     """Worker to server, about once a second while it loads or is idle and can answer.
 
@@ -204,25 +191,3 @@ FromWorker = (
     | GrammarCompiled
     | EngineStatus
 )
-
-
-class ModelError(Exception):
-    """Exception of the model that is not an `InferError`; its traceback is in the worker's log."""
-
-
-def encode_error(error: BaseException) -> ErrorMessage:
-    """Convert an exception to a message."""
-    if isinstance(error, InferError):
-        return ErrorMessage(type(error).__name__, error.message, error.where, error.hint)
-    kind = "MemoryError" if isinstance(error, MemoryError) else ""
-    return ErrorMessage(kind, f"{type(error).__name__}: {error}")
-
-
-def decode_error(message: ErrorMessage) -> Exception:
-    """Convert a message back to an exception, of the same class where `infer.errors` has it."""
-    if message.kind == "MemoryError":
-        return MemoryError(message.text)
-    kind = getattr(errors, message.kind, None) if message.kind else None
-    if isinstance(kind, type) and issubclass(kind, InferError):
-        return kind(message.text, where=message.where, hint=message.hint)
-    return ModelError(message.text)

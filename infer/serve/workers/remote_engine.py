@@ -15,19 +15,18 @@ from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ...llm.engine.requests import Deliver, Request
+from ...process.channel import ClosedError
+from ...process.error_messages import ErrorMessage, decode_error
 from .crash_retry import RequestTable
 from .messages import (
     CancelRequest,
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
-    ErrorMessage,
     GrammarCompiled,
     RequestRejected,
     SubmitRequest,
-    decode_error,
 )
-from .process import ClosedError
 from .restart_policy import WorkerLostError, error_for_requests
 from .supervisor import SupervisedWorker
 

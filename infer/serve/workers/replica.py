@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ...process.channel import ClosedError
+from ...process.error_messages import ErrorMessage, decode_error
 from ..batching.collate import Arrays
-from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
-from .process import ClosedError
+from .messages import BatchDone, ModelSource, RunBatch, TensorLocation
 from .restart_policy import (
     MessageNotSentError,
     RestartLimits,

@@ -12,19 +12,19 @@ from typing import Any
 import msgspec
 
 from ...errors import ArtifactError, InferError
+from ...process.channel import Channel, ClosedError
+from ...process.error_messages import ChildError, ErrorMessage, decode_error
+from ...process.spawn import ChildProcess, describe_exit
 from .messages import (
-    ErrorMessage,
     FromWorker,
     Heartbeat,
     LoadModel,
-    ModelError,
     ModelInfo,
     ModelSource,
+    ShutDown,
     WorkerReady,
-    decode_error,
 )
 from .opening_progress import OpeningWatch
-from .process import Channel, ChildProcess, ClosedError
 from .restart_policy import (
     MessageNotSentError,
     RestartLimitError,
@@ -92,7 +92,7 @@ class SupervisedWorker:
     def start(self) -> None:
         """Start the process; it opens its model in the background."""
         self.last_message_at = time.monotonic()
-        self._process = ChildProcess(FromWorker, self._descriptors)
+        self._process = ChildProcess("infer.serve.workers", FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
             self.channel.send(LoadModel(self.source, again=self.info is not None))
 
@@ -167,9 +167,11 @@ class SupervisedWorker:
         return MessageNotSentError(self._reap())
 
     def _reap(self) -> str:
-        how = self._process.exit if self._process is not None else "it is not running"
+        if self._process is None:
+            return "it is not running"
+        code = self._process.wait()
         self._kill_process()
-        return how
+        return "it hung up and runs on" if code is None else describe_exit(code)
 
     def kill_hung(self, seconds: float, how: str = "of silence") -> WorkerLostError:
         """Kill a worker that hung for `seconds`; return the error to raise."""
@@ -201,7 +203,7 @@ class SupervisedWorker:
                 try:
                     self.start()
                     self.wait()
-                except (WorkerLostError, InferError, ModelError, OSError, MemoryError) as error:
+                except (WorkerLostError, InferError, ChildError, OSError, MemoryError) as error:
                     self._kill_process()
                     log.error("the worker of %s did not start again: %s", self.source.path, error)
                     continue
@@ -216,7 +218,7 @@ class SupervisedWorker:
         process = self._process
         if self.channel_lock.acquire(timeout=CLOSE_SECONDS):
             if process is not None:
-                process.kill() if self.busy else process.close()
+                process.kill() if self.busy else process.close(ShutDown())
         else:
             if process is not None:
                 process.kill()

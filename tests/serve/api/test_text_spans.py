@@ -13,9 +13,9 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 
 from infer.llm.text.tokenizer import Tokenizer  # noqa: E402
-from infer.serve.fork_server.client import ForkServer  # noqa: E402
-from infer.serve.fork_server.messages import ForkServerConfig, SpanRow  # noqa: E402
+from infer.process.fork_server import ForkServer  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer  # noqa: E402
+from infer.serve.text_jobs.messages import SpanRow, TokenizerConfig  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.fake_predictors import Arrays, Fake, live  # noqa: E402
 
@@ -216,7 +216,9 @@ def test_the_tokenizer_process_gives_the_same_offsets(tmp_path: Path) -> None:
     context = "Ada wrote to Charles Babbage in London " * 8
 
     async def main() -> list[list[SpanRow]]:
-        forks = ForkServer(ForkServerConfig(folder=str(tmp_path), max_length=24), "model")
+        forks = ForkServer(
+            "infer.serve.text_jobs", TokenizerConfig(folder=str(tmp_path), max_length=24), "model"
+        )
         texts = ForkedTokenizer(forks)
         try:
             plain = await texts.encode_spans([TEXT, "and"], None, "inputs")

@@ -20,9 +20,9 @@ pytest.importorskip("llguidance")
 from infer.errors import GrammarError, InputError, NotReadyError, OverloadedError
 from infer.llm.text.grammar.grammar_request import GrammarLimits
 from infer.llm.text.grammar.grammar_trial import GrammarCost
-from infer.serve.fork_server.client import ForkServer
-from infer.serve.fork_server.messages import ForkServerConfig
+from infer.process.fork_server import ForkServer
 from infer.serve.llm.grammar_trials import GrammarTrials
+from infer.serve.text_jobs.messages import TokenizerConfig
 from tests.support.worker_models import alive, children, wait_until
 
 FOLDER = Path(__file__).resolve().parents[3] / "models" / "pydoc_lm"
@@ -44,8 +44,8 @@ def endless(number: int) -> dict[str, Any]:
 
 def run(work: Callable[[GrammarTrials], Coroutine[Any, Any, None]], limits: GrammarLimits = LIMITS) -> None:
     async def main() -> None:
-        prepare = ForkServerConfig(folder=str(FOLDER), vocab_size=4096, eos_ids=(0,), limits=limits)
-        forks = ForkServer(prepare, "pydoc")
+        config = TokenizerConfig(folder=str(FOLDER), vocab_size=4096, eos_ids=(0,), limits=limits)
+        forks = ForkServer("infer.serve.text_jobs", config, "pydoc")
         trials = GrammarTrials(forks, limits)
         try:
             await work(trials)
@@ -58,7 +58,7 @@ def run(work: Callable[[GrammarTrials], Coroutine[Any, Any, None]], limits: Gram
 
 
 def server_children() -> list[int]:
-    return [pid for pid in children(os.getpid()) if b"infer.serve.fork_server" in _command(pid)]
+    return [pid for pid in children(os.getpid()) if b"infer.serve.text_jobs" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from infer.errors import ArtifactError, NotReadyError
-from infer.serve.fork_server.messages import TokenRows
 from infer.serve.llm import tokenizer_batches
 from infer.serve.llm.tokenizer_batches import TokenizerBatches
+from infer.serve.text_jobs.messages import TokenRows
 
 
 class Recorder:

@@ -18,10 +18,10 @@ tokenizers = pytest.importorskip("tokenizers")
 from infer.errors import ArtifactError, InferError, InputError  # noqa: E402
 from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
 from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
-from infer.serve.fork_server.client import ForkServer  # noqa: E402
-from infer.serve.fork_server.messages import ForkServerConfig  # noqa: E402
+from infer.process.fork_server import ForkServer  # noqa: E402
 from infer.serve.llm import llm_engine, tokenizer_pool, tokenizer_process  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
+from infer.serve.text_jobs.messages import TokenizerConfig  # noqa: E402
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
 
@@ -47,7 +47,7 @@ def model(folder: Path, template: str = PLAIN, pattern: str = "") -> Path:
 
 def run(folder: Path, work: Callable[[ForkedTokenizer], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        forks = ForkServer(ForkServerConfig(folder=str(folder)), "model")
+        forks = ForkServer("infer.serve.text_jobs", TokenizerConfig(folder=str(folder)), "model")
         texts = ForkedTokenizer(forks)
         try:
             await work(texts)

@@ -16,12 +16,12 @@ import pytest
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.process.channel import ClosedError
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
-from infer.serve.workers.process import ClosedError
 from infer.serve.workers.remote_engine import RemoteEngine
 from infer.serve.workers.restart_policy import (
     MessageNotSentError,

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from infer.errors import ArtifactError, NotReadyError, PoisonError
+from infer.process.error_messages import ChildError
 from infer.serve.batching import batch_runner
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
-from infer.serve.workers.messages import ModelError, ModelSource
+from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel
 from infer.serve.workers.remote_model import RemotePredictor
 from infer.serve.workers.restart_policy import RestartLimitError, RestartLimits, RestartPolicy, WatchdogLimits
@@ -108,7 +109,7 @@ def test_raising_request_fails_alone_in_its_batch() -> None:
             values = [1, 2, RAISE, 4, 5, 6, 7]
             tasks = [engine.infer(x_of(value), timeout=60) for value in values]
             answers = await asyncio.gather(*tasks, return_exceptions=True)
-            assert isinstance(answers[2], ModelError)
+            assert isinstance(answers[2], ChildError)
             for value, answer in zip(values, answers, strict=True):
                 if value != RAISE:
                     np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])

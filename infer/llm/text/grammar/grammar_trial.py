@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import random
 import resource
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ....errors import GrammarError
+from ....process.child import confine
 from .grammar_compiler import GrammarCompiler, brief
 
 WALKS, STEPS = 3, 128  # most
@@ -34,26 +33,23 @@ class GrammarCost(msgspec.Struct, tag="tried", frozen=True, array_like=True):
     seconds: float
 
 
-def confine(compiled_bytes: int, seconds: float) -> None:
-    """Limit the CPU time of this trial process to `seconds`, after which SIGPROF ends it."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def confine_trial(compiled_bytes: int, seconds: float) -> None:
+    """Limit the CPU time of this trial process to `seconds`, after which SIGPROF ends it, its memory and its stack."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    if sys.platform == "linux":
-        most = _pages()[0] * PAGE + 2 * compiled_bytes  # of addresses, of which the allocator uses some
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    confine(
+        addresses=2 * compiled_bytes, cpu_seconds=seconds
+    )  # of addresses, of which the allocator uses some
 
 
 def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> GrammarCost:
     """Compile a constraint and measure its cost; raises `InputError` if it can't be enforced or takes too much."""
     limits = compiler.limits
-    before, began = _pages()[1], time.monotonic()
+    before, began = _resident_pages(), time.monotonic()
     matcher = compiler.compile(kind, value)
     seconds = time.monotonic() - began
     _walk(matcher, kind, limits.mask_seconds)
-    size = max(_pages()[1] - before, 0) * PAGE
+    size = max(_resident_pages() - before, 0) * PAGE
     if size > limits.compiled_bytes:
         raise GrammarError(
             f"this {kind} takes {size >> 20} MiB of memory, {limits.compiled_bytes >> 20} are allowed",
@@ -95,10 +91,9 @@ def choose(mask: bytes, chance: random.Random) -> int | None:
     return 8 * place + chance.choice([bit for bit in range(8) if rest[0] >> bit & 1])
 
 
-def _pages() -> tuple[int, int]:
-    """Return the pages of address space and of resident memory; 0 where the system does not tell."""
+def _resident_pages() -> int:
+    """Return the pages of resident memory; 0 where the system does not tell."""
     try:
-        size, resident = Path("/proc/self/statm").read_text().split()[:2]
+        return int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
-        return 0, 0
-    return int(size), int(resident)
+        return 0

@@ -6,44 +6,40 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import subprocess
-import sys
 import time
 from typing import Any
 
 import msgspec
 
-from ...errors import InferError, NotReadyError
-from ..workers.messages import ErrorMessage, decode_error
-from ..workers.process import MessageBuffer
-from .messages import (
+from ..errors import InferError, NotReadyError
+from .channel import PIECE, ClosedError, MessageBuffer, encode_frame
+from .error_messages import ErrorMessage, decode_error
+from .forked_children import (
+    OPEN_SECONDS,
     ChildExited,
     ForkChild,
-    ForkServerConfig,
     ForkServerReady,
-    FromServer,
-    Job,
+    FromForkServer,
     KillChild,
     LowerPriority,
 )
+from .spawn import describe_exit, spawn
 
 log = logging.getLogger("infer.serve")
-START_SECONDS = 70.0  # until a fork server has opened its tokenizer
+START_SECONDS = OPEN_SECONDS + 10.0  # until a fork server has opened what its children need
 PAUSE_SECONDS = 1.0  # between two starts
-PIECE = 1 << 18
-LONGEST = 1 << 30  # bytes of one answer
 
 
-class ChildDiedError(InferError):
+class ChildDiedError(ClosedError):
     """End of a child without a reply.
 
     `ended_with`: as `os.waitstatus_to_exitcode` returns it, None where unknown.
     """
 
     def __init__(self, status: int | None) -> None:
-        super().__init__(f"the process ended with status {status}")
+        super().__init__("the process ended: " + ("unknown how" if status is None else describe_exit(status)))
         self.ended_with = status
 
 
@@ -53,33 +49,34 @@ class Child:
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
         self.lowered = False
-        self._in, self._at_end = MessageBuffer[Any](answers, LONGEST), False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._in, self._at_end = MessageBuffer[Any](answers), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
         self._loop.add_reader(sock, self._read)
 
-    async def send(self, message: Any) -> None:
-        """Send one message; raise `ChildDiedError` when the child is gone."""
-        data = msgspec.msgpack.encode(message)
-        try:
-            await asyncio.get_running_loop().sock_sendall(
-                self._socket, len(data).to_bytes(4, "little") + data
-            )
-        except OSError as error:
-            raise await self._death() from error
+    async def ask(self, message: Any, seconds: float) -> Any:
+        """Send a message and return the next one that comes.
 
-    async def receive(self) -> Any:
-        """Return the next message; may be cancelled and called again. Raise `ChildDiedError`."""
-        while (message := self._in.next()) is None:
-            if self._at_end:
-                raise await self._death()
-            self._waiter = asyncio.get_running_loop().create_future()
+        Raises `TimeoutError` after `seconds` on the clock, and `ChildDiedError` when the child is gone.
+        """
+        frame = bytearray()
+        encode_frame(self._encoder, message, frame)
+        async with asyncio.timeout(seconds):
             try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return message
+                await self._loop.sock_sendall(self._socket, frame)
+            except OSError as error:
+                raise await self._death() from error
+            while (answer := self._in.next()) is None:
+                if self._at_end:
+                    raise await self._death()
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            return answer
 
     def lower_priority(self) -> None:
         """Let other processes go before this one, for the rest of its life."""
@@ -97,7 +94,7 @@ class Child:
         self._socket.close()
 
     def _read(self) -> None:
-        """Buffer received bytes, also while no `receive` is waiting."""
+        """Buffer received bytes, also while nobody waits for an answer."""
         try:
             piece = self._socket.recv(PIECE)
         except BlockingIOError:
@@ -125,10 +122,10 @@ class Child:
 class ForkServer:
     """Fork server of `what`, such as one tokenizer, started by `start` or with the first child.
 
-    `module`: what it runs. `config` is its first message.
+    `module` runs `run_fork_server`; `config` is its first message.
     """
 
-    def __init__(self, config: ForkServerConfig, what: str, module: str = "infer.serve.fork_server") -> None:
+    def __init__(self, module: str, config: Any, what: str) -> None:
         self.config, self._what, self._module = config, what, module
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
@@ -137,17 +134,17 @@ class ForkServer:
         self._prepared: asyncio.Future[ForkServerReady] | None = None
         self._started = -PAUSE_SECONDS
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._decoder = msgspec.msgpack.Decoder(FromServer)
+        self._decoder = msgspec.msgpack.Decoder(FromForkServer)
         self._closed = False
 
-    async def child(self, job: Job, answers: Any) -> Child:
+    async def child(self, job: str, answers: Any) -> Child:
         """Fork a child that sends messages of the union `answers`.
 
-        Raises `NotReadyError` while there is no fork server, or what opening the tokenizer raised.
+        Raises `NotReadyError` while there is no fork server, or what preparing it, or the job, raised.
         """
         prepared = await self.prepared()
-        if job == "trial" and prepared.unusable is not None:
-            raise decode_error(prepared.unusable)
+        if (reason := prepared.unusable.get(job)) is not None:
+            raise decode_error(reason)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -178,17 +175,13 @@ class ForkServer:
         loop = self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno())]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env=env,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
+        try:
+            self._process = spawn(self._module, [theirs.fileno()], [theirs.fileno()])
+        except InferError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._control, self._prepared = ours, loop.create_future()
         loop.add_reader(ours, self._read, ours)
         self.send(self.config)

@@ -1,20 +1,19 @@
-"""Messages between the server, a fork server and its children: plain structs, msgpack, no pickle."""
+"""Messages between the server and the processes of a tokenizer: plain structs, msgpack, no pickle."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ...llm.text.grammar.grammar_request import GrammarLimits
 from ...llm.text.grammar.grammar_trial import GrammarCost
-from ..workers.messages import ErrorMessage
+from ...process.error_messages import ErrorMessage
 
-Job = Literal["trial", "text", "decode"]
 FromTrial = GrammarCost | ErrorMessage
 
 
-class ForkServerConfig(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
+class TokenizerConfig(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
     """Server to fork server, first message: open the tokenizer of this folder.
 
     `vocab_size`: for grammars; 0 disables them. `max_length`: truncation length of an encoder's texts; 0 for
@@ -28,38 +27,6 @@ class ForkServerConfig(msgspec.Struct, tag="prepare", frozen=True, array_like=Tr
     limits: GrammarLimits = GrammarLimits()
 
 
-class ForkServerReady(msgspec.Struct, tag="prepared", frozen=True, array_like=True):
-    """Fork server to server: it can fork. `unusable`: why grammars can't be compiled, or None."""
-
-    unusable: ErrorMessage | None = None
-
-
-class ForkChild(msgspec.Struct, tag="fork", frozen=True, array_like=True):
-    """Fork server request, sent with a socket: fork a child for this job on that socket."""
-
-    number: int
-    job: Job
-
-
-class KillChild(msgspec.Struct, tag="kill", frozen=True, array_like=True):
-    """Server to fork server: kill this child if it runs."""
-
-    number: int
-
-
-class LowerPriority(msgspec.Struct, tag="nice", frozen=True, array_like=True):
-    """Server to fork server: let the others go before this child from now on."""
-
-    number: int
-
-
-class ChildExited(msgspec.Struct, tag="ended", frozen=True, array_like=True):
-    """Fork server to server: this child ended, with `os.waitstatus_to_exitcode`'s status."""
-
-    number: int
-    status: int
-
-
 class CompileTrial(msgspec.Struct, tag="try", frozen=True, array_like=True):
     """Server to child: compile this grammar and walk through it within `seconds` of CPU time.
 
@@ -70,10 +37,6 @@ class CompileTrial(msgspec.Struct, tag="try", frozen=True, array_like=True):
     value: Any
     seconds: float = 3.0
     politely: bool = False
-
-
-ToServer = ForkServerConfig | ForkChild | KillChild | LowerPriority
-FromServer = ForkServerReady | ChildExited | ErrorMessage
 
 
 class EncodeTexts(msgspec.Struct, tag="encode", frozen=True, array_like=True):

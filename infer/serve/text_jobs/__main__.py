@@ -1,4 +1,4 @@
-"""Jobs of a child with a tokenizer: text, and trial compilation of a grammar."""
+"""Fork server of a tokenizer, `python -m infer.serve.text_jobs PARENT FD`, and what its children do: text, grammars."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import os
 import signal
 import socket
+import sys
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError, InferError, NotUsableError
 from ...llm.text.chat_template import ChatTemplate, no_template
 from ...llm.text.grammar.grammar_compiler import GrammarCompiler
-from ...llm.text.grammar.grammar_trial import confine, run_trial
+from ...llm.text.grammar.grammar_trial import confine_trial, run_trial
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
-from ..workers.messages import encode_error
-from ..workers.process import Channel, ClosedError
-from .children import NICE
+from ...process.channel import Channel, ClosedError
+from ...process.error_messages import encode_error
+from ...process.forked_children import NICE, Jobs, run_fork_server
 from .messages import (
     CompileTrial,
     DecodedRows,
@@ -31,9 +34,25 @@ from .messages import (
     SpanRow,
     SpanRows,
     TokenIds,
+    TokenizerConfig,
     TokenRows,
     ToText,
 )
+
+
+def prepare(asked: TokenizerConfig) -> Jobs:
+    """Open the tokenizer of a folder, and its compiler of grammars where one is asked for and installed."""
+    path = Path(asked.folder) / "tokenizer.json"
+    text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else LLMTokenizer(path)
+    jobs: dict[str, Any] = {"text": TextJob(text, Path(asked.folder)).run}
+    if asked.vocab_size and isinstance(text, LLMTokenizer) and find_spec("llguidance") is not None:
+        compiler = GrammarCompiler(text.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
+        jobs["trial"] = partial(compile_trial, compiler)
+        try:
+            compiler.load()
+        except InferError as error:
+            jobs["trial"] = encode_error(error)
+    return jobs
 
 
 class TextJob:
@@ -112,8 +131,12 @@ def compile_trial(compiler: GrammarCompiler, sock: socket.socket) -> None:
     try:
         if asked.politely:
             os.nice(NICE)
-        confine(compiler.limits.compiled_bytes, asked.seconds)
+        confine_trial(compiler.limits.compiled_bytes, asked.seconds)
         answer: Any = run_trial(compiler, asked.kind, asked.value)
     except BaseException as error:  # noqa: BLE001 - a panic of the library too; the server reports it
         answer = encode_error(error)
     channel.send(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(run_fork_server(sys.argv[1:], TokenizerConfig, prepare))
