@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ...errors import DeadlineError, InferError, PoisonError, WorkerDiedError
-from ..workers.process import ClosedError
+from ...process.channel import ClosedError
 from ..workers.replica import Replica
 from ..workers.restart_policy import (
     MessageNotSentError,
