@@ -159,19 +159,11 @@ class TaskInputs(TextInputs):
         for index, row in enumerate(rows):
             sound = self._open(row, index)
             if self.task == "automatic-speech-recognition":
-                found.append({"text": self._transcribed(sound)})
+                found.append({"text": self._perform(transcription.by_ctc(self.media, sound)).text})
             else:
                 outputs = super().predict(self.media.tensors([sound]))
                 found.append(self.media.answer({name: value[0] for name, value in outputs.items()}, sound))
         return found
-
-    def _transcribed(self, sound: np.ndarray) -> str:
-        """Return the transcript of a sound; a long one is run in overlapping windows."""
-        frames = []
-        for window in transcription.windows(self.media, len(sound)):
-            logits = super().predict(self.media.tensors([sound[window.start : window.end]]))["logits"][0]
-            frames.append(window.kept(self.media.ctc.frames(logits)))
-        return self.media.ctc.text(self.media.ctc.tokens(transcription.joined(frames)))
 
     def _transcript(self, sound: np.ndarray) -> Answer:
         raise UsageError(f"{self.name} generates no text")

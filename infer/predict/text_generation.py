@@ -19,15 +19,16 @@ from ..llm.engine.engine_thread import EngineThread
 from ..llm.engine.requests import Request
 from ..llm.engine.scheduling.engine_limits import EngineLimits, default_limits
 from ..llm.llm import LanguageModel, parse_size
-from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete
+from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
 from ..llm.step.cuda_graphs import GraphedStep
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..llm.text.tools import THOUGHT_TOKENS, check_tools, open_thought, parse, style_of
 from ..tasks.answers import Answer
+from ..tasks.steps import Decode, Generate, Step
+from ..tasks.whisper_windows import TranscriptOptions, by_decoder
 from .generation_options import Options, build_request
 from .image_texts import describe
-from .speech import transcribe
-from .task_inputs import TaskInputs
+from .task_inputs import GENERATION, TaskInputs
 from .text_scores import Prompt, score_texts
 
 Messages = Sequence[Mapping[str, Any]]
@@ -155,8 +156,24 @@ class TextGeneration(TaskInputs):
         return describe(rows, self.media, self.language_model)
 
     def _transcript(self, sound: np.ndarray) -> Answer:
-        frames = next(int(spec.shape[2]) for spec in self.inputs if spec.name == "input_features")
-        return transcribe(sound, self.media, self.language_model, frames)
+        """Return {"text", "language", "segments"}, of which each has its times; the language is detected."""
+        options = TranscriptOptions(timestamps=True)
+        found = self._perform(
+            by_decoder(self.media, sound, self.inputs, self.language_model.context, options)
+        )
+        segments = [
+            {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text}
+            for one in found.segments or ()
+        ]
+        return {"text": found.text, "language": found.language, "segments": segments}
+
+    def _result_of(self, step: Step) -> Any:
+        if isinstance(step, Generate):
+            requests = [msgspec.structs.replace(request, id=new_id()) for request in step.requests]
+            return [one for [one] in complete(self.engine_client, requests)]
+        if isinstance(step, Decode) and self.task == GENERATION:
+            return [self.language_model.decode(ids, skip) if ids else "" for ids, skip in step.rows]
+        return super()._result_of(step)
 
     def _why_not(self) -> tuple[str]:
         if self._runner is None:

@@ -20,8 +20,10 @@ from ..tasks.steps import (
     Encode,
     EncodeSpans,
     FindTokens,
+    Generate,
     Outputs,
     RunRows,
+    RunTensors,
     RunTexts,
     Step,
     Steps,
@@ -198,6 +200,11 @@ class TextInputs(TensorInputs):
                 return [self.tokenizer.decode(*row) for row in step.rows]
             case Compute():
                 return step.function(*step.arguments)
+            case RunTensors():
+                runs = [super(TextInputs, self).predict(tensors) for tensors in step.tensors]
+                return [{name: value[0] for name, value in outputs.items()} for outputs in runs]
+            case Generate():
+                raise UsageError(f"{self.name} generates no text")
 
     def _run_rows(self, step: RunRows) -> Outputs:
         """Run rows of tokens in batches of similar length."""

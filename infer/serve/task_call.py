@@ -1,14 +1,19 @@
-"""Calls of one request to one tensor model: admission, runs within the share of its tenant, and steps of tasks."""
+"""Calls of one request to one model: admission, runs within the share of its tenant, and steps of tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
+from .. import rows
 from ..errors import InputError
+from ..llm.completion import Completion
+from ..llm.engine.requests import Request
 from ..llm.text.tokenizer import TextOrPair
 from ..tasks.steps import (
     Compute,
@@ -16,8 +21,10 @@ from ..tasks.steps import (
     Encode,
     EncodeSpans,
     FindTokens,
+    Generate,
     Outputs,
     RunRows,
+    RunTensors,
     RunTexts,
     Step,
     Steps,
@@ -29,20 +36,40 @@ from .batching import text_inputs
 from .batching.collate import Arrays
 from .batching.infer_result import InferResult
 from .batching.tensor_engine import TensorEngine
-from .http.request_context import RequestContext
+from .http.request_context import RequestContext, assign_tenant
 from .http.routing import NonfiniteError
+from .llm.llm_engine import LLMEngine
 
 MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
+
+
+async def perform(steps: Steps[T], result_of: Callable[[Step], Awaitable[Any]]) -> T:
+    """Perform the steps of a task, as `infer.tasks.steps.perform` does, and return its answer."""
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(await result_of(step))
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
 
 
 class TaskCall:
     """Calls of one request to an engine. `tokens`: those that ran so far.
 
-    `strict`: outputs that are not finite are refused whatever the limits say, as an order or a label needs numbers.
+    `strict`: outputs that are not finite are refused whatever the limits say, as an order or a label needs numbers;
+    `default`: seconds of a request that names none.
     """
 
-    def __init__(self, context: RequestContext, engine: TensorEngine, *, strict: bool = True) -> None:
-        self.context, self.engine, self.strict = context, engine, strict
+    def __init__(
+        self,
+        context: RequestContext,
+        engine: TensorEngine,
+        *,
+        strict: bool = True,
+        default: float | None = None,
+    ) -> None:
+        self.context, self.engine, self.strict, self.default = context, engine, strict, default
         self.model, self.tokens = TextModel.of(engine.predictor), 0
 
     def check_admission(self, timeout: float | None = None) -> None:
@@ -59,12 +86,25 @@ class TaskCall:
             if "" in ((text,) if isinstance(text, str) else text):
                 raise InputError("expected a text that is not empty", where=f"{where}[{index}]")
 
-    async def infer(self, arrays: Arrays, default: float | None = None) -> InferResult:
-        """Run one request of tensors. `default`: seconds of a request that names none."""
-        timeout, tenant = self.context.timeout(default), self.context.queue_tenant
-        answer = await self.engine.infer(arrays, timeout=timeout, tenant=tenant)
-        self.context.measure = answer.timings
-        return answer
+    async def run_tensors(self, tensors: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+        """Run tensors of one row each, those of one shape as one request unless rows depend on each other.
+
+        Returns the outputs of each row.
+        """
+        groups: dict[Any, list[int]] = {}
+        for index, arrays in enumerate(tensors):
+            alone = () if self.engine.collator.batched else (index,)
+            groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
+        found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
+        for own in groups.values():
+            joined = rows.join(self.engine.predictor.inputs, [tensors[i] for i in own])
+            timeout, tenant = self.context.timeout(self.default), self.context.queue_tenant
+            answer = await self.engine.infer(joined, timeout=timeout, tenant=tenant)
+            self.context.measure = answer.timings
+            for name, values in self._checked(answer.outputs).items():
+                for place, row in enumerate(own):
+                    found[row][name] = values[place]
+        return found
 
     async def _infer_texts(self, arrays: Arrays, tokens: int) -> InferResult:
         """Run rows of so many tokens, in groups that may share a batch, and count these."""
@@ -76,14 +116,8 @@ class TaskCall:
         return answer
 
     async def perform(self, steps: Steps[T]) -> T:
-        """Perform the steps of a task, as `infer.tasks.steps.perform` does, and return its answer."""
-        try:
-            step = next(steps)
-            while True:
-                step = steps.send(await self._result_of(step))
-        except StopIteration as done:
-            answer: T = done.value
-            return answer
+        """Perform the steps of a task, and return its answer."""
+        return await perform(steps, self._result_of)
 
     async def _result_of(self, step: Step) -> Any:
         predictor, texts = self.engine.predictor, self.engine.texts
@@ -114,6 +148,10 @@ class TaskCall:
                 return [predictor.tokenizer.decode(*row) for row in step.rows]
             case Compute():
                 return await self._in_thread(step.function, *step.arguments)
+            case RunTensors():
+                return await self.run_tensors(step.tensors)
+            case Generate():
+                raise InputError(f"{self.model.name} generates no text", where="model")
 
     async def _run_texts(self, step: RunTexts) -> Outputs:
         self.check_texts(step.texts, step.where)
@@ -134,8 +172,8 @@ class TaskCall:
         return self._checked(without_padding(step, answer.outputs, self.engine.predictor.outputs, lengths))
 
     def _checked(self, outputs: Outputs) -> Outputs:
-        for name, rows in outputs.items():
-            parts = [rows] if isinstance(rows, np.ndarray) else rows
+        for name, values in outputs.items():
+            parts = [values] if isinstance(values, np.ndarray) else values
             if wrong := sum(int((~np.isfinite(part)).sum()) for part in parts):
                 self.engine.metrics.nonfinite.inc(wrong)
                 if self.strict or self.engine.limits.nonfinite_error:
@@ -145,3 +183,47 @@ class TaskCall:
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         pool = self.context.service.pool
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+
+class GenerationCall:
+    """Calls of one request to one language model that reads sound; `kind`: with which the ids of its requests begin."""
+
+    def __init__(self, context: RequestContext, engine: LLMEngine, kind: str) -> None:
+        self.context, self.engine, self.kind = context, engine, kind
+
+    async def perform(self, steps: Steps[T]) -> T:
+        """Perform the steps of a task, and return its answer."""
+        return await perform(steps, self._result_of)
+
+    def _timeout(self) -> float:
+        return self.context.timeout(self.context.service.limits.generation_seconds)
+
+    async def _result_of(self, step: Step) -> Any:
+        match step:
+            case Generate():
+                return await self._generate(step.requests)
+            case Decode():
+                decode = self.engine.tokenizers.decode
+                return [await decode(ids, skip) if ids else "" for ids, skip in step.rows]
+            case Compute():
+                run, tenant = self.context.service.decoders.run, self.context.tenant
+                return await run(tenant, self._timeout(), step.function, *step.arguments)
+            case _:
+                raise InputError(f"{self.engine.predictor.name} generates text", where="model")
+
+    async def _generate(self, requests: Sequence[Request]) -> list[Completion]:
+        named = [replace(one, id=f"{self.kind}-{os.urandom(12).hex()}") for one in requests]
+        opened = assign_tenant(self.context, named)
+        stream = self.engine.open(opened, timeout=self._timeout(), stepwise=False)
+        self.context.measure = stream.timings
+        try:
+            outputs = await stream.read_all()
+        finally:
+            stream.close()
+        found = {one.id: Completion(logprobs=[]) for one in named}
+        for output in outputs:
+            one = found[output.id]
+            one.text += output.text
+            one.token_ids = [*one.token_ids, *output.token_ids]
+            one.logprobs = [*(one.logprobs or ()), *output.logprobs]
+        return list(found.values())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..llm.engine.requests import Request
 from ..llm.text.tokenizer import TextOrPair, padded
 from ..spec import TensorSpec
 
@@ -62,6 +63,18 @@ class RunRows(NamedTuple):
         return RunRows(rows, self.outputs, types, attended)
 
 
+class RunTensors(NamedTuple):
+    """Run preprocessed images or sounds, of one row each: gives the outputs of each, by name."""
+
+    tensors: Sequence[dict[str, np.ndarray]]
+
+
+class Generate(NamedTuple):
+    """Generate by a language model: gives the `Completion` of each request, to which the id is given then."""
+
+    requests: Sequence[Request]
+
+
 class FindTokens(NamedTuple):
     """Look tokens up as the vocabulary spells them: gives the id of each, None for one that it lacks."""
 
@@ -81,7 +94,7 @@ class Compute(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-Step = RunTexts | Encode | EncodeSpans | RunRows | FindTokens | Decode | Compute
+Step = RunTexts | Encode | EncodeSpans | RunRows | RunTensors | Generate | FindTokens | Decode | Compute
 Steps = Generator[Step, Any, T]
 
 

@@ -14,8 +14,10 @@ import numpy as np
 from ..errors import InputError
 from .ctc import CTCDecoder, Frames, Token, Word
 from .media_model import MediaModel
+from .steps import Compute, RunTensors, Steps
 
 OVERLAP = 6  # the share of a window that its neighbour covers too, on each side
+WINDOWS = 8  # of a long sound that run together
 PAUSE, LONGEST, WIDEST = 1.0, 7.0, 84  # seconds of silence, seconds and characters that end a segment
 
 
@@ -51,6 +53,35 @@ class TimedText(NamedTuple):
         """Bytes of the text by its bytes when compressed, as Whisper computes it: high where a text repeats itself."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+class Transcript(NamedTuple):
+    """A text, its language, and its segments and words with times; None where these are not known."""
+
+    text: str
+    language: str = "unknown"
+    segments: list[TimedText] | None = None
+    words: list[TimedText] | None = None
+
+
+def by_ctc(model: MediaModel, sound: np.ndarray) -> Steps[Transcript]:
+    """Transcribe float32 [samples] by the best token of each frame; with times where the artifact tells them."""
+    found, cuts = list[Frames](), list(windows(model, len(sound)))
+    for start in range(0, len(cuts), WINDOWS):
+        part = cuts[start : start + WINDOWS]
+        tensors = yield Compute(_tensors, (model, sound, part))
+        outputs = yield RunTensors(tensors)
+        found += [w.kept(model.ctc.frames(o["logits"])) for w, o in zip(part, outputs, strict=True)]
+    frames = joined(found)
+    text, ratio = model.ctc.text(model.ctc.tokens(frames)), samples_per_frame(model)
+    if ratio is None:
+        return Transcript(text)
+    words = timed_words(model.ctc, frames, ratio / model.sampling_rate)
+    return Transcript(text, segments=segments(words), words=words)
+
+
+def _tensors(model: MediaModel, sound: np.ndarray, part: Sequence[Window]) -> list[dict[str, np.ndarray]]:
+    return [model.tensors([sound[window.start : window.end]]) for window in part]
 
 
 def windows(model: MediaModel, samples: int) -> Iterator[Window]:

@@ -18,6 +18,7 @@ from ....tasks.score_activation import activation_of, scores_of
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
+from ...task_call import TaskCall
 from ..text.text_types import Box, LabelScore, PredictParameters
 from . import media_request
 
@@ -92,7 +93,7 @@ async def _candidates(
     tensors, _ = await media_request.open_files(context, model, files, where)
     found: list[Prediction] = []
     for image in tensors:
-        (outputs,) = await media_request.run_tensors(context, engine, [{**image, **rows}])
+        (outputs,) = await TaskCall(context, engine).run_tensors([{**image, **rows}])
         scores = model.candidate_scores(outputs["logits"], labels or ())
         found.append([LabelScore(one["score"], one["label"]) for one in scores[: parameters.top_k]])
     return found
@@ -115,7 +116,7 @@ async def run_files(
     model = media_request.media_model(engine)
     media_request.check_admission(context, engine, context.timeout())
     tensors, sizes = await media_request.open_files(context, model, files, where)
-    return model, await media_request.run_tensors(context, engine, tensors), sizes
+    return model, await TaskCall(context, engine).run_tensors(tensors), sizes
 
 
 def check_files(files: Sequence[bytes], where: Sequence[str]) -> None:

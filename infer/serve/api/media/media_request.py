@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
-from .... import rows
 from ....errors import InputError, NotUsableError, TooLargeError
 from ....preprocess.image import MODES, ImagePreprocessor
 from ....tasks.media_model import MediaModel
@@ -19,7 +18,6 @@ from ...batching.collate import Arrays
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm, parse_form
 from ...http.request_context import RequestContext
-from ...http.routing import NonfiniteError
 from ...llm.llm_engine import LLMEngine
 from ...media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
 
@@ -144,28 +142,3 @@ def _limits(context: RequestContext) -> DecodeLimits:
         limits.max_decode_bytes,
         limits.decode_seconds,
     )
-
-
-async def run_tensors(
-    context: RequestContext, engine: TensorEngine, tensors: Sequence[Arrays], default: float | None = None
-) -> list[dict[str, np.ndarray]]:
-    """Run tensors of one row each, those of one shape as one request unless rows depend on each other.
-
-    Returns the outputs of each row. `default`: seconds of a request that names none.
-    """
-    groups: dict[Any, list[int]] = {}
-    for index, arrays in enumerate(tensors):
-        alone = () if engine.collator.batched else (index,)
-        groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
-    found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
-    tenant = context.queue_tenant
-    for own in groups.values():
-        joined = rows.join(engine.predictor.inputs, [tensors[i] for i in own])
-        answer = await engine.infer(joined, timeout=context.timeout(default), tenant=tenant)
-        context.measure = answer.timings
-        for name, values in answer.outputs.items():
-            if wrong := int((~np.isfinite(values)).sum()):
-                raise NonfiniteError(name, wrong)
-            for place, row in enumerate(own):
-                found[row][name] = values[place]
-    return found

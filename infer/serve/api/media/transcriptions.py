@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 
 from ....errors import InputError, NotFoundError
-from ....llm.engine.requests import Request
 from ....tasks import transcription, whisper_windows
-from ....tasks.ctc import Frames, Token
 from ....tasks.media_model import MediaModel
-from ....tasks.transcription import TimedText, Window
-from ....tasks.whisper_windows import Decoded, FeatureWindow, TranscriptOptions
+from ....tasks.transcription import TimedText, Transcript
+from ....tasks.whisper_windows import TranscriptOptions
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
-from ...http.request_context import RequestContext, assign_tenant
+from ...http.request_context import RequestContext
 from ...http.routing import Response
 from ...llm.llm_engine import LLMEngine
+from ...task_call import GenerationCall, TaskCall
 from ..openai.openai_errors import find_model
-from ..text import text_request
 from . import media_request
 
 TASK = "automatic-speech-recognition"
 TEXT = "text/plain; charset=utf-8"
-WINDOWS = 8  # of a long sound that a CTC model runs as one request
 
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -116,9 +112,13 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
     media_request.check_admission(context, engine, left)
     sound = await media_request.open_sound(context, model, data, "file", left)
     if isinstance(engine, TensorEngine):
-        found = await by_ctc(context, engine, model, sound, request)
+        call = TaskCall(context, engine, default=context.service.limits.generation_seconds)
+        found = await call.perform(transcription.by_ctc(model, sound))
+        found = found._replace(language=request.language or found.language)
     else:
-        found = await by_whisper(context, engine, model, sound, request, task=task, timed=timed)
+        options = TranscriptOptions(request.language, task, timed, request.temperature)
+        steps = whisper_windows.by_decoder(model, sound, engine.predictor.inputs, engine.context, options)
+        found = await GenerationCall(context, engine, "transcribe").perform(steps)
     return _response(found, request, task, len(sound) / model.sampling_rate)
 
 
@@ -215,15 +215,6 @@ def _segment(index: int, part: TimedText, request: TranscriptionRequest) -> Tran
     )
 
 
-class Transcript(NamedTuple):
-    """A text, its language, and its segments and words with times; None where they were not asked for."""
-
-    text: str
-    language: str
-    segments: list[TimedText] | None = None
-    words: list[TimedText] | None = None
-
-
 def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed: bool) -> None:
     """Raise `InputError` for what a CTC model can't do, `UsageError` if the artifact has no vocabulary."""
     if request.temperature:
@@ -244,94 +235,3 @@ def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed
 def timeout(context: RequestContext) -> float:
     """Return the seconds left for a transcript, of which the server allows as many as for a generated text."""
     return context.timeout(context.service.limits.generation_seconds)
-
-
-async def by_ctc(
-    context: RequestContext,
-    engine: TensorEngine,
-    model: MediaModel,
-    sound: np.ndarray,
-    request: TranscriptionRequest,
-) -> Transcript:
-    """Transcribe by the best token of each frame; words and segments are given where the artifact tells their time."""
-    found, pending = list[Frames](), list[Window]()
-    windows = list(transcription.windows(model, len(sound)))
-    for index, window in enumerate(windows):
-        pending.append(window)
-        if len(pending) == WINDOWS or index == len(windows) - 1:
-            tensors = await media_request.in_thread(context, _tensors, model, sound, pending)
-            seconds = context.service.limits.generation_seconds
-            outputs = await media_request.run_tensors(context, engine, tensors, seconds)
-            found += [w.kept(model.ctc.frames(o["logits"])) for w, o in zip(pending, outputs, strict=True)]
-            pending = []
-    frames = transcription.joined(found)
-    text, language = model.ctc.text(model.ctc.tokens(frames)), request.language or "unknown"
-    ratio = transcription.samples_per_frame(model)
-    if ratio is None:
-        return Transcript(text, language)
-    words = transcription.timed_words(model.ctc, frames, ratio / model.sampling_rate)
-    return Transcript(text, language, transcription.segments(words), words)
-
-
-def _tensors(model: MediaModel, sound: np.ndarray, windows: list[Window]) -> list[dict[str, np.ndarray]]:
-    return [model.tensors([sound[window.start : window.end]]) for window in windows]
-
-
-async def by_whisper(
-    context: RequestContext,
-    engine: LLMEngine,
-    model: MediaModel,
-    sound: np.ndarray,
-    request: TranscriptionRequest,
-    *,
-    task: str,
-    timed: bool,
-) -> Transcript:
-    """Transcribe or translate by the decoder; a sound of more than one window is read with timestamps."""
-    bands = await media_request.run_slow(context, timeout(context), model.spectrogram, sound)
-    shape = whisper_windows.WindowShape(
-        frames=next(int(spec.shape[2]) for spec in engine.predictor.inputs if spec.name == "input_features"),
-        seconds=model.window_seconds,
-        context=engine.context,
-    )
-    options = TranscriptOptions(request.language, task, timed, request.temperature)
-    windows = whisper_windows.transcript(
-        model.whisper, bands, len(sound) / model.sampling_rate, shape, options
-    )
-    try:
-        window = next(windows)
-        while True:
-            window = windows.send(await _decoded(context, engine, window))
-    except StopIteration as done:
-        language, segments = done.value
-    parts = [
-        TimedText(
-            await engine.tokenizers.decode(list(one.tokens), True),
-            one.start,
-            one.end,
-            tuple(Token(token, 0, 0, one.logprob) for token in one.tokens),
-        )
-        for one in segments
-    ]
-    whole = [token for one in segments for token in one.tokens]  # characters may span two segments
-    text = await engine.tokenizers.decode(whole, True) if whole else ""
-    return Transcript(text.strip(), language, parts)
-
-
-async def _decoded(context: RequestContext, engine: LLMEngine, window: FeatureWindow) -> Decoded:
-    """Run the decoder on a window of a sound."""
-    request = Request(
-        id=text_request.new_id("transcribe"),
-        prompt=window.prompt,
-        sampling=window.sampling,
-        features=np.ascontiguousarray(window.features, dtype=np.float32).tobytes(),
-        transcription=window.rules,
-    )
-    stream = engine.open(assign_tenant(context, [request]), timeout=timeout(context), stepwise=False)
-    context.measure = stream.timings
-    try:
-        outputs = await stream.read_all()
-    finally:
-        stream.close()
-    ids = [token for output in outputs for token in output.token_ids]
-    return Decoded(ids, [one.logprob for output in outputs for one in output.logprobs])
