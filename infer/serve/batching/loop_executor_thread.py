@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from ..workers.process import ClosedError
+from ...process.channel import ClosedError
 from ..workers.restart_policy import WorkerLostError, WorkerSilentError
 from .collate import Arrays
 from .executor import EngineHandle, PollingExecutor
