@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+NUMBERS = itertools.count()
+
+
 def tokens_of(predictor: Predictor, image: Image.Image, prompt: list[int] | None = None) -> list[int]:
     source = predictor.language_model.shape.source
     assert source is not None
     pixels = predictor.media.tensors([image])["pixel_values"][0]
     request = Request(
-        id="0",
+        id=f"image-{next(NUMBERS)}",  # an engine may still hold the one before
         prompt=list(source.start_ids) if prompt is None else prompt,
         sampling=Sampling(temperature=0, max_tokens=COUNT),
         features=pixels.tobytes(),
