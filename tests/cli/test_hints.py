@@ -125,7 +125,7 @@ def test_a_larger_error_is_advised_only_where_it_helps(
 
     given = net(tmp_path, LINEAR, "x", "self.layer(x)", 'INPUTS = {"x": "float32[batch,8]"}')
     for metric, helps in (Metric("y", "relative_error", 0.5), True), (Metric("y", "non_finite", 3), False):
-        monkeypatch.setattr(run_trial, "_compare", lambda *_, found=metric: ([found], {}, []))
+        monkeypatch.setattr(run_trial, "_compare", lambda *_, found=metric: ([found], {}, [], ""))
         code, said = ran(given, tmp_path, capsys)
         assert code == 4
         assert said.endswith("or allow more with --max-error") is helps, said

@@ -134,8 +134,9 @@ def test_a_backend_that_is_right_only_at_the_samples_length_is_found() -> None:
     graph = encoder(padded(4, 6, 9))
     whole, reference = fidelity.Comparison(graph.task), RememberedOutputs(graph)
     whole.add(graph.run(graph.samples), graph.run(graph.samples), graph.samples)
-    metrics = run_trial._at_sizes(reference, WrongAtOtherLengths(graph, 32), graph, {"output": 1.0}, whole)
+    wrong = WrongAtOtherLengths(graph, 32)
+    metrics = run_trial._at_sizes(reference, wrong, wrong.run, graph, {"output": 1.0}, whole)
     errors = {metric.subject: metric.number for metric in metrics if metric.name == "relative_error"}
     assert min(errors["batch 1"] or 0.0, errors["batch 3"] or 0.0) > 0.1
-    metrics = run_trial._at_sizes(reference, graph, graph, {"output": 1.0}, whole)
+    metrics = run_trial._at_sizes(reference, graph, graph.run, graph, {"output": 1.0}, whole)
     assert {metric.number for metric in metrics if metric.name == "relative_error"} == {0.0}
