@@ -275,7 +275,8 @@ class BatchRunner:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None  # noqa: S101 - started before anything runs
+        if self._loop is None:
+            raise RuntimeError("this runner of batches was not started")
         return self._loop
 
     async def _wait(self) -> Any:
