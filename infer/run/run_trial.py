@@ -190,7 +190,7 @@ def _compare(
     usual: dict[str, float] = {}
     wrong: list[Metric] = []
     together = min(TOGETHER, graph.sizes.get(BATCH, (1, TOGETHER))[1])
-    is_exact = precision(plan) == "float32" and not isinstance(runner, FullSequenceRunner)
+    is_exact = not (plan.changes_numbers or isinstance(runner, FullSequenceRunner))
     run, rounding = runner.run, ""
 
     def over_rows() -> fidelity.Comparison:
@@ -227,7 +227,7 @@ def _compare(
             reference, runner, run, graph, usual, comparison, most, rounded=plan.changes_numbers
         )
         metrics += _carried(reference, runner, graph, usual, comparison)
-        if is_exact and not plan.changes_numbers:
+        if is_exact:
             metrics += _at_values(reference, runner, graph, usual, comparison)
     return metrics, kept, comparison.constant_outputs(), rounding
 

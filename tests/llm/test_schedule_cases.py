@@ -89,7 +89,7 @@ def test_a_layer_that_depends_on_the_call_is_refused_in_float(fault: Callable[[T
     shape = llm.probe(model)
     plant(model, fault)
     with pytest.raises(
-        GateError, match=r"token by token differs most from one prefill at position \d+ by"
+        GateError, match=r"ends of pages differs most from one prefill at position \d+ by"
     ) as e:
         require_float_step(model, shape, IDS)
     assert e.value.exit_code == 4
@@ -252,7 +252,7 @@ def test_a_model_with_state_of_its_own_is_refused_with_exit_code_4(
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, far_convolution(x)))
     assert optimized(llama) == 4
     said = " ".join(capsys.readouterr().err.split())
-    assert "decoding token by token differs most from one prefill at position" in said
+    assert "decoding across the ends of pages differs most from one prefill at position" in said
     assert not (llama.parent / "x.infer").exists()
 
 
@@ -269,7 +269,10 @@ def test_a_backend_with_other_decode_outputs_exits_with_4(
     monkeypatch.setattr(eager.Runner, "run", wrong)
     assert optimized(llama) == 4
     said = " ".join(capsys.readouterr().err.split())
-    assert "not faithful enough: decoding token by token differs most from one prefill at position" in said
+    assert (
+        "not faithful enough: decoding across the ends of pages differs most from one prefill at position"
+        in said
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 200)])

@@ -114,7 +114,7 @@ def _uneven() -> Iterator[int]:
 
 
 SCHEDULES = (
-    Schedule("decode", "decoding token by token", (0,), _decode),
+    Schedule("decode", "decoding across the ends of pages", (0,), _decode),
     Schedule("chunks", "prefill in uneven chunks", (0,), _chunks),
     Schedule("batch", "two sequences of different lengths in one step", (0, 1), _together),
     Schedule("preempted", "recomputing in other pages after a preemption", (0, 1), _preempted),

@@ -37,9 +37,8 @@ def confine_trial(compiled_bytes: int, seconds: float) -> None:
     """Limit the CPU time of this trial process to `seconds`, after which SIGPROF ends it, its memory and its stack."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
-    confine(
-        addresses=2 * compiled_bytes, cpu_seconds=seconds
-    )  # of addresses, of which the allocator uses some
+    addresses = 2 * compiled_bytes  # of which the allocator uses some
+    confine(addresses=addresses, cpu_seconds=seconds)
 
 
 def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> GrammarCost:
