@@ -27,6 +27,7 @@ KV_DTYPES = (
     "float8_e4m3fn",
 )  # of a KV cache; kernels take the index
 BATCH = "batch"  # symbolic size of the rows
+UNBOUNDED = 1 << 30  # upper limit of a symbolic size that nothing limits
 # Requests that may share a batch: all, padded to one length; those of equal lengths; none.
 Joins = Literal["padded", "equal", "none"]
 DECODER_IDS = "decoder_input_ids"  # tokens of the decoder of an encoder-decoder
@@ -150,8 +151,9 @@ def check_sizes(
         if low <= have <= high or (splits and size == BATCH and have > high):
             continue
         whole = joins == "none" and size == BATCH and have > high
+        wanted = f"of at least {low}" if high >= UNBOUNDED else f"between {low} and {high}"
         raise InputError(
-            f"expected {size} between {low} and {high}, got {have}",
+            f"expected {size} {wanted}, got {have}",
             where="request.inputs",
             hint="Rows of a batch depend on each other, so that a request is never split" if whole else "",
         )

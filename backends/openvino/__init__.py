@@ -86,6 +86,10 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.xml, its weights and its settings; the findings list the layers that OpenVINO runs."""
     path, layers, coverage = folder / MODEL, LayerConverter(), None
     path.parent.mkdir(parents=True, exist_ok=True)
+    precision = "bf16" if plan.dtype == "bfloat16" else "f32"
+    is_tried = not isinstance(
+        graph, OnnxGraph
+    )  # other graphs are written here, a stranger's no exporter has seen
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         source = Path(work) / "model.onnx"
         if not isinstance(graph, OnnxGraph):
@@ -96,13 +100,13 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
             format = onnx_source.weight_format(plan)
             rows = onnx_source.few_rows(graph)
             _, coverage = onnx_source.quantize(graph.path, source, None, format=format, rows=rows)
+        is_tried = is_tried or require_compilable(source, NumericSettings(precision))
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
-    precision = "bf16" if plan.dtype == "bfloat16" else "f32"
     settings = NumericSettings(precision, layers.group, layers.num_static > 0, coverage is not None)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
-    if isinstance(graph, OnnxGraph):  # a stranger's graph, which no exporter of torch has seen
+    if not is_tried:  # it has layers of ours, which are converted by now
         require_compilable(path, settings)
     start = time.perf_counter()
     nodes = count_executed_ops(compiled(path, settings))

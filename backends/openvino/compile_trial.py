@@ -1,4 +1,4 @@
-"""Process that compiles the file of a model, because OpenVINO's CPU plugin ends its process on some graphs.
+"""Process that reads and compiles the file of a model, because OpenVINO ends its process on some graphs.
 
 Arguments: the parent's id, then the file and properties for `compile_model` as JSON. `model.require_compilable` is the
 other side. It imports no torch, so that it starts in a moment.

@@ -92,18 +92,20 @@ def compiled(model: Any, settings: NumericSettings) -> Any:
         raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
 
 
-def require_compilable(path: Path, settings: NumericSettings) -> None:
-    """Compile the file of a model in a process of its own first: on some graphs the plugin ends its process.
+def require_compilable(path: Path, settings: NumericSettings) -> bool:
+    """Read and compile the file of a model in a process of its own first: on some graphs OpenVINO ends its process.
 
-    Raises `NotUsableError` then; what it refuses in words is left to `compiled`.
+    Returns False where it refused in words, which is left to those who need the words; raises `NotUsableError` where it
+    ended the process.
     """
     wanted = json.dumps([os.fspath(path), settings.properties()])
     code = spawn.run(Path(compile_trial.__file__), [wanted]).returncode
     if code < 0:
         raise NotUsableError(
-            f"OpenVINO's CPU plugin crashes while it compiles this graph ({spawn.describe_exit(code)})",
+            f"OpenVINO crashes while it reads and compiles this graph ({spawn.describe_exit(code)})",
             hint="Use another --backend",
         )
+    return code == 0
 
 
 def count_executed_ops(model: Any) -> Counter[str]:

@@ -125,12 +125,7 @@ class _Clock:
         except runtime_errors() as error:
             if not options.terminate:
                 raise
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-            raise SourceError(
-                f"one call of the model took longer than {self.limit:.0f} s and was ended: {shapes}",
-                hint="Is there a loop in it that hardly ends? Of a model that is so slow give less at once: "
-                "shorter rows with --data, --max-batch 1",
-            ) from error
+            raise too_long(arrays, self.limit) from error
         finally:
             self._running = None
 
@@ -144,6 +139,16 @@ class _Clock:
 
 
 _CLOCK: ContextVar[_Clock | None] = ContextVar("clock of calls", default=None)
+
+
+def too_long(inputs: Mapping[str, np.ndarray], seconds: float) -> SourceError:
+    """Return the error for a call that took longer than so many seconds."""
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+    return SourceError(
+        f"one call of the model took longer than {seconds:.0f} s and was ended: {shapes}",
+        hint="Is there a loop in it that hardly ends? Of a model that is so slow give less at once: "
+        "shorter rows with --data, --max-batch 1",
+    )
 
 
 @contextmanager
@@ -252,7 +257,7 @@ class OrtRunner:
         try:
             outputs = run_session(self._session, self._fetched, arrays, self._options(size))
         except runtime_errors() as error:
-            _raise_memory_error(error)
+            raise_memory_error(error)
             raise
         return dict(zip(self._names, outputs, strict=True))
 
@@ -273,7 +278,7 @@ class OrtRunner:
                 binding, self._options(sum(value.numel() for value in inputs.values()))
             )
         except runtime_errors() as error:
-            _raise_memory_error(error)
+            raise_memory_error(error)
             raise
         outputs = (torch.from_dlpack(value) for value in binding.get_outputs())
         return dict(zip(self._names, outputs, strict=True))
@@ -292,11 +297,12 @@ class OrtRunner:
         return options
 
 
-def _raise_memory_error(error: BaseException) -> None:
-    if "allocate memory" in str(error) or "bad_alloc" in str(error):
+def raise_memory_error(failure: BaseException | str) -> None:
+    """Raise `ResourceError` where a failure of ONNX Runtime, or its message, is a lack of memory."""
+    if "allocate memory" in str(failure) or "bad_alloc" in str(failure):
         raise ResourceError(
-            f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
-        ) from error
+            f"out of memory: {clean_error_message(failure)}", hint="Send smaller batches"
+        ) from (failure if isinstance(failure, BaseException) else None)
 
 
 # Numbers of onnx.TensorProto, which bindings take where numpy has no such type.
@@ -305,7 +311,7 @@ _NUMBERS |= {"float64": 11, "bfloat16": 16}
 _ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
 
 
-def clean_error_message(error: BaseException) -> str:
+def clean_error_message(error: BaseException | str) -> str:
     """Strip error codes, source paths and C++ signatures from a runtime error."""
     text = _SOURCE.sub("", " ".join(str(error).split()).rpartition(" : ")[2])
     depth = 0

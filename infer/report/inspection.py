@@ -19,7 +19,7 @@ from ..errors import ArtifactError
 from ..kernels import cpu
 from ..predict.predictor import Predictor
 from ..regular_files import read_regular
-from ..spec import Finding
+from ..spec import UNBOUNDED, Finding
 from . import document
 
 
@@ -36,7 +36,10 @@ def inspect(path: Path) -> dict[str, Any]:
             "task": manifest.task,
             "inputs": [str(spec) for spec in manifest.inputs],
             "outputs": [str(spec) for spec in manifest.outputs],
-            "sizes": {name: f"{low}…{high}" for name, (low, high) in manifest.sizes.items()},
+            "sizes": {
+                name: f"{low}…{high if high < UNBOUNDED else ''}"
+                for name, (low, high) in manifest.sizes.items()
+            },
             "data": golden.stored_user_data(path, manifest),
             "bytes": store.size(path),
             "files": len(manifest.files),

@@ -27,6 +27,7 @@ from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
+from ..load.samples.fatal_sizes import Trials
 from ..onnx import packages
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
@@ -239,22 +240,28 @@ class FloatReferences:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
 
 
-def takes(loaded: LoadedModel) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None:
-    """Return what runs an ONNX file without optimizations, or gives None for inputs that it does not take."""
+def takes(loaded: LoadedModel) -> Trials | None:
+    """Return what runs an ONNX file, as it is written, on inputs that it may not take: in a process of its own."""
     if loaded.onnx is None or packages.missing("ort", "onnxruntime"):
         return None
-    outputs = tuple(loaded.meta["outputs"])
-    runner = _onnx_runtime(OnnxGraph(loaded.inputs, outputs, {}, path=loaded.onnx), "cpu", as_written=True)
+    from ..onnx import ort_session
+    from ..onnx.trial_process import TrialProcess
+
+    names, outputs = [spec.name for spec in loaded.inputs], [spec.name for spec in loaded.meta["outputs"]]
+    process = TrialProcess(loaded.onnx, torch.get_num_threads(), ort_session.LONGEST_CALL)
 
     def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        arrays = {name: inputs[name].contiguous().numpy() for name in names}
         try:
-            return runner.run(inputs)
-        except (ResourceError, MemoryError):
-            raise
-        except Exception:  # noqa: BLE001 - whatever the runtime raises, it does not take them
+            answer = process.run(arrays)
+        except TimeoutError as error:
+            raise ort_session.too_long(arrays, ort_session.LONGEST_CALL) from error
+        if answer.failure is not None:
+            ort_session.raise_memory_error(answer.failure)
             return None
+        return {name: torch.from_numpy(a.unpacked()) for name, a in zip(outputs, answer.arrays, strict=True)}
 
-    return runs
+    return Trials(runs, process.died_of, process.close)
 
 
 def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import carried_state, rows
 from ...plan import Plan
-from ...spec import BATCH, TensorSpec
+from ...spec import BATCH, UNBOUNDED, TensorSpec
 from ..input_specs import LENGTHS as LENGTH_NAMES
 from ..input_specs import bounds
 from ..loaded_model import LoadedModel
@@ -28,7 +28,6 @@ LENGTHS = (64, 128, 256, 512, 576, 100, 1000, 4000, 16_000, 1)  # tried for a sy
 COUNTS = (3, 2, 1)  # rows that are tried
 MORE = (8, 4, 16, 32)  # where none of them runs
 STEPS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 10, 12)  # of which sizes may have to be multiples
-LARGEST = 1 << 16  # size that nothing bounds
 LIMIT_SECONDS = 5.0  # of the search for multiples
 MOST_VALUES = 1 << 23  # of the inputs of one trial
 MOST_TRIALS = 120
@@ -106,7 +105,7 @@ def _limits(
         step = next((n for n in STEPS if have % n == 0 and runs_at(name, have + n)), None)
         if step is not None:
             least = next(n for n in (step, 2 * step, 4 * step, have) if n >= have or runs_at(name, n))
-            low, high = bounds.get(name, (1, LARGEST))
+            low, high = bounds.get(name, (1, UNBOUNDED))
             steps[name] = step
             limits[name] = max(-(-low // step) * step, min(least, have)), max(high // step * step, have)
     return steps, limits

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import re
 import tempfile
 import wave
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 
 from ... import carried_state
 from ...preprocess.audio import AudioPreprocessor
-from ...spec import BATCH, TensorSpec
+from ...spec import BATCH, UNBOUNDED, TensorSpec
 from ..loaded_model import LoadedModel
 from . import drawn_images
 from .batch_axes import LENGTHS, MOST_VALUES, Runs, num_values
@@ -34,11 +36,12 @@ RATE = 16_000  # hertz of drawn sounds, and what a model that asks for a rate is
 SECONDS = 3
 SHORTEST_SOUND = 128  # values of a row that may be one
 SOUND_NAMES = ("audio", "wav", "speech", "sound", "voice", "pcm")  # parts of names of inputs
-PARAMETERS = (  # words in the name of a single number, and what it may be
-    (("min", "low"), 0.0),
-    (("max", "high"), 1000.0),
-    (("thresh",), 0.3),
+PARAMETERS = (  # patterns of the name of a single number, and what it may be
+    (re.compile(r"(?<![a-z])f?(?:min|low)"), 0.0),
+    (re.compile(r"(?<![a-z])f?(?:max|high)"), 1000.0),
+    (re.compile("thresh"), 0.3),
 )
+LENGTH_NAMES = re.compile(r"(?<![a-z])(?:len|length|num_frames|num_tokens)s?(?![a-z])")
 # Tried for a symbolic size that alone is another.
 WIDTHS = (32, 16, 8, 128, 256, 512, 80, 40, 48, 24, 12, 10, 6, 5, 4, 3, 2, 1)
 MOST_INTEGER = 1 << 20
@@ -171,18 +174,19 @@ def tensors(
     chosen = _lengths(specs, sizes, runs, largest)
     if runs is not None:
         for spec in specs:
-            if spec.name in largest and spec.name not in (most or {}) and not _is_mask(spec):
+            known = spec.name in (most or {}) or _is_mask(spec) or _counted(spec, specs, chosen) is not None
+            if spec.name in largest and not known:
                 largest[spec.name] = _largest(spec, specs, chosen, runs, largest)
     generator = torch.Generator().manual_seed(seed)
-    heard = any(_is_rate(spec) or any(word in spec.name.lower() for word in SOUND_NAMES) for spec in specs)
-    found = {spec.name: _draw(spec, chosen, largest, generator, pictures, heard) for spec in specs}
+    heard = any(_is_rate(spec) or _is_called_sound(spec) for spec in specs)
+    found = {spec.name: _draw(spec, specs, chosen, largest, generator, pictures, heard) for spec in specs}
     return {name: torch.zeros_like(value) if name in states else value for name, value in found.items()}
 
 
 def some(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> Samples:
     """Draw inputs of these sizes that most models take: normal floats, integers of 1."""
     generator = torch.Generator().manual_seed(0)
-    found = {spec.name: _constant(spec, sizes, 1) for spec in specs}
+    found = {spec.name: _constant(spec, specs, sizes, 1) for spec in specs}
     for spec in specs:
         if _is_float(spec):
             found[spec.name] = torch.randn(found[spec.name].shape, generator=generator).to(spec.torch_dtype)
@@ -197,19 +201,21 @@ def _lengths(
 ) -> dict[str, int]:
     """Return a number for every symbolic size, those other than the batch being equal but for one where it runs so."""
     named = dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str))
-    bounds = {name: sizes.get(name, (1, 1 << 30)) for name in named}
+    bounds = {name: sizes.get(name, (1, UNBOUNDED)) for name in named}
     low, high = bounds.get(BATCH, (1, ROWS))
     rows = min(max(ROWS, low), high) if high > 1 else ROWS
+    # Of a sound whose name says so a second: 64 values would be one window of its spectrum.
+    lengths = (RATE, *LENGTHS) if any(map(_is_called_sound, specs)) else LENGTHS
     equal = [
         {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
-        for length in LENGTHS
+        for length in lengths
     ]
     others = [name for name in named if name != BATCH]
     apart = [{**equal[0], name: width} for name in others for width in WIDTHS if len(others) > 1]
     for chosen in [*equal[:2], *apart, *equal[2:]]:  # the small ones first
         within = all(low <= chosen[name] <= high for name, (low, high) in bounds.items())
         small = num_values(specs, chosen) <= MOST_VALUES  # four free sizes of 16,000 would take hours
-        ones = {spec.name: _constant(spec, chosen, 1) for spec in specs} if within and small else {}
+        ones = {spec.name: _constant(spec, specs, chosen, 1) for spec in specs} if within and small else {}
         if within and (runs is None or (small and runs(ones))):
             return {**chosen, BATCH: rows}
     return {**equal[0], BATCH: rows}
@@ -227,7 +233,7 @@ def _largest(
     def takes(value: int) -> bool:
         one = {**chosen, BATCH: 1}
         numbers = {s.name: value if s is spec else min(1, largest.get(s.name, 1)) for s in specs}
-        return bool(runs({s.name: _constant(s, one, numbers[s.name]) for s in specs}))
+        return bool(runs({s.name: _constant(s, specs, one, numbers[s.name]) for s in specs}))
 
     top = min(MOST_INTEGER, torch.iinfo(spec.torch_dtype).max) if spec.dtype != "bool" else 1
     if top == 1 or takes(top):
@@ -239,9 +245,11 @@ def _largest(
     return low
 
 
-def _constant(spec: TensorSpec, chosen: Mapping[str, int], value: int) -> Tensor:
+def _constant(spec: TensorSpec, specs: Sequence[TensorSpec], chosen: Mapping[str, int], value: int) -> Tensor:
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
     known = _parameter(spec)
+    if known is None:
+        known = _counted(spec, specs, chosen)
     return torch.full(shape, value if known is None else known, dtype=spec.torch_dtype)
 
 
@@ -254,11 +262,37 @@ def _parameter(spec: TensorSpec) -> float | None:
     if not _is_float(spec) or spec.batched or any(size != 1 for size in spec.shape):
         return None
     name = spec.name.lower()
-    return next((value for words, value in PARAMETERS if any(word in name for word in words)), 1.0)
+    return next((value for pattern, value in PARAMETERS if pattern.search(name)), 1.0)
+
+
+def _counted(spec: TensorSpec, specs: Sequence[TensorSpec], chosen: Mapping[str, int]) -> int | None:
+    """Return the size along which an input says how much of each row is filled; None of other inputs.
+
+    It holds an integer for each row, is called a length, and the size is the one that most of the other inputs have
+    after their rows.
+    """
+    if (
+        _is_float(spec)
+        or not spec.batched
+        or len(spec.shape) > 2
+        or not LENGTH_NAMES.search(spec.name.lower())
+    ):
+        return None
+    if any(size not in (BATCH, 1) for size in spec.shape):
+        return None
+    sizes = Counter(
+        size
+        for other in specs
+        if other is not spec and other.batched
+        for size in other.shape[1:]
+        if isinstance(size, str) and size != BATCH
+    )
+    return chosen[sizes.most_common(1)[0][0]] if sizes else None
 
 
 def _draw(
     spec: TensorSpec,
+    specs: Sequence[TensorSpec],
     chosen: Mapping[str, int],
     largest: Mapping[str, int],
     generator: torch.Generator,
@@ -268,6 +302,8 @@ def _draw(
     shape = [chosen[size] if isinstance(size, str) else size for size in spec.shape]
     if (known := 1 if _is_mask(spec) else _parameter(spec)) is not None:
         return torch.full(shape, known, dtype=spec.torch_dtype)
+    if (full := _counted(spec, specs, chosen)) is not None:
+        return torch.randint(-(-full // 2), full + 1, shape, generator=generator).to(spec.torch_dtype)
     if not _is_float(spec):
         return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
     if not spec.batched:
@@ -313,6 +349,10 @@ def _is_float(spec: TensorSpec) -> bool:
 
 def _is_mask(spec: TensorSpec) -> bool:
     return spec.dtype == "bool" or "mask" in spec.name.lower()
+
+
+def _is_called_sound(spec: TensorSpec) -> bool:
+    return any(word in spec.name.lower() for word in SOUND_NAMES)
 
 
 def _is_rate(spec: TensorSpec) -> bool:

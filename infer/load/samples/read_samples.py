@@ -18,7 +18,8 @@ from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpe
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights import raw_bytes
-from . import batch_axes, inputs_of_ours, sample_split
+from . import batch_axes, fatal_sizes, inputs_of_ours, sample_split
+from .fatal_sizes import Trials
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
@@ -46,7 +47,7 @@ def with_samples(
     user_module: UserModule | None,
     *,
     calibrates: bool | None = None,
-    tried: Callable[[LoadedModel], batch_axes.Runs | None] | None = None,
+    tried: Callable[[LoadedModel], Trials | None] | None = None,
 ) -> LoadedModel:
     """Return the model with its samples: from `plan.data`, else from the source, else of ours.
 
@@ -55,9 +56,24 @@ def with_samples(
     When the model is quantized, calibration rows are split off: no row both calibrates and judges. `calibrates`:
     whether to split them off (None: where the plan quantizes); a search always does, so that the same rows judge
     all of its trials. More text is read then, and all of it that doesn't judge is for calibration and recovery. `tried`
-    makes what runs the model, or gives None for inputs that it does not take.
+    makes what runs the model on inputs that it may not take.
     """
-    runs = tried(loaded) if tried else None
+    trials = tried(loaded) if tried else None
+    try:
+        return _with_samples(plan, loaded, user_module, calibrates, trials)
+    finally:
+        if trials is not None:
+            trials.close()
+
+
+def _with_samples(
+    plan: Plan,
+    loaded: LoadedModel,
+    user_module: UserModule | None,
+    calibrates: bool | None,
+    trials: Trials | None,
+) -> LoadedModel:
+    runs = None if trials is None else trials.runs
     if runs is not None and batch_axes.are_open(loaded):
         loaded = _with_axes(plan, loaded, user_module, runs)
     quantizes = _quantizes(plan) if calibrates is None else calibrates
@@ -68,6 +84,8 @@ def with_samples(
     else:
         read = _shipped_or_ours(plan, loaded, user_module, most, runs)
         why = read.source
+    if trials is not None:
+        loaded = fatal_sizes.refuse(loaded, read.samples, trials, inputs_of_ours.some)
     if read.ours:
         loaded = loaded.limited(inputs_of_ours.NOTE)
     count = rows.count(loaded.inputs, read.samples)
