@@ -20,6 +20,7 @@ import numpy as np
 from . import device as hardware
 from .device import spinning_threads
 
+NOISE = "within noise"  # verdict on a pair that tells nothing
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 MIN_PAIRS = 11  # of a verdict on short calls
@@ -138,7 +139,7 @@ def verdict(low: float, high: float) -> str:
         return "faster"
     if low > SLOWER:
         return "slower"
-    return "same" if low >= FASTER and high <= SLOWER else "within noise"
+    return "same" if low >= FASTER and high <= SLOWER else NOISE
 
 
 def measure(
@@ -221,7 +222,7 @@ def paired(
                 medians[side] = float(np.median(taken))
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
             seconds, looks = clock() - start, len(ratios) >= look
-            decided = looks and decide(ratios, seed=seed)[3] != "within noise"
+            decided = looks and decide(ratios, seed=seed)[3] != NOISE
             far = max(ratios) < FAR or min(ratios) > 1 / FAR
             if limits.end(len(ratios), seconds, far=far, decided=decided):
                 break
@@ -241,7 +242,7 @@ def is_enough(
     seconds = pair.a.mean * pair.a.n + pair.b.mean * pair.b.n
     far = pair.high < FAR or pair.low > 1 / FAR
     limits = PairLimits(min_pairs, max_pairs, max_seconds)
-    return limits.end(pair.pairs, seconds, far=far, decided=pair.verdict != "within noise")
+    return limits.end(pair.pairs, seconds, far=far, decided=pair.verdict != NOISE)
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from .. import latency, library_errors, plugins
@@ -28,7 +29,7 @@ from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
 from . import compilation_bounds
-from .float_reference import FLOAT_FORM, Eager, FloatReferences
+from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, Eager, FloatReferences
 from .trial import TimesToBeat, Timing, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -336,6 +337,8 @@ class _Pairs:
         ours = call_of(trial.runner, self.original, batch, served=True)
         theirs = call_of(rival.runner, self.original, batch)
         pair, missing = self._quietly(ours, theirs, limits)
+        if missing and _is_the_same(trial, rival):  # what they differ by is the disturbance
+            pair = msgspec.structs.replace(pair, verdict=latency.NOISE)
         return Timing(batch, pair, rival.name, _lengths(trial, self.original, batch), missing)
 
     def _confirmed(self, timing: Timing, trial: Trial, limits: Mapping[str, Any]) -> Timing:
@@ -376,6 +379,12 @@ class _Pairs:
             patience.waited += wait_until_quiet(threads, seconds)
         missing, pair = min(made, key=lambda one: one[0])
         return pair.undisturbed(), missing if missing > MOST_MISSING else 0.0
+
+
+def _is_the_same(trial: Trial, rival: FloatForm) -> bool:
+    """Return true where a trial runs the original in the same library with the same settings as its user does."""
+    users = {("ort", ONNX_RUNTIME), ("eager", EAGER)}
+    return not trial.changed and not trial.cautious and (trial.backend, rival.name) in users
 
 
 def _lengths(trial: Trial, original: Graph, batch: int) -> tuple[int, int] | None:

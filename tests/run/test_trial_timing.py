@@ -364,6 +364,22 @@ def test_a_disturbed_timing_waits_and_is_made_again(others: tuple[list[float], l
     assert (len(waits), ours.busy, len(ours.latency)) == (1, "", 1)
 
 
+@pytest.mark.usefixtures("given")
+def test_a_disturbed_second_session_of_a_file_is_not_called_slower(
+    others: tuple[list[float], list[float]],
+) -> None:
+    """Two sessions of one file with the same settings differ by what disturbs them."""
+    others[0].append(1.5)
+    plan = ONCE.with_(quant="none", backend="eager")
+    verdicts = {}
+    for cautious in ("", "with an option that costs speed"):
+        ours = trial("eager", 2.0, 2.0)
+        ours.changed, ours.cautious = False, cautious
+        timed(plan, [ours], Forms(graph(), plain=(1.0, 1.0), eager=(3.0, 3.0)))
+        verdicts[cautious] = ours.latency[0].pair.verdict
+    assert verdicts == {"": "within noise", "with an option that costs speed": "slower"}
+
+
 def noisy_pair(*_: object, **__: object) -> Paired:
     """Fourteen times faster by the median, by the shortest calls no faster at all."""
     ours, theirs = summarize([1.0, 1.0, 1.0]), summarize([1.0, 14.0, 14.0])
