@@ -115,6 +115,13 @@ def other_adapter(path: Path) -> None:
     (path / "adapter_model.bin").write_bytes(b"")
 
 
+def torch_package(path: Path) -> None:
+    from torch.package import PackageExporter
+
+    with PackageExporter(path) as exporter:
+        exporter.save_text("model", "words.txt", "a b c")
+
+
 NEMO = ("./model_config.yaml", "./model_weights.ckpt")
 AOTI = ("m/archive_format", "m/data/aotinductor/model/x.so")
 FOREIGN |= {
@@ -130,6 +137,7 @@ FOREIGN |= {
         "a compressed pickle of a sklearn model.*skl2onnx",
     ),
     "joblib": (text(b"\x80\x04\x95\0cjoblib.numpy_pickle\nNumpyArrayWrapper\n\xff"), "a pickle written by joblib"),
+    "torch.package": (torch_package, r"an archive of torch.package.*PackageImporter.*torch.save"),
     "aoti": (packed(*AOTI), r"an AOTInductor package \(.pt2\).*torch.export.save"),
     "flax": (text(b"\x81\xa6params\x81\xa7Dense_0\x81\xa6kernel\xc7\x10\x01" + b"\xff" * 40), "Flax weights"),
     "xgboost binary": (text(b"{L\0\0\0\0\0\0\0\x07learner{"), r"an XGBoost model \(UBJSON\)"),

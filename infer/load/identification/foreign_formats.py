@@ -23,6 +23,7 @@ from .foreign_signatures import (
     RIGHT_FILE,
     SUFFIXES,
     TEXTS,
+    TORCH_PACKAGE,
     ZIPS,
     ForeignKind,
 )
@@ -57,6 +58,8 @@ def foreign_zip(names: Iterable[str]) -> ForeignKind | None:
         n.startswith("models/") for n in inside
     ):
         return AOTI
+    if ".data/extern_modules" in inside:
+        return TORCH_PACKAGE
     return next(((what, hint) for name, what, hint in ZIPS if name in held), None)
 
 

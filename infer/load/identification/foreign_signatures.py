@@ -45,6 +45,11 @@ AOTI: ForeignKind = (
     "an AOTInductor package (.pt2), which is compiled for one kind of machine",
     "Give the model it was compiled from, or its program saved with torch.export.save",
 )
+TORCH_PACKAGE: ForeignKind = (
+    "an archive of torch.package, which holds the model's code",
+    "Import the model with torch.package.PackageImporter and save its state dict with torch.save, or a ScriptModule "
+    "with torch.jit.save",
+)
 TENSORRT: ForeignKind = (
     "a TensorRT engine",
     "An engine holds no weights to read: give the model it was built from",
