@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -19,6 +20,7 @@ _SPATIAL: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Conv2d, "height,width"),
     (nn.Conv3d, "depth,height,width"),
 )
+COLOURS, SIDE = 3, 64  # channels and pixels of an image that is tried
 _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 
 
@@ -88,10 +90,28 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
             break
         said = f"from its first layer {path or type(layer).__name__} ({type(layer).__name__})"
         if (taken := _taken(layer)) is not None:
-            return TensorSpec(name, *taken), said
+            dtype, (rows, *sizes) = taken
+            if isinstance(layer, nn.Conv2d) and sizes[0] == 1 and _takes_colour(module):
+                sizes[0], said = COLOURS, f"{said}, before which it makes one channel of any number"
+            return TensorSpec(name, dtype, (rows, *sizes)), said
         if any(True for _ in layer.parameters(recurse=False)):
             break
     return None, f"the size of {name!r} can't be seen from its layers"
+
+
+def _takes_colour(module: nn.Module) -> bool:
+    """Try a model whose first convolution takes one channel on an image of three, of which it may take the mean."""
+    first = next(iter(module.parameters()))
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, COLOURS, SIDE, SIDE, dtype=first.dtype, device=first.device))
+    except Exception:  # noqa: BLE001 - whatever it raises, it does not take such an image
+        return False
+    finally:
+        module.train(training)
+    return True
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:

@@ -65,7 +65,9 @@ def test_the_process_is_started_again_after_its_death(windows: Path) -> None:
 
 
 def test_of_a_file_that_runs_at_any_size_none_is_limited(tmp_path: Path) -> None:
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, T] sound) => (float[N, T] y) { y = Tanh(sound) }'
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, T] sound) => (float[N, T] y) { y = Tanh(sound) }'
+    )
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     loaded = load.load(Plan(source=str(tmp_path / "m.onnx")), tried=takes)
     assert "T" not in loaded.sizes

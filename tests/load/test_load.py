@@ -257,6 +257,17 @@ def test_torchscript_is_read_and_converted(tmp_path: Path, make: Callable[[nn.Mo
         load(plan.with_(inputs=("y=float32[batch,3]",)))
 
 
+class GreyOfColour(nn.Module):
+    """Takes images of any number of channels, and convolves their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.InstanceNorm2d(1), nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.norm(x.mean(1, keepdim=True)))
+
+
 class TwoIn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -314,6 +325,8 @@ def test_input_on_the_command_line_wins(net: Path, checkpoint: Path) -> None:
     [
         (nn.Sequential(nn.Linear(7, 2)), "input=float32[batch,7]"),
         (nn.Sequential(nn.Conv2d(3, 2, 3)), "input=float32[batch,3,height,width]"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), "input=float32[batch,1,height,width]"),
+        (GreyOfColour(), "x=float32[batch,3,height,width]"),
         (nn.Sequential(nn.Conv1d(3, 2, 3)), "input=float32[batch,3,length]"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 2)), "input=int64[batch,seq]"),
         (nn.Sequential(nn.LSTM(3, 2)), None),
