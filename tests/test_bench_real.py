@@ -43,6 +43,15 @@ def test_an_untrue_error_of_a_verdict_is_told(
     assert claim.holds is holds, claim
 
 
+def test_errors_that_a_state_gathers_are_those_of_the_later_calls() -> None:
+    other = Y * 1.01
+    first = line("relative_error", 0.001, 0.075)
+    later = {**first, "subject": "call 40", "value": 0.01}
+    assert [
+        claims.fidelity_claims(said, {"y": other}, {"y": Y})[0].holds for said in ([first], [first, later])
+    ] == [False, True]
+
+
 def test_an_output_that_is_not_a_number_is_no_small_error() -> None:
     broken = Y.copy()
     broken[3, 3] = np.nan
