@@ -144,6 +144,17 @@ FORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], float, str]] = {
     "stacked": (
         "g (float[4, b, 32] x) => (float[4, b, 48] y) <float[4, 32, 48] w> { y = MatMul(x, w) }",
         {"w": (4, 32, 48)}, 100, "int8 weights"),
+    "handed_through_a_loop": (
+        "g (float[b, 64] x) => (float[b, 64] y) <float[64, 64] w, int64 steps = {3}, bool go = {1}>"
+        "{ y, last = Loop <body = step (int64 i, bool on, float[b, 64] h, float[64, 64] v)"
+        "=> (bool more, float[b, 64] n, float[64, 64] u)"
+        "{ more = Identity(on)\n m = MatMul(h, v)\n n = Tanh(m)\n u = Identity(v) }> (steps, go, x, w) }",
+        {"w": (64, 64)}, 100, "int8 weights"),
+    "handed_through_a_scan": (
+        "g (float[5, 64] x) => (float[5, 64] y) <float[64, 64] w>"
+        "{ last, y = Scan <num_scan_inputs = 1, body = step (float[64, 64] v, float[64] h)"
+        "=> (float[64, 64] u, float[64] n) { m = MatMul(h, v)\n n = Tanh(m)\n u = Identity(v) }> (w, x) }",
+        {"w": (64, 64)}, 100, "int8 weights"),
 }  # fmt: skip
 
 
@@ -152,7 +163,8 @@ def written_form(name: str, path: Path) -> tuple[float, np.ndarray]:
     text, shapes, share, _ = FORMS[name]
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(HEAD + text)
-    del model.graph.initializer[:]
+    for tensor in [one for one in model.graph.initializer if one.name in shapes]:
+        model.graph.initializer.remove(tensor)
     for key, shape in shapes.items():
         values = rng.standard_normal(shape).astype(np.float32) / 8
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, key))

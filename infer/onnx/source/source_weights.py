@@ -203,7 +203,19 @@ def _axis_of(node: ir.Node, place: int, array: np.ndarray, format: str) -> int |
             return 0
         if op == "Gather" and place == 0 and format == FP16 and attributes.get_int("axis", 0) == 0:
             return 0
+        states = len(node.inputs) - attributes.get_int("num_scan_inputs", 0)
+        if (op == "Loop" and place > 1) or (op == "Scan" and place < states):
+            return _axis_in_step(node, place, array, format)
     return f"{op} has no {format} form here"
+
+
+def _axis_in_step(node: ir.Node, place: int, array: np.ndarray, format: str) -> int | str:
+    """Return the axis for a weight that is handed from step to step of a Loop or Scan, by what reads it there."""
+    handed = node.attributes["body"].as_graph().inputs[place]
+    readers = [use for use in handed.uses() if use.node.op_type != "Identity"]
+    axes = [_axis_of(use.node, use.idx, array, format) for use in readers]
+    refused = next((axis for axis in axes if isinstance(axis, str)), None)
+    return refused or next(iter(axes), f"no step of the {node.op_type} reads it")
 
 
 def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, format: str) -> None:
