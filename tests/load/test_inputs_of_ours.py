@@ -76,6 +76,34 @@ def test_single_numbers_are_usual_parameters_and_a_name_tells_of_sound() -> None
     assert neighbours[0] > 0.8 > 0.2 > neighbours[1]  # a voice, and noise
 
 
+@pytest.mark.parametrize(
+    ("sound", "length"),
+    [
+        ("waveforms=float32[batch,N]", 16_000),
+        ("audio=float32[1,1,N]", 16_000),
+        ("wav=float32[batch,N,257]", 64),
+    ],
+)
+def test_what_is_called_a_sound_is_a_second_long_and_frames_are_few(sound: str, length: int) -> None:
+    (value,) = drawn(sound).values()
+    assert value.shape[TensorSpec.parse(sound).shape.index("N")] == length
+
+
+def test_lengths_say_how_much_of_each_row_is_filled() -> None:
+    specs = ("ids=int64[batch,seq]", "marks=int64[batch,seq]", "input_lengths=int64[batch]", "flow=float32[]")
+    tried = list[Tensor]()
+
+    def takes(inputs: dict[str, Tensor]) -> bool:
+        tried.append(inputs["input_lengths"])
+        return int(inputs["ids"].max()) < 40
+
+    given = drawn(*specs, takes=takes)
+    assert 32 <= int(given["input_lengths"].min()) < int(given["input_lengths"].max()) <= 64
+    assert {int(lengths[0]) for lengths in tried} == {64}  # also where another input is tried
+    assert drawn("x=float32[1,time]", "x_len=int32[1]")["x_len"].tolist() == [64]
+    assert given["flow"].item() == 1  # no lower end of a range
+
+
 def test_texts_of_ours_are_many_and_real() -> None:
     texts = inputs_of_ours.texts()
     assert len(texts) > 300

@@ -37,8 +37,8 @@ SECONDS = 3
 SHORTEST_SOUND = 128  # values of a row that may be one
 SOUND_NAMES = ("audio", "wav", "speech", "sound", "voice", "pcm")  # parts of names of inputs
 PARAMETERS = (  # patterns of the name of a single number, and what it may be
-    (re.compile(r"(?<![a-z])f?(?:min|low)"), 0.0),
-    (re.compile(r"(?<![a-z])f?(?:max|high)"), 1000.0),
+    (re.compile(r"(?<![a-z])(?:f?min|low)"), 0.0),
+    (re.compile(r"(?<![a-z])(?:f?max|high)"), 1000.0),
     (re.compile("thresh"), 0.3),
 )
 LENGTH_NAMES = re.compile(r"(?<![a-z])(?:len|length|num_frames|num_tokens)s?(?![a-z])")
@@ -205,7 +205,7 @@ def _lengths(
     low, high = bounds.get(BATCH, (1, ROWS))
     rows = min(max(ROWS, low), high) if high > 1 else ROWS
     # Of a sound whose name says so a second: 64 values would be one window of its spectrum.
-    lengths = (RATE, *LENGTHS) if any(map(_is_called_sound, specs)) else LENGTHS
+    lengths = (RATE, *LENGTHS) if any(map(_is_waveform, specs)) else LENGTHS
     equal = [
         {name: min(max(length, low), high) for name, (low, high) in bounds.items()} | {BATCH: low}
         for length in lengths
@@ -268,23 +268,18 @@ def _parameter(spec: TensorSpec) -> float | None:
 def _counted(spec: TensorSpec, specs: Sequence[TensorSpec], chosen: Mapping[str, int]) -> int | None:
     """Return the size along which an input says how much of each row is filled; None of other inputs.
 
-    It holds an integer for each row, is called a length, and the size is the one that most of the other inputs have
-    after their rows.
+    It holds an integer, for each row where it has rows, is called a length, and the size is the one that most of the
+    other inputs have.
     """
-    if (
-        _is_float(spec)
-        or not spec.batched
-        or len(spec.shape) > 2
-        or not LENGTH_NAMES.search(spec.name.lower())
-    ):
+    if _is_float(spec) or not LENGTH_NAMES.search(spec.name.lower()):
         return None
     if any(size not in (BATCH, 1) for size in spec.shape):
         return None
     sizes = Counter(
         size
         for other in specs
-        if other is not spec and other.batched
-        for size in other.shape[1:]
+        if other is not spec
+        for size in other.shape
         if isinstance(size, str) and size != BATCH
     )
     return chosen[sizes.most_common(1)[0][0]] if sizes else None
@@ -303,7 +298,8 @@ def _draw(
     if (known := 1 if _is_mask(spec) else _parameter(spec)) is not None:
         return torch.full(shape, known, dtype=spec.torch_dtype)
     if (full := _counted(spec, specs, chosen)) is not None:
-        return torch.randint(-(-full // 2), full + 1, shape, generator=generator).to(spec.torch_dtype)
+        least = -(-full // 2) if spec.batched else full
+        return torch.randint(least, full + 1, shape, generator=generator).to(spec.torch_dtype)
     if not _is_float(spec):
         return torch.randint(0, largest[spec.name] + 1, shape, generator=generator).to(spec.torch_dtype)
     if not spec.batched:
@@ -353,6 +349,12 @@ def _is_mask(spec: TensorSpec) -> bool:
 
 def _is_called_sound(spec: TensorSpec) -> bool:
     return any(word in spec.name.lower() for word in SOUND_NAMES)
+
+
+def _is_waveform(spec: TensorSpec) -> bool:
+    """Return true for a sound of any length, one value at a time; false for one in frames."""
+    lengths = [size for size in spec.shape if isinstance(size, str) and size != BATCH]
+    return _is_called_sound(spec) and len(lengths) == 1 and all(s in (BATCH, 1, *lengths) for s in spec.shape)
 
 
 def _is_rate(spec: TensorSpec) -> bool:
