@@ -33,6 +33,9 @@ class Array(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, array: np.ndarray) -> Array:
+        """Pack an array; raise `TypeError` for one of texts, and for a sequence or map of tensors."""
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            raise TypeError("expected a tensor of numbers")
         return cls(array.dtype.name, array.shape, array.tobytes())
 
     def unpacked(self) -> np.ndarray:
@@ -134,10 +137,10 @@ def _serve(channel: Channel[Any]) -> None:
     while isinstance(call := channel.receive(), Call):
         try:
             arrays = session.run(None, {name: array.unpacked() for name, array in call.inputs.items()})
+            answer = Outputs(tuple(map(Array.of, arrays)))
         except Exception as error:  # noqa: BLE001 - as above; the other side sorts them
-            channel.send(Outputs(failure=str(error)))
-        else:
-            channel.send(Outputs(tuple(map(Array.of, arrays))))
+            answer = Outputs(failure=str(error))
+        channel.send(answer)
 
 
 def main(arguments: Sequence[str]) -> int:

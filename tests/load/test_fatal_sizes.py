@@ -91,3 +91,20 @@ def test_no_trial_process_is_left_behind(windows: Path) -> None:
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child, signal.SIGUSR1)
+
+
+def test_a_file_that_gives_texts_or_nothing_ends_no_process(tmp_path: Path) -> None:
+    """Texts are a failure, no values at all an answer."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[K] none, string[N] words) {
+      words = Cast<to = 8>(x)
+      zero = Constant<value = int64[1] {0}>()
+      none = Slice(x, zero, zero)
+    }"""
+    onnx.save(parser.parse_model(text), tmp_path / "texts.onnx")
+    onnx.save(parser.parse_model(text.replace(", string[N] words", "")), tmp_path / "none.onnx")
+    for name, failure in (("texts", "expected a tensor of numbers"), ("none", None)):
+        process = TrialProcess(tmp_path / f"{name}.onnx", 1, 60.0)
+        answer = process.run({"x": np.ones(3, np.float32)})
+        process.close()
+        assert (answer.failure, process.died_of) == (failure, [])
+        assert [array.unpacked().shape for array in answer.arrays] == [(0,)] * (failure is None)
