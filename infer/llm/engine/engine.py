@@ -151,7 +151,7 @@ class Engine:
         return not self._request_manager.states and not self._request_manager.outputs
 
     def check(self, request: Request) -> None:
-        """Raise the errors of `submit` without queueing the request; may be called from any thread."""
+        """Admit a request, or raise the errors of `submit`; may be called from any thread."""
         self._admission.check(request, self.scheduler.waiting, self.statistics.tokens_per_second)
         if request.grammar is not None:
             if self._grammars is None:
@@ -164,14 +164,18 @@ class Engine:
             self.adapters.check(request.adapter)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its outputs come from `step()`.
+        """Check a request and begin with it.
 
         Raises `InputError` for a request that can't run (the message says why), `OverloadedError` when the queue is
         full.
         """
+        self.check(request)
+        self.begin(request)
+
+    def begin(self, request: Request) -> None:
+        """Queue a request that `check` admitted; its outputs come from `step()`."""
         if request.id in self._request_manager.states:
             raise InputError(f"a request {request.id!r} is already running", where="id")
-        self.check(request)
         self._request_manager.begin(request, self._clock(), self.limits.aging)
 
     def cancel(self, request_id: str) -> None:
