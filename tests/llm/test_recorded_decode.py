@@ -18,7 +18,7 @@ from infer.llm.engine.recorded import decoder
 from infer.llm.engine.recorded.decoder import PendingTokens
 from infer.llm.engine.recorded.sampling_tensors import SamplingTensors
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling.sampler import Sampler, SampleRow
+from infer.llm.engine.sampling.sampler import SampledTokens, Sampler, SampleRow
 from infer.llm.engine.sampling.sampler_device import sample
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
@@ -172,7 +172,7 @@ def reads_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
     reads: list[tuple[int, FakeGraphs]] = []
     plain = PendingTokens.read
 
-    def read(self: Any) -> list[int]:
+    def read(self: Any) -> SampledTokens:
         reads.append((self.copied._owner.enqueued - self.copied._mark, self.copied._owner))
         return plain(self)
 

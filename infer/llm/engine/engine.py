@@ -24,9 +24,9 @@ from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
+from .drafts import draft
 from .interfaces import GrammarBackend, Speculation
 from .model_runner import ModelRunner, StepRunner
-from .output_processor import FAILURES
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -190,10 +190,10 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step and return its outputs; [] when there is nothing to run."""
-        start = self._clock()
-        if self._model_runner.is_pending:
-            self._model_runner.collect()
-            if self._model_runner.is_pending or self._request_manager.outputs:
+        start, runner = self._clock(), self._model_runner
+        if runner.pending is not None:
+            runner.go_on()
+            if runner.pending is not None or self._request_manager.outputs:
                 return self._take_outputs()
         self._draft_tokens()
         work = self.scheduler.schedule()
@@ -201,7 +201,7 @@ class Engine:
             groups = [[item] for item in work] if self.limits.batch_invariant else [work]
             self.statistics.scheduling_seconds += self._clock() - start
             for group in groups:
-                self._model_runner(group)
+                runner.run(group)
             self.statistics.steps += 1
         return self._take_outputs()
 
@@ -238,8 +238,5 @@ class Engine:
                 continue
             left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
             limit = min(left, self.context - len(sequence.tokens) - 1, self.limits.max_draft)
-            if sequence.num_output_tokens and limit > 0:
-                try:
-                    sequence.draft_tokens = list(sequence.speculator.draft(sequence.tokens, limit))[:limit]
-                except FAILURES:  # it goes on without guesses
-                    sequence.speculator = None
+            if sequence.num_output_tokens:
+                sequence.draft_tokens = draft(sequence, limit)

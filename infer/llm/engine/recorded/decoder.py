@@ -15,7 +15,7 @@ from ....spec import Finding
 from ...step.cuda_graphs import GraphedStep, SharedTensors, first_line
 from ...step.cuda_recorder import Event
 from ...step.graph_inputs import LARGEST, Bucket, bucket_of
-from ..sampling.sampler import number_of
+from ..sampling.sampler import SampledTokens, number_of
 from ..sampling.sampler_device import greedy, sample
 from ..sequence import Sequence
 from .sampling_tensors import SamplingTensors, is_constrained
@@ -35,11 +35,10 @@ class PendingTokens(NamedTuple):
     tokens: Tensor  # int64 [sequences], on the host
     copied: Event
 
-    def read(self) -> list[int]:
-        """Wait for the step; returns a token of each sequence, below 0 as `sampler_device.sample` says."""
+    def read(self) -> SampledTokens:
+        """Wait for the step; a token below 0 is what `sampler_device.sample` says."""
         self.copied.synchronize()
-        found: list[int] = self.tokens.tolist()
-        return found
+        return SampledTokens(self.tokens.tolist(), {})
 
 
 class RecordedDecoder:
