@@ -132,9 +132,6 @@ class _RequestHandle:
         self._batch.add_outputs(timed)
         self._ready += [chunk_of(o) for o in timed[1] if o.text or o.token_ids or o.finish]
 
-    def _cancel(self) -> None:
-        self._batch.cancel()
-
     def __del__(self) -> None:
         if hasattr(self, "_batch"):  # it was begun
             self._batch.cancel()
@@ -159,7 +156,7 @@ class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
         return self._ready.popleft()
 
     def close(self) -> None:
-        self._cancel()
+        self._batch.cancel()
         self._deliveries.put(None)
 
     def __enter__(self) -> Self:
@@ -188,7 +185,7 @@ class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        self._cancel()
+        self._batch.cancel()
         self._deliveries.put_nowait(None)
 
     async def __aenter__(self) -> Self:

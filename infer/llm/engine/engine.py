@@ -25,8 +25,8 @@ from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
 from .drafts import draft
-from .interfaces import GrammarBackend, Speculation
-from .model_runner import ModelRunner, StepRunner
+from .interfaces import GrammarBackend, Speculation, StepRunner
+from .model_runner import ModelRunner
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request

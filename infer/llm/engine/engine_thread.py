@@ -6,35 +6,19 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InferError, InputError, NotReadyError, OverloadedError
 from .requests import Deliver, FinishReason, Output, Request
 from .stop_conditions import error_fields
 
+if TYPE_CHECKING:
+    from .engine import Engine
+
 log = logging.getLogger("infer.llm")
 HEARTBEAT_SECONDS = 0.5  # between two signs of life of an idle engine thread
 CLOSE_SECONDS = 30.0
 MAX_INBOX = 1024  # requests that came since the last step began
-
-
-class SteppedEngine(Protocol):
-    """Interface of `infer.llm.engine.engine.Engine`; all but `check` is called on the engine's thread."""
-
-    @property
-    def idle(self) -> bool: ...
-
-    def check(self, request: Request) -> None:
-        """Raise `InputError`, or `OverloadedError`, for a request that the engine does not admit."""
-
-    def begin(self, request: Request) -> None:
-        """Queue a request that was admitted; raises `InputError` for what `check` could not know."""
-
-    def cancel(self, id: str) -> object: ...
-
-    def step(self) -> list[Output]: ...
-
-    def stats(self) -> Any: ...
 
 
 class Submission:
@@ -70,7 +54,7 @@ class EngineThread:
     """
 
     def __init__(self, engine: Any, *, name: str = "engine") -> None:
-        self.engine: SteppedEngine = engine
+        self.engine: Engine = engine
         self.failure: BaseException | None = None
         self.beat, self.steps = time.monotonic(), 0
         self._changed = threading.Condition()

@@ -7,20 +7,20 @@ sequence whose next token is then dropped; its place in the cache is free at onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..lora.adapters import Adapters
 from .drafts import FAILURES
-from .interfaces import Speculation
+from .interfaces import Speculation, StepRunner
 from .output_processor import OutputProcessor
 from .recorded.decoder import PendingTokens, RecordedDecoder
 from .request_manager import RequestManager
-from .sampling.prompt_logprobs import compute_prompt_logprobs, prompt_logit_rows
+from .sampling.prompt_logprobs import PromptRows, compute_prompt_logprobs, prompt_logit_rows
 from .sampling.sampler import SampledTokens, Sampler, SampleRow
 from .sampling.sampler_device import UNDECIDED
 from .scheduling.ahead import schedule_ahead
@@ -30,13 +30,6 @@ from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
 from .stop_conditions import error_fields
-
-
-class StepRunner(Protocol):
-    """A step of a language model as a backend opens it."""
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Run the step on the inputs of `llm.step.paged_step`: {"logits": float32 [rows, vocab]}; writes the cache."""
 
 
 class LaunchedStep(NamedTuple):
@@ -109,7 +102,7 @@ class ModelRunner:
             self.pending = launched
             return
         try:
-            launched = self._launch_decode(work) if decode else self._launch(work)
+            launched = self._launch(work, decode=decode)
         except FAILURES as error:
             self._failed(work, error)
         else:
@@ -147,50 +140,41 @@ class ModelRunner:
         computed = [sequence.num_computed_tokens + ahead for sequence in sequences]
         return LaunchedStep(work, computed, tokens, "cuda", started, built, self._clock())
 
-    def _launch_decode(self, work: list[ScheduledSequence]) -> LaunchedStep:
-        """Run one next token of each sequence: the short form of `_launch`."""
+    def _launch(self, work: list[ScheduledSequence], *, decode: bool = False) -> LaunchedStep:
+        """Run a step; logprobs of prompts are kept at once. `decode`: it is one next token of each sequence."""
         started = self._clock()
         sequences = [sequence for sequence, _ in work]
         computed = [sequence.num_computed_tokens for sequence in sequences]
-        inputs = self._step_inputs.decode(sequences)
-        self._add_persistent_inputs(inputs, work)
-        built = self._clock()
-        with torch.inference_mode():
-            logits = self._step.run(inputs)["logits"]
-            launched = self._clock()
-            if all(sequence.fast_decode for sequence in sequences):
-                tokens = SampledTokens(self._sampler.draw(logits, sequences), {})
-            else:
-                tokens = self._sampler(logits, [SampleRow(s, row) for row, s in enumerate(sequences)])
-        return LaunchedStep(work, computed, tokens, logits.device.type, started, built, launched)
-
-    def _launch(self, work: list[ScheduledSequence]) -> LaunchedStep:
-        """Run a step of prompts, drafts and next tokens; logprobs of prompts are kept at once."""
-        started = self._clock()
-        for sequence, _ in work:
-            if sequence.state.started_at is None:
-                sequence.state.started_at = started
-        rows: list[int] = []
-        encoded = 0
-        if self._sources is not None:
-            with torch.inference_mode():
-                encoded = self._sources.encode(work)
-        scored = prompt_logit_rows(work, rows)
-        sample_rows, slices = self._outputs.sample_rows(work, rows)
-        inputs = self._step_inputs.build(work, rows)
+        slices: list[slice] | None = None
+        rows, scored, encoded = list[int](), list[PromptRows](), 0
+        by_parameters = decode and all(sequence.fast_decode for sequence in sequences)
+        if decode:
+            sample_rows = [] if by_parameters else [SampleRow(s, row) for row, s in enumerate(sequences)]
+            inputs = self._step_inputs.decode(sequences)
+        else:
+            for sequence in sequences:
+                if sequence.state.started_at is None:
+                    sequence.state.started_at = started
+            if self._sources is not None:
+                with torch.inference_mode():
+                    encoded = self._sources.encode(work)
+            scored = prompt_logit_rows(work, rows)
+            sample_rows, slices = self._outputs.sample_rows(work, rows)
+            inputs = self._step_inputs.build(work, rows)
         self._add_persistent_inputs(inputs, work)
         built = self._clock()
         with torch.inference_mode():
             logits = self._step.run(inputs)["logits"]
             launched = self._clock()
             scores = compute_prompt_logprobs(scored, logits)
-            tokens = self._sampler(logits, sample_rows) if sample_rows else SampledTokens([], {})
+            if by_parameters:
+                tokens = SampledTokens(self._sampler.draw(logits, sequences), {})
+            else:
+                tokens = self._sampler(logits, sample_rows) if sample_rows else SampledTokens([], {})
         for state, values in scores:
             state.add_prompt_logprobs(values)
-        computed = [sequence.num_computed_tokens for sequence, _ in work]
-        device = logits.device.type
         times = (started, built, launched)
-        return LaunchedStep(work, computed, tokens, device, *times, sample_rows, slices, encoded)
+        return LaunchedStep(work, computed, tokens, logits.device.type, *times, sample_rows, slices, encoded)
 
     def _apply(self, step: LaunchedStep) -> None:
         """Read the tokens of a step, waiting for them, and apply them."""

@@ -48,11 +48,8 @@ class LLMEngine:
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.language_model = language_model = predictor.language_model
-        self.text, self.template, self.engine_client = (
-            language_model.text,
-            language_model.template,
-            language_model.engine_client,
-        )
+        self.text, self.template = language_model.text, language_model.template
+        self.engine_client = language_model.engine_client
         self.context: int = language_model.context
         self.start_tokens: int = getattr(language_model, "start_tokens", 0)
         self.vocab_size: int = language_model.vocab_size
@@ -75,7 +72,7 @@ class LLMEngine:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the queue length, for load balancers."""
-        return [(b"x-infer-queue", b"%d" % self.waiting_requests)]
+        return [(b"x-infer-queue", b"%d" % self.waiting)]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start delivering outputs to the event loop `loop`; call once."""
@@ -142,21 +139,14 @@ class LLMEngine:
         return not self.streams
 
     @property
-    def waiting_requests(self) -> int:
-        return self.admission.queue.requests
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self.admission.queue.tokens
-
-    @property
     def running(self) -> int:
         """Number of requests between their first and last token."""
-        return len(self.streams) - self.waiting_requests
+        return len(self.streams) - self.waiting
 
     @property
     def waiting(self) -> int:
-        return self.waiting_requests
+        """Number of requests without a first token."""
+        return self.admission.queue.requests
 
     @property
     def beat(self) -> float:

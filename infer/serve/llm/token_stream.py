@@ -53,18 +53,18 @@ class OpenStreams:
             clock,
         )
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._open: set[TokenStream] = set()
+        self.all: set[TokenStream] = set()
         self._arrived: deque[tuple[TokenStream, ServedPrompt, list[Output], float]] = deque()
         self._awake = False  # the event loop is about to read what arrived
 
     def __len__(self) -> int:
         """Count the prompts that run or wait."""
-        return sum([stream.unfinished for stream in self._open])
+        return sum([stream.unfinished for stream in self.all])
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> TokenStream:
         """Submit the prompts of one HTTP request; raises the error of one that the engine refuses."""
         stream = TokenStream(self, requests, timeout=timeout, stepwise=stepwise)
-        self._open.add(stream)
+        self.all.add(stream)
         try:
             for prompt in stream.prompts:
                 deliver = partial(self._deliver, stream, prompt)
@@ -80,11 +80,8 @@ class OpenStreams:
 
     def fail(self, error: InferError) -> None:
         """End all streams with an error."""
-        for stream in list(self._open):
+        for stream in list(self.all):
             stream.fail(error)
-
-    def discard(self, stream: TokenStream) -> None:
-        self._open.discard(stream)
 
     def _deliver(self, stream: TokenStream, prompt: ServedPrompt, outputs: list[Output]) -> None:
         """Pass outputs of one step to the event loop, with one wake-up for all; called on the engine's thread."""
@@ -182,7 +179,7 @@ class TokenStream:
                 self.unfinished -= 1
                 if self.done:
                     self._alarm.cancel()
-                    self._owner.discard(self)
+                    self._owner.all.discard(self)
         if self._stepwise or self.done:
             self._wake()
 
@@ -253,7 +250,7 @@ class TokenStream:
 
     def _release(self) -> None:
         self._alarm.cancel()
-        self._owner.discard(self)
+        self._owner.all.discard(self)
         for prompt in self.prompts:
             if prompt.submitted and prompt.unfinished:
                 self._owner.engine_client.cancel(prompt.request.id)

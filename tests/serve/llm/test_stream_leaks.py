@@ -90,7 +90,7 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
         "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
         "requests of the engine thread": engine_client.running,
         "streams": len(generator.streams) + kinds.count(TokenStream),
-        "waiting": generator.waiting_requests + generator.waiting_tokens,
+        "waiting": generator.waiting + generator.admission.queue.tokens,
         "active": server.service.active,
         "body bytes": float(samples["infer_body_bytes"]),
         "tasks": float(samples["infer_event_loop_tasks"]),

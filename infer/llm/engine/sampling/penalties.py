@@ -16,12 +16,14 @@ Values = Any  # numpy.ndarray or torch.Tensor: the formula is one for both
 class TokenCounts:
     """Distinct tokens of prompt and output, and their counts; grows by one token at a time."""
 
-    def __init__(self, prompt: Many[int]) -> None:
+    def __init__(self, prompt: Many[int], output: Many[int] = ()) -> None:
         tokens = list(dict.fromkeys(prompt))
         self._place = {token: i for i, token in enumerate(tokens)}
         self._tokens = np.array([*tokens, *[0] * 64], dtype=np.int64)
         self._counts = np.zeros(len(self._tokens), dtype=np.float32)
         self._counts[: len(tokens)] = 1
+        for token in output:
+            self.add(token)
 
     def add(self, token: int) -> None:
         """Count one more output token."""

@@ -158,9 +158,11 @@ def _apply_penalties(logits: Tensor, sample_rows: Many[SampleRow]) -> None:
     columns: list[tuple[float, ...]] = []  # of each row: its number, and its three penalties
     known: list[tuple[np.ndarray, np.ndarray]] = []
     for i, (sequence, _, num_drafts) in enumerate(sample_rows):
-        if not sequence.state.has_penalties:
+        state, s, counts = sequence.state, sequence.state.sampling, sequence.token_counts
+        if not state.has_penalties:
             continue
-        counts, s = _counts_of(sequence), sequence.state.sampling
+        if counts is None:  # its output so far was sampled on a device
+            counts = sequence.token_counts = TokenCounts(state.prompt, sequence.tokens[state.prompt_length :])
         if num_drafts:
             counts.add(sequence.draft_tokens[num_drafts - 1])
         columns.append((i, s.repetition_penalty, s.frequency_penalty, s.presence_penalty))
@@ -179,16 +181,6 @@ def _apply_penalties(logits: Tensor, sample_rows: Many[SampleRow]) -> None:
         parts = [torch.from_numpy(np.ascontiguousarray(part)).to(logits.device) for part in parts]
     token, row, count, *penalties = parts
     values[row, token] = penalize(values[row, token], count, *penalties)
-
-
-def _counts_of(sequence: Sequence) -> TokenCounts:
-    """Return the counts of a sequence, begun with what it holds, also of tokens that were sampled on a device."""
-    if sequence.token_counts is None:
-        prompt_length = sequence.state.prompt_length
-        sequence.token_counts = TokenCounts(sequence.state.prompt)
-        for token in sequence.tokens[prompt_length:]:
-            sequence.token_counts.add(token)
-    return sequence.token_counts
 
 
 def _apply_transcription(rules: TranscriptionRules, row: Any, row_spec: SampleRow) -> None:
