@@ -69,7 +69,9 @@ class ManualEngine:
     def beat(self) -> float:
         return time.monotonic()
 
-    def submit(self, request: Request, deliver: Callable[[list[Output]], None]) -> None:
+    def submit(
+        self, request: Request, deliver: Callable[[list[Output]], None], *, replay: bool = False
+    ) -> None:
         self.requests.append((request, deliver))
 
     def cancel(self, request_id: str) -> None: ...

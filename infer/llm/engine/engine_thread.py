@@ -64,8 +64,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name=f"infer {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
-        """Queue a request for the engine's thread.
+    def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
+        """Queue a request for the engine's thread; `replay` is for engines that may begin again, this one can't.
 
         Raises `InputError` or `OverloadedError` as the engine's `check` does, `NotReadyError` once draining.
         """

@@ -15,7 +15,6 @@ from ...llm.completion import error_of
 from ...llm.engine.requests import Output, Request
 from ..observability.llm_metrics import LLMMetrics
 from ..workers.crash_retry import FailedOutput, RestartedOutput
-from ..workers.remote_engine import RemoteEngine
 from .prompt_queue import PromptAdmission, QueuedPrompt
 
 
@@ -46,12 +45,8 @@ class OpenStreams:
         metrics: LLMMetrics,
         clock: Callable[[], float],
     ) -> None:
-        self.engine_client, self.admission, self.metrics, self.clock = (
-            engine_client,
-            admission,
-            metrics,
-            clock,
-        )
+        self.engine_client, self.admission = engine_client, admission
+        self.metrics, self.clock = metrics, clock
         self.loop: asyncio.AbstractEventLoop | None = None
         self.all: set[TokenStream] = set()
         self._arrived: deque[tuple[TokenStream, ServedPrompt, list[Output], float]] = deque()
@@ -68,10 +63,7 @@ class OpenStreams:
         try:
             for prompt in stream.prompts:
                 deliver = partial(self._deliver, stream, prompt)
-                if isinstance(self.engine_client, RemoteEngine):
-                    self.engine_client.submit(prompt.request, deliver, replay=not stepwise)
-                else:
-                    self.engine_client.submit(prompt.request, deliver)
+                self.engine_client.submit(prompt.request, deliver, replay=not stepwise)
                 prompt.submitted = True
         except InferError as error:
             stream.fail(error)
