@@ -63,14 +63,16 @@ class ManualEngine:
 
     def __init__(self, engine_client: Any) -> None:
         self.failure, self.stats, self.close = None, engine_client.stats, engine_client.close
-        self.requests: list[Request] = []
+        self.requests: list[tuple[Request, Callable[[list[Output]], None]]] = []
 
     @property
     def beat(self) -> float:
         return time.monotonic()
 
-    def submit(self, request: Request, deliver: Callable[[list[Output]], None]) -> None:
-        self.requests.append(request)
+    def submit(
+        self, request: Request, deliver: Callable[[list[Output]], None], *, replay: bool = False
+    ) -> None:
+        self.requests.append((request, deliver))
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -90,7 +92,6 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
         connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         connection.connection_made(sink)
         connection.data_received(head + body)
-    model = service.generators["fake_llm"]
     while len(held.requests) < streams:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
@@ -98,19 +99,11 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
         if step == 20:  # warm
             before, began = sum(sink.writes for sink in sinks), time.perf_counter()
             size = sum(sink.bytes for sink in sinks)
-        now = time.monotonic()
-        outputs = [
-            Output(
-                id=r.id,
-                index=0,
-                token_ids=(101,),
-                text=" word",
-                finish="length" if step == steps + 19 else None,
-            )
-            for r in held.requests
-        ]
-        model._fan_out(outputs, now)
-        while model._streams and any(stream._ready for stream in model._streams.values()):
+        finish = "length" if step == steps + 19 else None
+        for request, deliver in held.requests:
+            deliver([Output(id=request.id, index=0, token_ids=(101,), text=" word", finish=finish)])
+        written = sum(sink.writes for sink in sinks)
+        while sum(sink.writes for sink in sinks) < written + streams:
             await asyncio.sleep(0)
     seconds = time.perf_counter() - began
     await asyncio.sleep(0.05)

@@ -9,7 +9,7 @@ import msgspec
 
 from .. import errors
 from ..errors import InferError, InputError
-from .engine.requests import FinishReason, Output, TokenLogprob
+from .engine.requests import FinishReason, Output, Request, TokenLogprob
 from .text.tool_parser import ToolCall
 
 
@@ -103,9 +103,15 @@ class Score(msgspec.Struct, kw_only=True):
 class OutputCollector:
     """Collects the outputs of one request into completions; `began` and the times given to `add` share a clock."""
 
-    def __init__(self, prompt_tokens: int, n: int, began: float, *, logprobs: bool) -> None:
+    def __init__(self, request: Request, began: float) -> None:
+        self.request, n = request, request.sampling.n
+        wants_logprobs = request.sampling.logprobs is not None
         self.completions = [
-            Completion(token_ids=[], prompt_tokens=prompt_tokens, logprobs=[] if logprobs else None)
+            Completion(
+                token_ids=[],
+                prompt_tokens=len(request.prompt),
+                logprobs=[] if wants_logprobs else None,
+            )
             for _ in range(n)
         ]
         self._texts: list[list[str]] = [[] for _ in range(n)]

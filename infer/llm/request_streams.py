@@ -7,15 +7,18 @@ import itertools
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 from ..errors import OverloadedError
 from .completion import Completion, CompletionChunk, OutputCollector, chunk_of
 from .engine.engine_thread import EngineThread
-from .engine.requests import Deliver, Output, Request
+from .engine.requests import Output, Request
 
-TimedOutputs = tuple[float, list[Output]]  # when it came, by `time.perf_counter`
+# Outputs of one request, and when they came by `time.perf_counter`.
+TimedOutputs = tuple[OutputCollector, list[Output], float]
+Put = Callable[[TimedOutputs], object]
 _NUMBERS = itertools.count()
 
 
@@ -25,62 +28,58 @@ def new_id() -> str:
 
 
 class RequestBatch:
-    """Requests of one call; those beyond the engine's queue limits wait here."""
+    """Requests of one call; those beyond the engine's queue limits wait here. `put` gets outputs on its thread."""
 
-    def __init__(self, engine_client: EngineThread, requests: Sequence[Request]) -> None:
-        self.engine_client, self.requests = engine_client, requests
-        self.began = time.perf_counter()
-        self.results = {
-            r.id: OutputCollector(
-                len(r.prompt), r.sampling.n, self.began, logprobs=r.sampling.logprobs is not None
-            )
-            for r in requests
-        }
-        self._left, self._running = deque(requests), set[str]()
+    def __init__(self, engine_client: EngineThread, requests: Sequence[Request], put: Put) -> None:
+        self.engine_client, self._put = engine_client, put
+        began = time.perf_counter()
+        self.results = [OutputCollector(request, began) for request in requests]
+        self._left, self._running = deque(self.results), set[OutputCollector]()
 
     @property
     def done(self) -> bool:
         return not self._left and not self._running
 
-    def submit(self, deliver: Deliver) -> None:
+    def submit(self) -> None:
         """Submit as many requests as the engine takes; `OverloadedError` only when none of its own is running."""
         while self._left:
+            collector = self._left[0]
             try:
-                self.engine_client.submit(self._left[0], deliver)
+                self.engine_client.submit(collector.request, partial(_deliver, self._put, collector))
             except OverloadedError:
                 if not self._running:
                     raise
                 return
-            self._running.add(self._left.popleft().id)
+            self._running.add(self._left.popleft())
 
-    def add_outputs(self, delivery: TimedOutputs) -> None:
-        when, outputs = delivery
+    def add_outputs(self, timed: TimedOutputs) -> None:
+        collector, outputs, when = timed
         for output in outputs:
-            self.results[output.id].add(output, when)
-            if self.results[output.id].done:
-                self._running.discard(output.id)
+            collector.add(output, when)
+        if collector.done:
+            self._running.discard(collector)
 
     def cancel(self) -> None:
-        for id in self._running:
-            self.engine_client.cancel(id)
+        for collector in self._running:
+            self.engine_client.cancel(collector.request.id)
 
     def completions(self) -> list[list[Completion]]:
-        return [self.results[request.id].completions for request in self.requests]
+        return [collector.completions for collector in self.results]
+
+
+def _deliver(put: Put, collector: OutputCollector, outputs: list[Output]) -> None:
+    put((collector, outputs, time.perf_counter()))
 
 
 def complete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests together and return the `n` completions of each, in order; raises the error of a failed one."""
     deliveries: queue.SimpleQueue[TimedOutputs] = queue.SimpleQueue()
-    batch = RequestBatch(engine_client, requests)
-
-    def deliver(outputs: list[Output]) -> None:
-        deliveries.put((time.perf_counter(), outputs))
-
+    batch = RequestBatch(engine_client, requests, deliveries.put)
     try:
-        batch.submit(deliver)
+        batch.submit()
         while not batch.done:
             batch.add_outputs(deliveries.get())
-            batch.submit(deliver)
+            batch.submit()
     finally:
         batch.cancel()
     return batch.completions()
@@ -89,52 +88,49 @@ def complete(engine_client: EngineThread, requests: Sequence[Request]) -> list[l
 async def acomplete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests as `complete` does, without blocking the event loop; cancelling the task cancels them."""
     deliveries: asyncio.Queue[TimedOutputs] = asyncio.Queue()
-    deliver, batch = _deliver_to_loop(deliveries), RequestBatch(engine_client, requests)
+    batch = RequestBatch(engine_client, requests, _put_from_thread(deliveries))
     try:
-        batch.submit(deliver)
+        batch.submit()
         while not batch.done:
             batch.add_outputs(await deliveries.get())
-            batch.submit(deliver)
+            batch.submit()
     finally:
         batch.cancel()
     return batch.completions()
 
 
-def _deliver_to_loop(deliveries: asyncio.Queue[Any]) -> Deliver:
-    """Return a `deliver` that puts outputs into a queue of the running event loop; a closed loop gets none."""
+def _put_from_thread(deliveries: asyncio.Queue[Any]) -> Put:
+    """Return a `put` for other threads into a queue of the running event loop; a closed loop gets nothing."""
     event_loop = asyncio.get_running_loop()
 
-    def deliver(outputs: list[Output]) -> None:
+    def put(timed: TimedOutputs) -> None:
         if not event_loop.is_closed():
-            event_loop.call_soon_threadsafe(deliveries.put_nowait, (time.perf_counter(), outputs))
+            event_loop.call_soon_threadsafe(deliveries.put_nowait, timed)
 
-    return deliver
+    return put
 
 
 class _RequestHandle:
     """One running request. `completions` grow as it is read; garbage collection cancels what is not finished."""
 
-    def __init__(self, engine_client: EngineThread, request: Request, deliver: Deliver) -> None:
-        """Submit the request; `deliver` must not refer to this object, or it would never be collected."""
+    def __init__(self, engine_client: EngineThread, request: Request, put: Put) -> None:
+        """Submit the request; `put` must not refer to this object, or it would never be collected."""
         self.engine_client, self.request = engine_client, request
-        self._batch = RequestBatch(engine_client, [request])
+        self._batch = RequestBatch(engine_client, [request], put)
         self._ready: deque[CompletionChunk] = deque()
-        self._batch.submit(deliver)
+        self._batch.submit()
 
     @property
     def completions(self) -> list[Completion]:
-        return self._batch.results[self.request.id].completions
+        return self._batch.results[0].completions
 
     @property
     def completion(self) -> Completion:
         return self.completions[0]
 
-    def _on_outputs(self, delivery: TimedOutputs) -> None:
-        self._batch.add_outputs(delivery)
-        self._ready += [chunk_of(o) for o in delivery[1] if o.text or o.token_ids or o.finish]
-
-    def _cancel(self) -> None:
-        self._batch.cancel()
+    def _on_outputs(self, timed: TimedOutputs) -> None:
+        self._batch.add_outputs(timed)
+        self._ready += [chunk_of(o) for o in timed[1] if o.text or o.token_ids or o.finish]
 
     def __del__(self) -> None:
         if hasattr(self, "_batch"):  # it was begun
@@ -147,9 +143,7 @@ class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
     def __init__(self, engine_client: EngineThread, request: Request) -> None:
         deliveries: queue.SimpleQueue[TimedOutputs | None] = queue.SimpleQueue()
         self._deliveries = deliveries
-        super().__init__(
-            engine_client, request, lambda outputs: deliveries.put((time.perf_counter(), outputs))
-        )
+        super().__init__(engine_client, request, deliveries.put)
 
     def __next__(self) -> CompletionChunk:
         while not self._ready:
@@ -162,7 +156,7 @@ class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
         return self._ready.popleft()
 
     def close(self) -> None:
-        self._cancel()
+        self._batch.cancel()
         self._deliveries.put(None)
 
     def __enter__(self) -> Self:
@@ -178,7 +172,7 @@ class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
     def __init__(self, engine_client: EngineThread, request: Request) -> None:
         deliveries: asyncio.Queue[TimedOutputs | None] = asyncio.Queue()
         self._deliveries = deliveries
-        super().__init__(engine_client, request, _deliver_to_loop(deliveries))
+        super().__init__(engine_client, request, _put_from_thread(deliveries))
 
     async def __anext__(self) -> CompletionChunk:
         while not self._ready:
@@ -191,7 +185,7 @@ class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        self._cancel()
+        self._batch.cancel()
         self._deliveries.put_nowait(None)
 
     async def __aenter__(self) -> Self:

@@ -26,7 +26,6 @@ class Echo:
         self.threads: set[int] = set()
         self.gate = threading.Event()
         self.gate.set()
-        self.most = 1000
         self.broken: Exception | None = None
 
     @property
@@ -39,10 +38,8 @@ class Echo:
         if len(self.left) > 100:
             raise OverloadedError("the queue is full")
 
-    def submit(self, request: Request) -> None:
+    def begin(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
-        if len(self.left) >= self.most:
-            raise OverloadedError("full")
         if request.prompt == [666]:
             raise InputError("not this one")
         self.left[request.id], self.n[request.id] = list(request.prompt), request.sampling.n
@@ -187,10 +184,8 @@ def test_an_error_found_by_the_engine_ends_the_request(engine_client: EngineThre
     assert engine_client.failure is None
 
 
-def test_requests_that_came_together_wait_until_the_engine_takes_them(
-    engine_client: EngineThread, engine: Echo
-) -> None:
-    engine.most, box = 2, Box()
+def test_of_requests_that_came_together_each_ends_once(engine_client: EngineThread, engine: Echo) -> None:
+    box = Box()
     engine.gate.clear()
     for i in range(10):
         engine_client.submit(request(str(i), i, i), box.put)
@@ -241,6 +236,29 @@ def test_a_callback_that_raises_ends_its_own_request_only(engine_client: EngineT
     assert engine_client.drain(5)
     assert engine_client.failure is None
     assert engine.cancelled == ["bad"]
+
+
+def test_a_reserved_request_runs_once_it_is_admitted(engine_client: EngineThread) -> None:
+    box = Box()
+    submission = engine_client.reserve(request("a", 1, 2), box.put)
+    with pytest.raises(InputError, match="a request named 'a' is running"):
+        engine_client.submit(request("a", 1), box.put)
+    assert not engine_client.drain(0)
+    engine_client.admit(submission)
+    assert [o.token_ids for o in box.wait()] == [(1,), (2,)]
+    assert not engine_client.withdraw(submission)
+
+
+def test_a_reserved_request_can_be_cancelled_or_withdrawn(engine_client: EngineThread, engine: Echo) -> None:
+    cancelled, withdrawn = Box(), Box()
+    submission = engine_client.reserve(request("a", 1, 2), cancelled.put)
+    engine_client.cancel("a")
+    assert cancelled.wait()[-1].finish == "cancelled"
+    engine_client.admit(submission)
+    assert not engine_client.withdraw(submission)
+    assert engine_client.withdraw(engine_client.reserve(request("b", 1), withdrawn.put))
+    assert engine_client.drain(5)
+    assert (len(cancelled.all), withdrawn.all, engine.left) == (1, [], {})
 
 
 def test_draining_finishes_submitted_requests_and_refuses_new_ones(

@@ -18,7 +18,7 @@ from infer.llm.engine.recorded import decoder
 from infer.llm.engine.recorded.decoder import PendingTokens
 from infer.llm.engine.recorded.sampling_tensors import SamplingTensors
 from infer.llm.engine.requests import Output, Request
-from infer.llm.engine.sampling.sampler import Sampler, SampleRow
+from infer.llm.engine.sampling.sampler import SampledTokens, Sampler, SampleRow, sampling_columns
 from infer.llm.engine.sampling.sampler_device import sample
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
@@ -172,7 +172,7 @@ def reads_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
     reads: list[tuple[int, FakeGraphs]] = []
     plain = PendingTokens.read
 
-    def read(self: Any) -> list[int]:
+    def read(self: Any) -> SampledTokens:
         reads.append((self.copied._owner.enqueued - self.copied._mark, self.copied._owner))
         return plain(self)
 
@@ -262,7 +262,7 @@ def test_device_sampling_constraints_equal_the_host_sampler() -> None:
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(0))
     tensors = SamplingTensors(4, 3, VOCABULARY, [EOS], "cpu", FakeGraphs())
     for _ in range(2):  # the second time with the token that the device counted
-        assert tensors.stage(sequences, [0.0] * 3, 4, 0)
+        assert tensors.stage(sequences, sampling_columns(sequences), 4, 0)
         found = tensors.constrained(logits)
         assert torch.equal(found[3], logits[3])
         expected = logits[:3].clone()

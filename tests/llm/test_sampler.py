@@ -77,14 +77,21 @@ CUTS = [
 ]
 
 
+def columns(samplings: list[Sampling], places: list[float]) -> np.ndarray:
+    asked = [(s.temperature, s.top_k, s.top_p, s.min_p, p) for s, p in zip(samplings, places, strict=True)]
+    return np.array(asked)
+
+
 def by_rows(logits: Tensor, samplings: list[Sampling], places: list[float]) -> list[int]:
-    found = zip(logits.numpy(), samplings, places, strict=True)
-    return [sampler_cpu.draw(row, float(row.max()), sampling, place) for row, sampling, place in found]
+    return sampler_cpu.choose(logits, columns(samplings, places))
 
 
 def natively(logits: Tensor, samplings: list[Sampling], places: list[float]) -> list[int]:
-    asked = [(s.temperature, s.top_k, s.top_p, s.min_p, p) for s, p in zip(samplings, places, strict=True)]
-    return cpu.sample(logits, np.array(asked))
+    return cpu.sample(logits, columns(samplings, places))
+
+
+def on_a_device(logits: Tensor, samplings: list[Sampling], places: list[float]) -> list[int]:
+    return sampler_device.choose(logits, columns(samplings, places))
 
 
 @pytest.fixture(params=["avx512_vnni", "avx2", "neon_dotprod", "scalar"])
@@ -139,7 +146,7 @@ def test_sampled_tokens_equal_the_reference_sampler(heat: float, spread: float, 
     samplings = [Sampling(temperature=heat, **cut) for cut in CUTS]
     for place in torch.rand(20 if vocabulary == 700 else 1, dtype=torch.float64).tolist():
         slow = [walk(logits[i].tolist(), sampling, place) for i, sampling in enumerate(samplings)]
-        for choose in (by_rows, sampler_device.choose, natively):
+        for choose in (by_rows, on_a_device, natively):
             found = choose(logits.clone(), samplings, [place] * len(CUTS))
             for token, (expected, distance) in zip(found, slow, strict=True):
                 assert token == expected or distance < 1e-5, choose
@@ -187,7 +194,7 @@ def test_random_numbers_are_below_one_and_differ_between_completions(
 def test_the_largest_random_number_takes_a_token_that_has_weight() -> None:
     values = torch.full((1, VOCABULARY), -torch.inf)
     values[0, 3] = 0.0
-    for choose in (by_rows, sampler_device.choose):
+    for choose in (by_rows, on_a_device):
         for cut in ({}, {"top_p": 0.9}):
             assert choose(values, [Sampling(**cut)], [1 - 2.0**-53]) == [3]
 
@@ -271,10 +278,8 @@ def test_greedy_and_truncated_sampling_synchronize_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(Tensor, "tolist", lambda self: (copies.append(self), whole(self))[1])
     logits = torch.randn(3, VOCABULARY)
     logits[1, 7] = math.nan
-    tokens, values = sampler_device.most_likely(logits)
-    assert tokens == whole(logits.argmax(-1))
-    assert values[0] == logits[0, tokens[0]]
-    assert math.isnan(values[1])
+    tokens = on_a_device(logits, [Sampling(temperature=0)] * 3, [0.0] * 3)
+    assert tokens == [whole(logits[0].argmax()), -1, whole(logits[2].argmax())]
     assert len(copies) == 1
-    sampler_device.choose(logits[:1], [Sampling(temperature=1.0, top_k=5)], [0.5])
+    on_a_device(logits[:1], [Sampling(temperature=1.0, top_k=5)], [0.5])
     assert len(copies) == 2

@@ -73,7 +73,7 @@ class FakeEngine:
         if ord("%") in request.prompt:
             raise InputError("no percentages", where="prompt")
 
-    def submit(self, request: Request) -> None:
+    def begin(self, request: Request) -> None:
         self.jobs[request.id] = [request, 0]
 
     def cancel(self, request_id: str) -> None:

@@ -24,9 +24,9 @@ from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
-from .interfaces import GrammarBackend, Speculation
-from .model_runner import ModelRunner, StepRunner
-from .output_processor import FAILURES
+from .drafts import draft
+from .interfaces import GrammarBackend, Speculation, StepRunner
+from .model_runner import ModelRunner
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -151,7 +151,7 @@ class Engine:
         return not self._request_manager.states and not self._request_manager.outputs
 
     def check(self, request: Request) -> None:
-        """Raise the errors of `submit` without queueing the request; may be called from any thread."""
+        """Admit a request, or raise the errors of `submit`; may be called from any thread."""
         self._admission.check(request, self.scheduler.waiting, self.statistics.tokens_per_second)
         if request.grammar is not None:
             if self._grammars is None:
@@ -164,14 +164,18 @@ class Engine:
             self.adapters.check(request.adapter)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its outputs come from `step()`.
+        """Check a request and begin with it.
 
         Raises `InputError` for a request that can't run (the message says why), `OverloadedError` when the queue is
         full.
         """
+        self.check(request)
+        self.begin(request)
+
+    def begin(self, request: Request) -> None:
+        """Queue a request that `check` admitted; its outputs come from `step()`."""
         if request.id in self._request_manager.states:
             raise InputError(f"a request {request.id!r} is already running", where="id")
-        self.check(request)
         self._request_manager.begin(request, self._clock(), self.limits.aging)
 
     def cancel(self, request_id: str) -> None:
@@ -186,10 +190,10 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step and return its outputs; [] when there is nothing to run."""
-        start = self._clock()
-        if self._model_runner.is_pending:
-            self._model_runner.collect()
-            if self._model_runner.is_pending or self._request_manager.outputs:
+        start, runner = self._clock(), self._model_runner
+        if runner.pending is not None:
+            runner.go_on()
+            if runner.pending is not None or self._request_manager.outputs:
                 return self._take_outputs()
         self._draft_tokens()
         work = self.scheduler.schedule()
@@ -197,7 +201,7 @@ class Engine:
             groups = [[item] for item in work] if self.limits.batch_invariant else [work]
             self.statistics.scheduling_seconds += self._clock() - start
             for group in groups:
-                self._model_runner(group)
+                runner.run(group)
             self.statistics.steps += 1
         return self._take_outputs()
 
@@ -234,8 +238,5 @@ class Engine:
                 continue
             left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
             limit = min(left, self.context - len(sequence.tokens) - 1, self.limits.max_draft)
-            if sequence.num_output_tokens and limit > 0:
-                try:
-                    sequence.draft_tokens = list(sequence.speculator.draft(sequence.tokens, limit))[:limit]
-                except FAILURES:  # it goes on without guesses
-                    sequence.speculator = None
+            if sequence.num_output_tokens:
+                sequence.draft_tokens = draft(sequence, limit)

@@ -1,4 +1,4 @@
-"""Interfaces of the parts of an engine: grammars with their compiler, speculators with their factory."""
+"""Interfaces of the parts of an engine: its step, grammars with their compiler, speculators with their factory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .requests import Request
+
+
+class StepRunner(Protocol):
+    """A step of a language model as a backend opens it."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run the step on the inputs of `llm.step.paged_step`: {"logits": float32 [rows, vocab]}; writes the cache."""
 
 
 class Grammar(Protocol):

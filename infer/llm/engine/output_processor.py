@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...errors import InferError
+from .drafts import FAILURES
 from .request_manager import RequestManager
 from .requests import TokenLogprob
 from .sampling.sampler import SampledTokens, SampleRow
@@ -14,8 +14,6 @@ from .stats import EngineStats
 from .stop_conditions import append_token, append_tokens
 
 LogprobsByIndex = dict[int, TokenLogprob]
-# Errors that the inputs of a step may cause; any other is a bug and ends the loop.
-FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
 
 
 class OutputProcessor:
@@ -38,7 +36,7 @@ class OutputProcessor:
         self._page, self._eos_ids, self._context = page, eos_ids, context
         self._without_states = scheduler.state_rows is None
 
-    def append(self, sequence: Sequence, token: int) -> None:
+    def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None = None) -> None:
         """Apply the token of a decode step to its sequence."""
         try:
             if self._without_states and (sequence.num_computed_tokens + 1) % self._page:
@@ -48,7 +46,8 @@ class OutputProcessor:
             if sequence.fast_decode:
                 output = append_token(sequence, token, self._eos_ids, self._context)
             else:
-                output = append_tokens(sequence, [token], {}, self._eos_ids, self._context)
+                scores = {} if logprob is None else {0: logprob}
+                output = append_tokens(sequence, [token], scores, self._eos_ids, self._context)
         except FAILURES as error:
             self._request_manager.blame(sequence, error)
             return

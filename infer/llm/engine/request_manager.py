@@ -10,7 +10,7 @@ from ..text.detokenize import DetokenizerFactory
 from ..text.stop_strings import StopStrings, TextStream
 from .interfaces import GrammarBackend, Speculation
 from .requests import FinishReason, Output, Request
-from .scheduling.admission import decoder_start, source_rows
+from .scheduling.admission import decoder_start
 from .scheduling.scheduler import Scheduler
 from .sequence import RequestState, Sequence
 from .stats import EngineStats
@@ -45,7 +45,7 @@ class RequestManager:
         """Queue the first sequence of a request; the others are forked from it once the prompt is computed."""
         rows, start = 0, tuple[int, ...]()
         if self._source is not None:
-            rows, start = source_rows(self._source, request), decoder_start(self._source, request)
+            rows, start = self._source.rows(len(request.prompt)), decoder_start(self._source, request)
         state = RequestState(request, self._number, now, aging, start=start, source_rows=rows)
         state.sequences.append(self.open(state, 0))
         if self._adapters is not None and request.adapter is not None:

@@ -6,9 +6,8 @@ up, and its source is encoded again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +16,9 @@ from ..step.encoder_decoder.source_pages import TOKENS, Source, encode, source_i
 
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
+    from .interfaces import StepRunner
     from .requests import Request
     from .sequence import ScheduledSequence
-
-
-class EncoderRunner(Protocol):
-    """A runner of both graphs, see `graph.encoder_decoder_graphs`."""
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
 
 def source_tensors(source: SourceShape, request: Request) -> Source:
@@ -42,9 +36,9 @@ def source_tensors(source: SourceShape, request: Request) -> Source:
 
 
 class SourceEncoder:
-    """Runs the encoder of `step` on the sources of sequences and builds the inputs about them."""
+    """Runs the encoder of `step`, a runner of both graphs, on sources and builds the inputs about them."""
 
-    def __init__(self, step: EncoderRunner, shape: StepShape, source: SourceShape, cache: Tensor) -> None:
+    def __init__(self, step: StepRunner, shape: StepShape, source: SourceShape, cache: Tensor) -> None:
         self._step, self._shape, self._source, self._cache = step, shape, source, cache
 
     def encode(self, work: Many[ScheduledSequence]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
-from ...llm.engine.requests import Output, Request
+from ...llm.engine.requests import Request
 from ...tasks.media_model import MediaModel
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
@@ -19,7 +19,7 @@ from ..workers.restart_policy import error_for_requests
 from ..workers.self_test import warm_up
 from .grammar_trials import grammar_trials_of
 from .prompt_queue import PromptAdmission
-from .token_stream import TokenStream
+from .token_stream import OpenStreams, TokenStream
 from .tokenizer_pool import ForkedTokenizer, LocalTokenizer, TokenizerPool, fork_server_of
 
 log = logging.getLogger("infer.serve")
@@ -32,7 +32,7 @@ def runs_in_worker(engine_client: object) -> bool:
 
 
 class LLMEngine:
-    """Event-loop front end of one engine; every method but `_deliver` runs on the event loop's thread.
+    """Event-loop front end of one engine; every method runs on the event loop's thread.
 
     `language_model` is the artifact's text side and engine (`infer.llm.llm`): `text` turns text to token ids and
     back, `template` renders conversations or is None, `engine_client` is the thread (or worker) that runs the
@@ -48,11 +48,8 @@ class LLMEngine:
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.language_model = language_model = predictor.language_model
-        self.text, self.template, self.engine_client = (
-            language_model.text,
-            language_model.template,
-            language_model.engine_client,
-        )
+        self.text, self.template = language_model.text, language_model.template
+        self.engine_client = language_model.engine_client
         self.context: int = language_model.context
         self.start_tokens: int = getattr(language_model, "start_tokens", 0)
         self.vocab_size: int = language_model.vocab_size
@@ -70,18 +67,16 @@ class LLMEngine:
         self.draining = False
         self.admission = PromptAdmission(limits, clock)
         self.admission.seed(getattr(predictor, "speeds", ()))
-        self._streams: dict[str, TokenStream] = {}  # id of the engine's request → whose it is
-        self._deliver_to = self._deliver  # one object, so that the engine client calls it once per step
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.streams = OpenStreams(self.engine_client, self.admission, metrics, clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the queue length, for load balancers."""
-        return [(b"x-infer-queue", b"%d" % self.waiting_requests)]
+        return [(b"x-infer-queue", b"%d" % self.waiting)]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start delivering outputs to the event loop `loop`; call once."""
-        self._loop = loop
+        self.streams.loop = loop
         self.self_test_task = loop.create_task(self._self_test())
         self._check_engine()
 
@@ -101,18 +96,9 @@ class LLMEngine:
         self.check_admission(
             timeout=timeout, priority=priority, requests=len(requests), tokens=tokens, tenant=tenant
         )
-        stream = TokenStream(self, requests, timeout=timeout, stepwise=stepwise)
-        for request in requests:
-            self.admission.add(request.id, tenant, priority, len(request.prompt))
         try:
-            for request in requests:
-                if isinstance(self.engine_client, RemoteEngine):
-                    self.engine_client.submit(request, self._deliver_to, replay=not stepwise)
-                else:
-                    self.engine_client.submit(request, self._deliver_to)
-                self._streams[request.id] = stream
+            stream = self.streams.open(requests, timeout=timeout, stepwise=stepwise)
         except InferError as error:
-            stream.fail(error)
             self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
             raise
         self.metrics.prompt_tokens.inc(tokens)
@@ -140,7 +126,7 @@ class LLMEngine:
     @property
     def healthy(self) -> bool:
         """True while the engine runs and its current step is not stuck."""
-        stuck = bool(self._streams) and self.clock() - self.engine_client.beat > self.limits.wedged_seconds
+        stuck = bool(self.streams) and self.clock() - self.engine_client.beat > self.limits.wedged_seconds
         return self.failure is None and not stuck
 
     @property
@@ -150,24 +136,17 @@ class LLMEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._streams
-
-    @property
-    def waiting_requests(self) -> int:
-        return self.admission.queue.requests
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self.admission.queue.tokens
+        return not self.streams
 
     @property
     def running(self) -> int:
         """Number of requests between their first and last token."""
-        return len(self._streams) - self.waiting_requests
+        return len(self.streams) - self.waiting
 
     @property
     def waiting(self) -> int:
-        return self.waiting_requests
+        """Number of requests without a first token."""
+        return self.admission.queue.requests
 
     @property
     def beat(self) -> float:
@@ -182,8 +161,7 @@ class LLMEngine:
         self.draining = True
         if self._timer is not None:
             self._timer.cancel()
-        for stream in set(self._streams.values()):
-            stream.fail(error)
+        self.streams.fail(error)
         for part in (self.grammar_trials, self.tokenizers, self.fork_server):
             if part is not None:
                 part.close()
@@ -201,29 +179,5 @@ class LLMEngine:
         if self.failure is not None:
             log.critical("the engine of %s died", self.predictor.name, exc_info=self.failure)
             self.stop(error_for_requests(self.failure))
-        elif self._loop is not None:
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._check_engine)
-
-    def _deliver(self, outputs: list[Output]) -> None:
-        """Pass one step's outputs to the event loop; called on the engine's thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._fan_out, outputs, self.clock())
-
-    def _fan_out(self, outputs: list[Output], when: float) -> None:
-        for output in outputs:
-            stream = self._streams.get(output.id)
-            if stream is not None:
-                stream.on_output(output, when)
-
-    def on_first_token(self, request_id: str, when: float | None, began: float = 0.0) -> None:
-        """Record the first token of a queued request, or its removal where `when` is None.
-
-        `began`: the time of its admission.
-        """
-        self.admission.remove(request_id, when, began)
-
-    def release(self, request_id: str, *, running: bool) -> None:
-        """Forget a request of a closed stream; cancel it where it still runs."""
-        if self._streams.pop(request_id, None) is not None and running:
-            self.engine_client.cancel(request_id)
+        elif self.streams.loop is not None:
+            self._timer = self.streams.loop.call_later(LOOK_SECONDS, self._check_engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ...errors import OverloadedError
 from ...llm.engine.scheduling.engine_limits import EngineLimits, is_beyond_share
@@ -14,7 +14,8 @@ from ..limits import ServeLimits
 AGING = EngineLimits().aging  # seconds of waiting that are worth one step of priority
 
 
-class QueuedPrompt(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedPrompt:
     """A queued prompt.
 
     `rank`: the engine's order within a tenant; `predicted_seconds`: time to its first token.
@@ -31,17 +32,16 @@ class PromptQueue:
 
     def __init__(self) -> None:
         self.requests = self.tokens = 0
-        self._waiting: dict[str, QueuedPrompt] = {}  # by the engine's id
+        self._waiting: set[QueuedPrompt] = set()
         self._tenants: dict[str, tuple[int, int]] = {}  # requests and tokens of each that waits
 
-    def add(self, id: str, waiter: QueuedPrompt) -> None:
-        self._waiting[id] = waiter
+    def add(self, waiter: QueuedPrompt) -> None:
+        self._waiting.add(waiter)
         self._count(waiter, 1)
 
-    def remove(self, id: str) -> QueuedPrompt:
-        waiter = self._waiting.pop(id)
+    def remove(self, waiter: QueuedPrompt) -> None:
+        self._waiting.remove(waiter)
         self._count(waiter, -1)
-        return waiter
 
     def tokens_ahead(self, tenant: str, rank: float, tokens: int = 0) -> int:
         """Return the prompt tokens that run before a prompt of `tokens` that arrives now.
@@ -49,7 +49,7 @@ class PromptQueue:
         These are its tenant's prompts with a lower rank, and at most as many tokens of each other tenant,
         since tenants have equal shares.
         """
-        own = sum([w.tokens for w in self._waiting.values() if w.tenant == tenant and w.rank <= rank])
+        own = sum([w.tokens for w in self._waiting if w.tenant == tenant and w.rank <= rank])
         others = [theirs for name, (_, theirs) in self._tenants.items() if name != tenant]
         return own + sum([min(theirs, own + tokens) for theirs in others])
 
@@ -111,18 +111,19 @@ class PromptAdmission:
             )
             raise OverloadedError(message, retry_after=wait)
 
-    def add(self, request_id: str, tenant: str, priority: int, tokens: int) -> None:
-        """Queue an admitted prompt, under the engine's id of its request."""
+    def add(self, tenant: str, priority: int, tokens: int) -> QueuedPrompt:
+        """Queue an admitted prompt; `remove` takes it out."""
         predicted = self.predicted_wait(priority, tokens, tenant)
-        rank = self._clock() + AGING * priority
-        self.queue.add(request_id, QueuedPrompt(tenant, rank, tokens, predicted))
+        prompt = QueuedPrompt(tenant, self._clock() + AGING * priority, tokens, predicted)
+        self.queue.add(prompt)
+        return prompt
 
-    def remove(self, request_id: str, first_token: float | None, began: float) -> None:
+    def remove(self, prompt: QueuedPrompt, first_token: float | None, began: float) -> None:
         """Remove a prompt with its first token at this clock time, or without one.
 
         `began`: time of its admission.
         """
-        prompt = self.queue.remove(request_id)
+        self.queue.remove(prompt)
         if first_token is not None:
             self.wait_error.observe(prompt.predicted_seconds, first_token - began)
             self.prefill_rate.observe(prompt.tokens, max(first_token - max(self._last_start, began), 0.0))

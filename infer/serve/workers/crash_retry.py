@@ -52,19 +52,20 @@ class RequestTable:
     def __init__(self) -> None:
         self.quarantine = Quarantine()
         self._broken_streams = Quarantine()  # streams that were alone at one death, and cannot be retried
-        self._lock = threading.RLock()
-        self._sent: dict[str, _TrackedRequest] = {}
-        self._waiting: dict[str, _TrackedRequest] = {}
+        self._lock = threading.Lock()
+        self._requests: dict[str, _TrackedRequest] = {}  # all: the worker has those that are in neither queue
+        self._waiting: deque[_TrackedRequest] = deque()
         self._suspects: deque[_TrackedRequest] = deque()
-        self._on_trial: str | None = None
+        self._on_trial: _TrackedRequest | None = None
         self.epoch = 0  # of the process that the requests sent now are for
         self._open = True  # that process can be sent requests
         self._closed_with: InferError | None = None
 
     @property
-    def busy(self) -> bool:
-        """True while the worker has requests to run."""
-        return bool(self._sent)
+    def sent(self) -> int:
+        """Number of requests that the worker has."""
+        with self._lock:
+            return len(self._requests) - len(self._waiting) - len(self._suspects)
 
     def add(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
         """Queue a request for the worker.
@@ -77,9 +78,10 @@ class RequestTable:
         with self._lock:
             if self._closed_with is not None:
                 raise self._closed_with
-            if request.id in self._sent or request.id in self._waiting:
+            if request.id in self._requests:
                 raise InputError(f"a request named {request.id!r} is running", where="id")
-            self._waiting[request.id] = _TrackedRequest(request, deliver, replay)
+            tracked = self._requests[request.id] = _TrackedRequest(request, deliver, replay)
+            self._waiting.append(tracked)
 
     def take_pending(self) -> tuple[int, list[Request]]:
         """Return the worker's epoch and the requests that it may get now.
@@ -87,61 +89,56 @@ class RequestTable:
         When that worker dies, its epoch ends and its unfinished requests are queued again.
         """
         with self._lock:
-            return self.epoch, self._take_pending() if self._open else []
+            if not self._open or self._on_trial is not None:
+                return self.epoch, []
+            if self._suspects:
+                self._on_trial = self._suspects.popleft()
+                return self.epoch, [self._on_trial.request]
+            chosen, self._waiting = self._waiting, deque()
+            return self.epoch, [tracked.request for tracked in chosen]
 
     def mark_written(self, id: str, epoch: int) -> None:
         """Record that the worker of this epoch was sent the request and may die of it."""
         with self._lock:
-            if epoch == self.epoch and (tracked := self._sent.get(id)) is not None:
+            if epoch == self.epoch and (tracked := self._requests.get(id)) is not None:
                 tracked.written = True
-
-    def _take_pending(self) -> list[Request]:
-        with self._lock:
-            if self._on_trial is not None:
-                return []
-            if self._suspects:
-                chosen = [self._suspects.popleft()]
-                self._on_trial = chosen[0].request.id
-            else:
-                chosen = list(self._waiting.values())
-                self._waiting.clear()
-            self._sent |= {tracked.request.id: tracked for tracked in chosen}
-            return [tracked.request for tracked in chosen]
 
     def remove(self, id: str) -> bool:
         """Forget a request; return True when the worker has it."""
         with self._lock:
-            self._waiting.pop(id, None)
-            self._suspects = deque(tracked for tracked in self._suspects if tracked.request.id != id)
-            self._on_trial = None if self._on_trial == id else self._on_trial
-            return self._sent.pop(id, None) is not None
+            if (tracked := self._forget(id)) is None:
+                return False
+            for queue in (self._waiting, self._suspects):
+                if tracked in queue:
+                    queue.remove(tracked)
+                    return False
+            return True
 
     def deliver(self, outputs: list[Output]) -> bool:
-        """Pass outputs on, one call per receiver; return True when more requests may be sent."""
-        batches: dict[Deliver, list[Output]] = {}
+        """Pass outputs on, one call for each request; return True when more requests may be sent."""
+        batches: dict[_TrackedRequest, list[Output]] = {}
         with self._lock:
             for output in outputs:
-                tracked = self._sent.get(output.id)
+                tracked = self._requests.get(output.id)
                 if tracked is None:
                     continue
                 tracked.started = True
-                batches.setdefault(tracked.deliver, []).append(output)
+                batches.setdefault(tracked, []).append(output)
                 if output.finish is not None:
                     tracked.unfinished.discard(output.index)
                     if not tracked.unfinished:
-                        del self._sent[output.id]
-                if self._on_trial == output.id and (tracked.deaths < 2 or not tracked.unfinished):
+                        self._forget(output.id)
+                if self._on_trial is tracked and tracked.deaths < 2:
                     self._on_trial = None
             more = self._on_trial is None and bool(self._suspects or self._waiting)
-        for deliver, own in batches.items():
-            _deliver(deliver, own)
+        for tracked, own in batches.items():
+            _deliver(tracked.deliver, own)
         return more
 
     def reject(self, id: str, error: InferError) -> None:
         """Fail one request that the worker did not accept."""
         with self._lock:
-            tracked = self._sent.pop(id, None)
-            self._on_trial = None if self._on_trial == id else self._on_trial
+            tracked = self._forget(id)
         if tracked is not None:
             _fail(tracked, error)
 
@@ -154,35 +151,45 @@ class RequestTable:
         with self._lock:
             self.epoch += 1
             self._open = False
-            sent, self._sent = list(self._sent.values()), {}
+            queued = {*self._waiting, *self._suspects}
+            sent = [tracked for tracked in self._requests.values() if tracked not in queued]
             on_trial, self._on_trial = self._on_trial, None
             unread = [tracked for tracked in sent if not tracked.written]
             sent = [tracked for tracked in sent if tracked.written]
             self._suspects.extendleft(tracked for tracked in unread if tracked.deaths)
-            first = {tracked.request.id: tracked for tracked in unread if not tracked.deaths}
-            self._waiting = first | self._waiting
-        blamed = 0
-        for tracked in sent:
-            tracked.deaths += 1
-            if tracked.started and not tracked.replay:
-                blamed = 2 * (len(sent) == 1 and self._second_lone_death(digest_of(tracked.request)))
-                _fail(tracked, WorkerDiedError("the model's process died"))
-            elif tracked.deaths > 1 and (len(sent) == 1 or tracked.request.id == on_trial):
-                blamed = tracked.deaths
-                self.quarantine.add(digest_of(tracked.request))
-                _fail(tracked, PoisonError("the model's process died of this request, twice"))
-            else:
-                if tracked.started:
-                    _deliver(tracked.deliver, [RestartedOutput(id=tracked.request.id, index=0)])
-                tracked.reset()
-                with self._lock:
+            self._waiting.extendleft(tracked for tracked in reversed(unread) if not tracked.deaths)
+            retried, failed, blamed = list[_TrackedRequest](), list[tuple[_TrackedRequest, InferError]](), 0
+            for tracked in sent:
+                tracked.deaths += 1
+                if tracked.started and not tracked.replay:
+                    blamed = 2 * (len(sent) == 1 and self._second_lone_death(digest_of(tracked.request)))
+                    failed.append((tracked, WorkerDiedError("the model's process died")))
+                elif tracked.deaths > 1 and (len(sent) == 1 or tracked is on_trial):
+                    blamed = tracked.deaths
+                    self.quarantine.add(digest_of(tracked.request))
+                    failed.append((tracked, PoisonError("the model's process died of this request, twice")))
+                else:
+                    if tracked.started:
+                        retried.append(tracked)
+                    tracked.reset()
                     self._suspects.append(tracked)
+            for tracked, _ in failed:
+                self._forget(tracked.request.id)
+        for tracked in retried:
+            _deliver(tracked.deliver, [RestartedOutput(id=tracked.request.id, index=0)])
+        for tracked, error in failed:
+            _fail(tracked, error)
         return blamed
 
     def on_worker_restart(self) -> None:
         """Allow requests to be sent: a new worker process is ready."""
         with self._lock:
             self._open = True
+
+    def _forget(self, id: str) -> _TrackedRequest | None:
+        tracked = self._requests.pop(id, None)
+        self._on_trial = None if self._on_trial is tracked else self._on_trial
+        return tracked
 
     def _second_lone_death(self, digest: bytes) -> bool:
         """Quarantine a stream that was alone at a second death; return True if so."""
@@ -197,8 +204,9 @@ class RequestTable:
         with self._lock:
             self.epoch += 1
             self._open, self._closed_with = False, error
-            unanswered = [*self._sent.values(), *self._suspects, *self._waiting.values()]
-            self._sent, self._waiting = {}, {}
+            unanswered = list(self._requests.values())
+            self._requests.clear()
+            self._waiting.clear()
             self._suspects.clear()
         for tracked in unanswered:
             _fail(tracked, error)

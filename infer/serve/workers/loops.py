@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ...errors import InferError
+from ...llm.engine.engine_thread import Submission
 from ...llm.engine.requests import Output, Request
 from ...llm.text.grammar.grammar_request import GrammarLimits
 from ...process.channel import Channel, ClosedError
@@ -117,8 +118,6 @@ class LLMWorker:
         self.engine_client = language_model.engine_client
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-grammar")
-        self._compiling: dict[str, Request] = {}
-        self._held_grammars: dict[str, Any] = {}  # grammars of requests that the engine has not begun
         self._deliver_to = self._deliver  # one object, so that the engine client calls it once per step
 
     @property
@@ -133,41 +132,38 @@ class LLMWorker:
     def handle(self, message: Any) -> None:
         """Handle one message of the server; None is ignored."""
         if isinstance(message, SubmitRequest):
-            request = message.request
-            if request.grammar is None:
-                self._submit(request)
-            else:
-                self._compiling[request.id] = request
-                self._compilers.submit(self._compile, request)
+            self._submit(message.request)
         elif isinstance(message, CancelRequest):
-            self._compiling.pop(message.id, None)
             self.engine_client.cancel(message.id)
         elif isinstance(message, CompileGrammar):
             long = message.tried[1] > GrammarLimits().long_seconds
             (self._long if long else self._compilers).submit(self._check, message)
 
     def _submit(self, request: Request) -> None:
-        self._or_refuse(request.id, lambda: self.engine_client.submit(request, self._deliver_to))
-
-    def _compile(self, request: Request) -> None:
-        """Compile the request's grammar into the engine's cache, then submit it; runs in a pool thread."""
-
-        def go() -> None:
-            self._language_model.check_grammar(request.grammar)
-            if self._compiling.pop(request.id, None) is not None:
-                if (grammars := getattr(self._language_model, "grammars", None)) is not None:
-                    self._held_grammars[request.id] = grammars.open(request.grammar)
-                self.engine_client.submit(request, self._deliver_to)
-
-        self._or_refuse(request.id, go)
-
-    def _or_refuse(self, id: str, function: Callable[[], None]) -> None:
+        """Submit a request; one with a grammar is reserved, so that it can be cancelled, until that is compiled."""
         try:
-            function()
+            if request.grammar is None:
+                self.engine_client.submit(request, self._deliver_to)
+            else:
+                self._compilers.submit(self._compile, self.engine_client.reserve(request, self._deliver_to))
         except Exception as error:  # noqa: BLE001 - the server reports it
-            self._held_grammars.pop(id, None)
-            if self.engine_client.failure is None:
-                self._send(RequestRejected(id, encode_error(error)))
+            self._refuse(request.id, error)
+
+    def _compile(self, submission: Submission) -> None:
+        """Compile the request's grammar into the engine's cache, then admit it; runs in a pool thread."""
+        request = submission.request
+        try:
+            self._language_model.check_grammar(request.grammar)
+            if (grammars := getattr(self._language_model, "grammars", None)) is not None:
+                submission.held = grammars.open(request.grammar)
+            self.engine_client.admit(submission)
+        except Exception as error:  # noqa: BLE001 - the server reports it
+            if self.engine_client.withdraw(submission):
+                self._refuse(request.id, error)
+
+    def _refuse(self, id: str, error: Exception) -> None:
+        if self.engine_client.failure is None:
+            self._send(RequestRejected(id, encode_error(error)))
 
     def _check(self, asked: CompileGrammar) -> None:
         self._send(GrammarCompiled(asked.number, _reason(self._language_model.check_grammar, asked)))
@@ -177,9 +173,6 @@ class LLMWorker:
 
         Outputs of a dead engine are dropped: the server decides about its requests.
         """
-        if self._held_grammars:
-            for output in outputs:
-                self._held_grammars.pop(output.id, None)
         if self.engine_client.failure is None:
             self._send(EngineOutputs(outputs))
 

@@ -70,7 +70,7 @@ class RemoteEngine:
 
     @property
     def beat(self) -> float:
-        return self._beat if self.worker.ready and self._table.busy else time.monotonic()
+        return self._beat if self.worker.ready and self._table.sent else time.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -210,7 +210,7 @@ class RemoteEngine:
 
     def _watch(self) -> None:
         """Raise `WorkerLostError` when a step takes far longer than steps usually do."""
-        if not self._table.busy:
+        if not self._table.sent:
             self._beat = time.monotonic()
             return
         patience = max(self.worker.watch.batch, 10 * min(self._usual, self.worker.watch.batch))

@@ -84,7 +84,7 @@ def test_deadline_expires_in_queue_and_while_running(tmp_path: Path) -> None:
         headers = {"X-Request-Timeout-Ms": "50"}
         assert raw.post("/v1/completions", json=body, headers=headers).status_code == 504
         wait_until(lambda: len(engine.cancelled) == 4)
-        assert server.service.generators["fake_llm"].waiting_tokens == 0
+        assert server.service.generators["fake_llm"].admission.queue.tokens == 0
 
 
 def test_full_queue_returns_429_with_retry_after(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_full_queue_returns_429_with_retry_after(tmp_path: Path) -> None:
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: model.waiting_requests == 2)
+        wait_until(lambda: model.waiting == 2)
         began = time.monotonic()
         for stream in (False, True):
             refused = raw.post(url, json={**body, "stream": stream})
@@ -131,7 +131,7 @@ def test_long_predicted_waits_are_rejected_urgent_requests_admitted(tmp_path: Pa
         )
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
-        wait_until(lambda: model.waiting_requests == 1)
+        wait_until(lambda: model.waiting == 1)
         refused = raw.post(url, json={**body, "timeout": 20})
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "30"
@@ -155,12 +155,12 @@ def test_predicted_wait_includes_margin_after_underestimates(tmp_path: Path) -> 
             for _ in range(2)
         ]
         threads[0].start()
-        wait_until(lambda: model.waiting_requests == 1)
+        wait_until(lambda: model.waiting == 1)
         model.admission.wait_error.observe(10.0, 15.0)
         assert raw.post(url, json={**body, "timeout": 40}).status_code == 429
         model.admission.wait_error = WaitErrorModel()
         threads[1].start()
-        wait_until(lambda: model.waiting_requests == 2)
+        wait_until(lambda: model.waiting == 2)
         engine.gate.set()
         for thread in threads:
             thread.join()
@@ -176,7 +176,7 @@ def test_rejected_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.
         url, body = f"{server.url}/v1/completions", {"model": "fake_llm", "prompt": "x", "max_tokens": 1}
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
-        wait_until(lambda: model.waiting_requests == 1)
+        wait_until(lambda: model.waiting == 1)
         monkeypatch.setattr(model, "text", None)
         assert httpx.post(url, json=body).status_code == 429
         monkeypatch.undo()

@@ -17,8 +17,8 @@ LIMITS = ServeLimits(max_queue_requests=10, max_queue_tokens=1000)
 
 def flooded(count: int = 10, tokens: int = 50, rank: float = -3000.0) -> PromptQueue:
     line = PromptQueue()
-    for number in range(count):
-        line.add(f"flood{number}", QueuedPrompt("flood", rank, tokens, 0.0))
+    for _ in range(count):
+        line.add(QueuedPrompt("flood", rank, tokens, 0.0))
     return line
 
 
@@ -26,7 +26,7 @@ def test_other_tenants_count_at_most_as_many_tokens() -> None:
     line = flooded()
     assert line.tokens_ahead("flood", 0.0, 5) == 500
     assert line.tokens_ahead("quiet", 0.0, 5) == 5
-    line.add("q", QueuedPrompt("quiet", 1.0, 30, 0.0))
+    line.add(QueuedPrompt("quiet", 1.0, 30, 0.0))
     assert line.tokens_ahead("quiet", 2.0, 5) == 30 + 35
     assert line.tokens_ahead("quiet", 0.0, 5) == 5, "an own request of lower rank is not ahead"
 
@@ -35,9 +35,9 @@ def test_queue_filled_by_one_tenant_admits_another() -> None:
     line = flooded()
     assert line.is_full("flood", 1, 1, LIMITS)
     assert not line.is_full("quiet", 1, 1, LIMITS)
-    for number in range(5):
+    for _ in range(5):
         assert not line.is_full("quiet", 1, 1, LIMITS)
-        line.add(f"q{number}", QueuedPrompt("quiet", 0.0, 1, 0.0))
+        line.add(QueuedPrompt("quiet", 0.0, 1, 0.0))
     assert line.is_full("quiet", 1, 1, LIMITS)
     assert not line.is_full("third", 1, 1, LIMITS)
 
@@ -46,14 +46,17 @@ def test_queue_is_bounded_for_any_number_of_tenants() -> None:
     line = flooded()
     for number in range(100):
         if not line.is_full(f"t{number}", 1, 1, LIMITS):
-            line.add(f"t{number}", QueuedPrompt(f"t{number}", 0.0, 1, 0.0))
+            line.add(QueuedPrompt(f"t{number}", 0.0, 1, 0.0))
     assert LIMITS.max_queue_requests < line.requests <= 2 * LIMITS.max_queue_requests
 
 
 def test_removed_prompts_are_not_counted() -> None:
-    line = flooded(3)
-    for number in range(3):
-        assert line.remove(f"flood{number}").tokens == 50
+    line, prompts = PromptQueue(), [QueuedPrompt("flood", 0.0, 50, 0.0) for _ in range(3)]
+    for prompt in prompts:
+        line.add(prompt)
+    assert (line.requests, line.tokens) == (3, 150)
+    for prompt in prompts:
+        line.remove(prompt)
     assert (line.requests, line.tokens, line.tokens_ahead("flood", 0.0)) == (0, 0, 0)
     assert not line._tenants
 

@@ -23,7 +23,6 @@ from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.serve.batching.infer_result import InferResult, PendingResult
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.http.http_protocol import HttpProtocol
-from infer.serve.llm.llm_engine import LLMEngine
 from infer.serve.llm.token_stream import TokenStream
 from tests.support.fake_llm import FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, live
@@ -89,9 +88,9 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
     return {
         "pages": engine.block_manager.num_used,
         "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
-        "requests of the engine thread": engine_client.running + len(engine_client._running),
-        "streams": len(generator._streams) + kinds.count(TokenStream),
-        "waiting": generator.waiting_requests + generator.waiting_tokens,
+        "requests of the engine thread": engine_client.running,
+        "streams": len(generator.streams) + kinds.count(TokenStream),
+        "waiting": generator.waiting + generator.admission.queue.tokens,
         "active": server.service.active,
         "body bytes": float(samples["infer_body_bytes"]),
         "tasks": float(samples["infer_event_loop_tasks"]),
@@ -184,11 +183,11 @@ def test_leaked_pages_are_detected(served: tuple[Live, Engine], monkeypatch: pyt
 
 def test_leaked_streams_are_detected(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
-    forget = LLMEngine.release
+    close = TokenStream.close
 
-    def keeps(generator: LLMEngine, request_id: str, *, running: bool) -> None:
-        kept.append(generator._streams.get(request_id))
-        forget(generator, request_id, running=running)
+    def keeps(stream: TokenStream) -> None:
+        kept.append(stream)
+        close(stream)
 
-    monkeypatch.setattr(LLMEngine, "release", keeps)
+    monkeypatch.setattr(TokenStream, "close", keeps)
     assert "streams" in growth(served, 10, "streams")

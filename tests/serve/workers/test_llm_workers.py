@@ -94,7 +94,7 @@ def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
             next(answer.iter_text())
         generator = server.service.generators["fake_llm"]
         wait_until(lambda: generator.idle)
-        assert not predictor.engine_client._table.busy
+        assert not predictor.engine_client._table.sent
         assert ask(server, "x").status_code == 200
 
 
@@ -110,7 +110,7 @@ def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: P
             waiting = [threading.Thread(target=lambda: answers.append(ask(server, "y"))) for _ in range(3)]
             for thread in waiting:
                 thread.start()
-            wait_until(lambda: len(predictor.engine_client._table._sent) == 4)
+            wait_until(lambda: predictor.engine_client._table.sent == 4)
             assert httpx.get(f"{server.url}/health").status_code == 200
             os.kill(first, signal.SIGKILL)
             text += "".join(texts)
@@ -257,9 +257,9 @@ def test_crash_suspects_are_retried_one_at_a_time() -> None:
     assert [request.id for request in take_written(table)] == ["c"]
     assert table.deliver([Output(id="c", index=0, token_ids=(1,), finish="length")])
     assert [request.id for request in take_written(table)] == ["new"]
-    assert table.busy
+    assert table.sent
     assert table.remove("new")
-    assert not table.busy
+    assert not table.sent
 
 
 def test_cleared_request_is_not_blamed_for_the_next_crash() -> None:

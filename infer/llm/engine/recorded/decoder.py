@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,8 @@ from ....spec import Finding
 from ...step.cuda_graphs import GraphedStep, SharedTensors, first_line
 from ...step.cuda_recorder import Event
 from ...step.graph_inputs import LARGEST, Bucket, bucket_of
-from ..sampling.sampler import number_of
-from ..sampling.sampler_device import greedy, sample
+from ..sampling.sampler import SampledTokens, sampling_columns
+from ..sampling.sampler_device import greedy, is_cut, sample
 from ..sequence import Sequence
 from .sampling_tensors import SamplingTensors, is_constrained
 
@@ -35,11 +36,10 @@ class PendingTokens(NamedTuple):
     tokens: Tensor  # int64 [sequences], on the host
     copied: Event
 
-    def read(self) -> list[int]:
-        """Wait for the step; returns a token of each sequence, below 0 as `sampler_device.sample` says."""
+    def read(self) -> SampledTokens:
+        """Wait for the step; a token below 0 is what `sampler_device.sample` says."""
         self.copied.synchronize()
-        found: list[int] = self.tokens.tolist()
-        return found
+        return SampledTokens(self.tokens.tolist(), {})
 
 
 class RecordedDecoder:
@@ -99,11 +99,11 @@ class RecordedDecoder:
             return None
         with self._lock, torch.inference_mode():
             self._graphs.share(self._shared)
-            sampler = self._sampler(bucket.batch, _kind(sequences))
-            draws = [number_of(sequence, ahead) for sequence in sequences]
+            columns = sampling_columns(sequences, ahead=ahead)
+            sampler = self._sampler(bucket.batch, self._kind(sequences, columns))
             if sampler is None or not self._graphs.is_recorded(bucket, self._cache):
                 return None
-            if not self._tensors.stage(sequences, draws, bucket.batch, ahead):
+            if not self._tensors.stage(sequences, columns, bucket.batch, ahead):
                 return None
             self._graphs.launch({**inputs, "kv_cache": self._cache})
             replay, tokens = sampler
@@ -149,13 +149,10 @@ class RecordedDecoder:
         tensors.last_tokens.scatter_(0, tensors.place(batch)[0], tokens.clamp_min(0))
         return tokens
 
-
-def _kind(sequences: Many[Sequence]) -> str:
-    """Return the cheapest sampler that is right for all sequences."""
-    if any(map(is_constrained, sequences)):
-        return CONSTRAINED
-    samplings = [sequence.state.sampling for sequence in sequences]
-    if all(s.temperature == 0 for s in samplings):
-        return GREEDY
-    cut = any(s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0) for s in samplings)
-    return CUT if cut else WHOLE
+    def _kind(self, sequences: Many[Sequence], columns: np.ndarray) -> str:
+        """Return the cheapest sampler that is right for all sequences."""
+        if any(map(is_constrained, sequences)):
+            return CONSTRAINED
+        if not columns[:, 0].any():
+            return GREEDY
+        return CUT if is_cut(columns, self._tensors.vocab_size) else WHOLE

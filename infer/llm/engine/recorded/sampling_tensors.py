@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....errors import GrammarError
 from ...step.cuda_recorder import Recorder
+from ..sampling.penalties import penalize
 from ..sampling.sampler_device import COLUMNS
 from ..sequence import Sequence
 
@@ -52,10 +53,11 @@ class SamplingTensors:
         self._masked = 0  # first rows whose mask on the device is that of a grammar
         self._copied = recorder.new_event()
 
-    def stage(self, sequences: Many[Sequence], draws: Many[float], batch: int, ahead: int) -> bool:
+    def stage(self, sequences: Many[Sequence], columns: np.ndarray, batch: int, ahead: int) -> bool:
         """Stage a step of `sequences`, padded to `batch`; False if they can't be sampled on the device now.
 
-        `ahead`: number of tokens of each that are sampled, but not read. Raises `GrammarError` where none is allowed.
+        `columns`: see `sampling_columns`. `ahead`: number of tokens of each that are sampled, but not read. Raises
+        `GrammarError` where none is allowed.
         """
         for finished in [sequence for sequence in self._held if sequence.finished]:
             self._free.append(self._held.pop(finished).index)
@@ -66,12 +68,11 @@ class SamplingTensors:
         masks = self._fill_masks(sequences, ahead)
         numbers = self._host_numbers.numpy()
         self._clear(numbers, batch)
-        for i, (sequence, draw, row) in enumerate(zip(sequences, draws, rows, strict=True)):
+        numbers[: len(sequences), :COLUMNS] = columns
+        for i, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
             s = sequence.state.sampling
-            numbers[i] = (
-                *(s.temperature, max(s.top_k, 0), s.top_p, s.min_p, draw, sequence.table_row, row),
-                *(s.repetition_penalty, s.frequency_penalty, s.presence_penalty),
-            )
+            penalties = s.repetition_penalty, s.frequency_penalty, s.presence_penalty
+            numbers[i, COLUMNS:] = sequence.table_row, row, *penalties
             if row != self.neutral:  # the step counts what it samples
                 self._held[sequence].counted = len(sequence.tokens) + ahead + 1
         self._recorder.enqueue(lambda: self.numbers.copy_(self._host_numbers, non_blocking=True))
@@ -111,12 +112,9 @@ class SamplingTensors:
         """Apply biases, penalties and masks to logits float32 [batch, vocab], in the order of `Sampler`."""
         batch, vocab = logits.shape
         rows = self.place(batch)[1]
-        repetition, frequency, presence = self.numbers[:batch, COLUMNS + 2 :].float().unbind(1)
-        x, seen = logits + self.bias[rows], self.counts[rows]
-        factor = repetition[:, None].clamp_min(1e-3)
-        x = torch.where(seen > 0, torch.where(x > 0, x / factor, x * factor), x)
-        count = seen >> 1
-        x = x - (frequency[:, None] * count + presence[:, None] * (count > 0))
+        repetition, frequency, presence = self.numbers[:batch, COLUMNS + 2 :, None].float().unbind(1)
+        x = logits + self.bias[rows]
+        x = penalize(x, self.counts[rows].float(), repetition.clamp_min(1e-3), frequency, presence)
         bits = torch.arange(32, dtype=torch.int32, device=logits.device)
         allowed = (self.mask[:batch, :, None] >> bits & 1).flatten(1)[:, :vocab]
         return torch.where(allowed > 0, x, -torch.inf)

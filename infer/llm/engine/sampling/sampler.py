@@ -20,10 +20,9 @@ from ....errors import GrammarError
 from ....kernels import cpu
 from ..requests import TokenLogprob
 from ..sequence import Sequence
+from . import sampler_cpu, sampler_device
 from .logprobs import score
-from .penalties import TokenCounts
-from .sampler_cpu import draw
-from .sampler_device import choose, most_likely
+from .penalties import TokenCounts, penalize
 from .whisper_timestamp_rules import TranscriptionRules
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -97,46 +96,22 @@ class Sampler:
         self, logits: Tensor, sequences: Many[Sequence], nums_drafts: Many[int] | None = None
     ) -> list[int]:
         """Sample a token of each row by temperature, top_k, top_p and min_p alone."""
-        if self._native and logits.device.type == "cpu":
-            return cpu.sample(logits, _native_params(sequences, nums_drafts))
-        tokens, top = _argmax(logits)
-        sampled = [i for i, sequence in enumerate(sequences) if sequence.state.sampling.temperature > 0]
-        if sampled:
-            samplings = [sequences[i].state.sampling for i in sampled]
-            places = [_place(sequences[i], nums_drafts[i] if nums_drafts else 0) for i in sampled]
-            if logits.device.type == "cpu":
-                rows = logits.numpy()
-                for i, sampling, place in zip(sampled, samplings, places, strict=True):
-                    if top[i] - top[i] == 0:
-                        tokens[i] = draw(rows[i], top[i], sampling, place)
-            else:
-                values = logits if len(sampled) == len(logits) else logits[sampled]
-                for i, token in zip(sampled, choose(values, samplings, places), strict=True):
-                    tokens[i] = token
-        return [token if value - value == 0 else -1 for token, value in zip(tokens, top, strict=True)]
+        columns = sampling_columns(sequences, nums_drafts)
+        if logits.device.type != "cpu":
+            return sampler_device.choose(logits, columns)
+        return (cpu.sample if self._native else sampler_cpu.choose)(logits, columns)
 
     def _process_logits(self, logits: Tensor, sample_rows: Many[SampleRow]) -> None:
         """Apply bias, penalties, masked end tokens and grammars, in place."""
         rows: Any = logits.numpy() if logits.device.type == "cpu" else logits
         for i, row_spec in enumerate(sample_rows):
+            for token, bias in row_spec.sequence.state.sampling.logit_bias.items():
+                rows[i][token] += bias
+        _apply_penalties(logits, sample_rows)
+        for i, row_spec in enumerate(sample_rows):
             sequence, row = row_spec.sequence, rows[i]
             state = sequence.state
             sampling = state.sampling
-            if sampling.logit_bias:
-                for token, bias in sampling.logit_bias.items():
-                    row[token] += bias
-            if state.has_penalties:
-                if sequence.token_counts is None:
-                    sequence.token_counts = TokenCounts(state.prompt)
-                    for token in sequence.tokens[state.prompt_length :]:  # sampled on a device
-                        sequence.token_counts.add(token)
-                if row_spec.num_drafts:
-                    sequence.token_counts.add(sequence.draft_tokens[row_spec.num_drafts - 1])
-                sequence.token_counts.apply(row, sampling)
-                if row_spec.num_drafts and (
-                    i + 1 == len(sample_rows) or sample_rows[i + 1].sequence is not sequence
-                ):
-                    sequence.token_counts.remove(sequence.draft_tokens[: row_spec.num_drafts])
             if sequence.num_output_tokens + row_spec.num_drafts < sampling.min_tokens:
                 row[[*self.end_ids, *sampling.stop_token_ids]] = -torch.inf
             if state.request.transcription is not None:
@@ -175,6 +150,39 @@ class Sampler:
             grammar.rollback(accepted)
 
 
+def _apply_penalties(logits: Tensor, sample_rows: Many[SampleRow]) -> None:
+    """Apply the penalties of all rows to logits float32 [rows, vocab], in place, on any device.
+
+    A row after drafts counts these too; nothing of them is left behind.
+    """
+    columns: list[tuple[float, ...]] = []  # of each row: its number, and its three penalties
+    known: list[tuple[np.ndarray, np.ndarray]] = []
+    for i, (sequence, _, num_drafts) in enumerate(sample_rows):
+        state, s, counts = sequence.state, sequence.state.sampling, sequence.token_counts
+        if not state.has_penalties:
+            continue
+        if counts is None:  # its output so far was sampled on a device
+            counts = sequence.token_counts = TokenCounts(state.prompt, sequence.tokens[state.prompt_length :])
+        if num_drafts:
+            counts.add(sequence.draft_tokens[num_drafts - 1])
+        columns.append((i, s.repetition_penalty, s.frequency_penalty, s.presence_penalty))
+        known.append(counts.read())
+        if num_drafts and (i + 1 == len(sample_rows) or sample_rows[i + 1].sequence is not sequence):
+            counts.remove(sequence.draft_tokens[:num_drafts])
+    if not known:
+        return
+    tokens, seen = (np.concatenate(parts) for parts in zip(*known, strict=True))
+    each = np.array(columns, np.float32).repeat([len(ids) for ids, _ in known], axis=0).T
+    parts: Any = tokens, each[0].astype(np.int64), seen, *each[1:]
+    values: Any = logits
+    if logits.device.type == "cpu":
+        values = logits.numpy()
+    else:
+        parts = [torch.from_numpy(np.ascontiguousarray(part)).to(logits.device) for part in parts]
+    token, row, count, *penalties = parts
+    values[row, token] = penalize(values[row, token], count, *penalties)
+
+
 def _apply_transcription(rules: TranscriptionRules, row: Any, row_spec: SampleRow) -> None:
     """Apply the rules of a transcript to one row of logits, in place."""
     sequence = row_spec.sequence
@@ -187,30 +195,18 @@ def _apply_transcription(rules: TranscriptionRules, row: Any, row_spec: SampleRo
         rules.apply(row, output)
 
 
-def _native_params(sequences: Many[Sequence], nums_drafts: Many[int] | None) -> np.ndarray:
-    """Return the parameters of the native sampler, float64 [rows, 5]; a row of zeros takes the most likely token."""
-    asked = np.zeros((len(sequences), 5))
+def sampling_columns(
+    sequences: Many[Sequence], nums_drafts: Many[int] | None = None, ahead: int = 0
+) -> np.ndarray:
+    """Return float64 [rows, 5]: temperature, top_k, top_p, min_p, and the number in [0, 1) of the token's position.
+
+    A row of zeros takes the most likely token. `ahead`: tokens that are sampled, but not read.
+    """
+    columns = np.zeros((len(sequences), 5))
     for i, sequence in enumerate(sequences):
         s = sequence.state.sampling
         if s.temperature > 0:
-            place = _place(sequence, nums_drafts[i] if nums_drafts else 0)
-            asked[i] = s.temperature, s.top_k, s.top_p, s.min_p, place
-    return asked
-
-
-def number_of(sequence: Sequence, num_unread: int) -> float:
-    """Return the random number of a sequence's next token but `num_unread`; 0 where it takes the most likely one."""
-    return _place(sequence, num_unread) if sequence.state.sampling.temperature > 0 else 0.0
-
-
-def _place(sequence: Sequence, num_drafts: int) -> float:
-    return uniform(sequence.state.seed, sequence.index, sequence.num_output_tokens + num_drafts)
-
-
-def _argmax(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return the most likely token of each row and its logit; NaN for a row with NaN."""
-    if logits.device.type != "cpu":
-        return most_likely(logits)
-    rows = logits.numpy()  # whose argmax is twenty times as fast as torch's on a CPU
-    best = rows.argmax(-1)
-    return best.tolist(), rows[np.arange(len(rows)), best].tolist()
+            place = sequence.num_output_tokens + ahead + (nums_drafts[i] if nums_drafts else 0)
+            number = uniform(sequence.state.seed, sequence.index, place)
+            columns[i] = s.temperature, max(s.top_k, 0), s.top_p, s.min_p, number
+    return columns

@@ -6,12 +6,9 @@ record them; their shapes depend on nothing but the shape of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor
-
-from .sampling_options import Sampling
 
 BLOCK = 256
 CANDIDATES = 256  # enough for most cuts; where they are not, the whole row is sorted
@@ -21,28 +18,27 @@ COLUMNS = (
 NOT_FINITE, UNDECIDED = -1, -2  # in place of a token
 
 
-def most_likely(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return the most likely token of each row and its logit, NaN for a row with NaN, in one copy to the host."""
-    top, ids = logits.max(-1)
-    tokens, values = torch.stack((ids.double(), top.double())).tolist()  # exact: ids are below 2**53
-    return [int(token) for token in tokens], values
+def choose(values: Tensor, columns: np.ndarray) -> list[int]:
+    """Sample a token of each row of float32 [rows, vocab], on any device, in one copy to the host; -1 as `NOT_FINITE`.
 
-
-def choose(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
-    """Sample a token of each row of float32 [rows, vocab], on any device; each temperature is above 0."""
+    `columns`: see `sampler.sampling_columns`.
+    """
     vocab = values.shape[1]
-    cut = any(0 < s.top_k < vocab or s.top_p < 1 or s.min_p > 0 for s in samplings)
-    asked = torch.tensor(
-        [(s.temperature, s.top_k, s.top_p, s.min_p, draw) for s, draw in zip(samplings, draws, strict=True)],
-        dtype=torch.float64,
-        device=values.device,
-    )
-    tokens: list[int] = sample(values, asked, cut=cut).tolist()
+    if not columns[:, 0].any():
+        return greedy(values).tolist()  # type: ignore[no-any-return]
+    asked = torch.from_numpy(columns).to(values.device)
+    tokens: list[int] = sample(values, asked, cut=is_cut(columns, vocab)).tolist()
     wide = [i for i, token in enumerate(tokens) if token == UNDECIDED]
     if wide:
         for i, token in zip(wide, sample(values[wide], asked[wide], width=vocab).tolist(), strict=True):
             tokens[i] = token
     return tokens
+
+
+def is_cut(columns: np.ndarray, vocab: int) -> bool:
+    """Return True if a row that is sampled leaves out tokens by top_k, top_p or min_p."""
+    heat, top_k, top_p, min_p = columns[:, :4].T
+    return bool(((heat > 0) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1) | (min_p > 0))).any())
 
 
 def sample(values: Tensor, asked: Tensor, *, cut: bool = True, width: int = CANDIDATES) -> Tensor:

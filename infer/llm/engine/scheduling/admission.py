@@ -15,11 +15,6 @@ from .engine_limits import EngineLimits, is_beyond_share
 MAX_RETRY_SECONDS = 60.0  # seconds
 
 
-def source_rows(source: SourceShape, request: Request) -> int:
-    """Return the rows that the encoder gives for a request's source."""
-    return source.rows(len(request.prompt))
-
-
 def decoder_start(source: SourceShape, request: Request) -> tuple[int, ...]:
     """Return the start tokens of the decoder; () where that is the prompt, because the encoder reads no text."""
     if not source.reads_text:
@@ -69,7 +64,7 @@ class Admission:
                 + ("" if by_model else ", or give more KV memory"),
             )
         if source is not None:
-            self._check_pages(source_rows(source, request), asked)
+            self._check_pages(source.rows(len(prompt)), asked)
         self._queue(request, waiting, tokens_per_second)
 
     def _check_forced(self, token: int) -> None:

@@ -165,10 +165,10 @@ class ChatResponse:
 
     def attach(self, stream: TokenStream) -> None:
         self.ledger = UsageCounter(stream)
-        self.started = [False] * stream.choices
+        self.started = [False] * len(stream.choices)
         last = self.request.prompt[-tools.THOUGHT_TOKENS :] if self.tools.active else []
         end = b"".join(map(self.model.text.token_bytes, last))
-        self.readers = [self.tools.reader(end) for _ in range(stream.choices)]
+        self.readers = [self.tools.reader(end) for _ in stream.choices]
 
     def full(self, outputs: Sequence[Output]) -> ChatCompletion:
         pieces = [CompletionBuffer() for _ in self.started]

@@ -94,28 +94,29 @@ class CompletionResponse:
         self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
     def attach(self, stream: TokenStream) -> None:
-        self.stream, self.ledger = stream, UsageCounter(stream)
-        self.owner = [key for key, one in stream.requests.items() for _ in range(one.sampling.n)]
+        self.ledger = UsageCounter(stream)
+        self.owner = [prompt.request for prompt in stream.choices]
         self.lists = [
             openai_logprobs.CompletionLogprobsBuilder(
                 self.model.text,
-                stream.requests[key].prompt,
-                self._prompt_text(key),
-                skip_special=stream.requests[key].sampling.skip_special_tokens,
+                request.prompt,
+                self._prompt_text(request.id),
+                skip_special=request.sampling.skip_special_tokens,
             )
-            for key in self.owner
+            for request in self.owner
         ]
-        self.started = [False] * stream.choices
+        self.started = [False] * len(self.owner)
 
     def full(self, outputs: Sequence[Output]) -> Completion:
-        pieces = [CompletionBuffer() for _ in range(self.stream.choices)]
+        pieces = [CompletionBuffer() for _ in self.owner]
         for output in outputs:
             self._note(output)
-            pieces[self.stream.offset[output.id] + output.index].add(output)
+            pieces[output.index].add(output)
         choices = []
         for index, piece in enumerate(pieces):
-            text = "".join((self._prompt_text(self.owner[index]), *piece.text))
-            lists = self._logprobs(index, self.owner[index], piece.logprobs, first=True)
+            key = self.owner[index].id
+            text = "".join((self._prompt_text(key), *piece.text))
+            lists = self._logprobs(index, key, piece.logprobs, first=True)
             choices.append(CompletionChoice(index, text, lists, piece.finish, piece.stopped_by))  # type: ignore[arg-type]
         head = msgspec.structs.asdict(self.head)
         del head["object"]
@@ -125,7 +126,7 @@ class CompletionResponse:
         made = []
         for output in outputs:
             self._note(output)
-            index = self.stream.offset[output.id] + output.index
+            index = output.index
             first, self.started[index] = not self.started[index], True
             text = self._prompt_text(output.id) + output.text if first else output.text
             lists = self._logprobs(index, output.id, output.logprobs, first=first)
@@ -144,7 +145,7 @@ class CompletionResponse:
     def _note(self, output: Output) -> None:
         self.ledger.add(output)
         if output.prompt_logprobs:
-            prompt = self.stream.requests[output.id].prompt
+            prompt = self.owner[output.index].prompt
             self._echoes[output.id] = list(zip(prompt, output.prompt_logprobs, strict=True))
 
     def _prompt_text(self, key: str) -> str:

@@ -42,17 +42,15 @@ class UsageCounter:
     """Token usage of all prompts and completions of one request."""
 
     def __init__(self, stream: TokenStream) -> None:
-        self.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
+        self._prompts = stream.prompts
+        self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
         self.completion_tokens = 0
-        self._cached: dict[str, int] = {}
 
     def add(self, output: Output) -> None:
         self.completion_tokens += len(output.token_ids)
-        if output.cached_tokens:
-            self._cached[output.id] = output.cached_tokens
 
     def usage(self) -> Usage:
-        cached = PromptDetails(sum(self._cached.values()))
+        cached = PromptDetails(sum(prompt.cached_tokens for prompt in self._prompts))
         return Usage(
             self.prompt_tokens, self.completion_tokens, self.prompt_tokens + self.completion_tokens, cached
         )
