@@ -115,6 +115,11 @@ class LanguageModel:
         self.grammars.check(constraint, *tried)
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of the KV cache, all layers together."""
+        return self.shape.layers * self.shape.page_bytes
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         of_source = self.shape.source.end_ids if self.shape.source is not None else ()
         return tuple(i for i in of_source or self.config.eos_ids if i < self.vocab_size)

@@ -115,21 +115,21 @@ class RayReplica:
         self.stack = contextlib.ExitStack()
         sources = [ModelSource(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
-        opened = model_loading.open_models(
+        models = model_loading.open_models(
             sources,
             self.stack,
             in_process=options.in_process,
             watchdog=bounds.watchdog_seconds,
         )
         self.service = Service(
-            [predictor for predictor, _ in opened],
+            models,
             bounds,
             api_key=list(options.api_key) or None,
             share_prefix_cache=options.share_prefix_cache,
         )
         attach(self.service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
-        for model in self.service.models.values():
-            model.warmup()
+        for engine in self.service.models.values():
+            engine.warmup()
 
     def __serve_build_asgi_app__(self) -> Any:  # noqa: PLW3201 - the name that Ray asks for
         app = build(self.service)

@@ -55,6 +55,8 @@ class EngineThread:
     the engine fails.
     """
 
+    pid: int | None = None  # of a process of its own, which it has not
+
     def __init__(self, engine: Any, *, name: str = "engine") -> None:
         self.engine: SteppedEngine = engine
         self.failure: BaseException | None = None
@@ -68,8 +70,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name=f"infer {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
-        """Queue a request for the engine's thread.
+    def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
+        """Queue a request for the engine's thread; `replay` is for engines that may begin again, this one can't.
 
         Raises `InputError` or `OverloadedError` as the engine's `check` does, `NotReadyError` once draining.
         """
@@ -93,6 +95,11 @@ class EngineThread:
             if id in self._known:
                 self._inbox.append((id, None))
                 self._changed.notify_all()
+
+    @property
+    def ready(self) -> bool:
+        """True while it takes requests."""
+        return self.failure is None
 
     @property
     def running(self) -> int:

@@ -12,7 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ... import rows
+from ...artifact.model_info import GOLDEN_INPUTS
 from ...errors import NotFoundError, NotReadyError
+from ...spec import TensorSpec
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.request_context import RequestContext
@@ -193,14 +195,14 @@ async def now(context: RequestContext) -> ServerStatus:
 async def example(context: RequestContext) -> InferRequest:
     """Return the first row of the golden inputs as a request."""
     engine = context.service.engine(context.path["model"])
-    found = status_page.example_file(engine.predictor)
+    found = engine.info.file(GOLDEN_INPUTS)
     if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
         raise NotFoundError("this model carries no example")
     arrays = await asyncio.get_running_loop().run_in_executor(context.service.pool, load_file, found)
-    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
+    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.info.inputs])
 
 
-def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
+def _input(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> InferInput:
     row = rows.one(spec, array, 0, 1) if engine.collator.batched else array
     data, _ = to_json(row)
     return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

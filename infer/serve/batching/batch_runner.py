@@ -28,7 +28,7 @@ from ..workers.restart_policy import (
     WorkerSilentError,
     digest_of,
 )
-from .collate import Arrays, Collator, run_arrays
+from .collate import Arrays, Collator
 from .queue_items import BatchResult, NextBatch, Outcome, QueueItem
 
 log = logging.getLogger("infer.serve")
@@ -39,14 +39,14 @@ Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class LocalExecutor:
-    """Executor that calls a predictor in this process."""
+    """Executor that runs a model in this process."""
 
     answering, watched = True, False
     pid: int | None = None
     began = 0.0
 
-    def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
-        self._predictor, self._clock = predictor, clock
+    def __init__(self, run: Callable[[Arrays], Arrays], clock: Callable[[], float]) -> None:
+        self._run, self._clock = run, clock
 
     def fileno(self) -> int:
         return -1
@@ -56,7 +56,7 @@ class LocalExecutor:
 
     def run(self, inputs: Arrays) -> tuple[Arrays, float]:
         began = self._clock()
-        outputs = run_arrays(self._predictor, inputs)
+        outputs = self._run(inputs)
         return outputs, self._clock() - began
 
     def abandon(self) -> None:

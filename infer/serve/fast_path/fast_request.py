@@ -316,7 +316,7 @@ class RequestGroup(ItemOwner):
 
     def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
         """Answer all requests that are not cancelled; their times end with the last write."""
-        first, name = self.requests[0].known, self._timer.engine.predictor.name
+        first, name = self.requests[0].known, self._timer.engine.info.name
         endpoint, answered = first.endpoint, list[FastRequest]()
         observers = endpoint.service.observers
         for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):

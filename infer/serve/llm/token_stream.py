@@ -10,6 +10,7 @@ from ...errors import DeadlineError, InferError, NotReadyError
 from ...llm.completion import error_of
 from ...llm.engine.requests import Output, Request
 from ..observability.llm_metrics import LLMMetrics
+from ..served_model import EngineClient
 from ..workers.crash_retry import FailedOutput, RestartedOutput
 
 
@@ -17,7 +18,7 @@ class StreamOwner(Protocol):
     """Interface of the `LLMEngine` that a stream reports to."""
 
     metrics: LLMMetrics
-    engine_client: Any
+    engine_client: EngineClient
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -110,7 +111,7 @@ class TokenStream:
         """Return token counts and milliseconds for logs and traces, also of a stream cut short."""
         prompt = sum(len(request.prompt) for request in self.requests.values())
         found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
-        if (pid := getattr(self._owner.engine_client, "pid", None)) is not None:
+        if (pid := self._owner.engine_client.pid) is not None:
             found["worker"] = pid
         if self._first:
             found["queue_ms"] = round(1000 * self._queued, 3)

@@ -62,9 +62,9 @@ class RequestTable:
         self._closed_with: InferError | None = None
 
     @property
-    def busy(self) -> bool:
-        """True while the worker has requests to run."""
-        return bool(self._sent)
+    def running(self) -> int:
+        """Number of requests that the worker has."""
+        return len(self._sent)
 
     def add(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
         """Queue a request for the worker.

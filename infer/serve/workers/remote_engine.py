@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ...llm.engine.requests import Deliver, Request
+from ...llm.engine.stats import EngineStats
 from ...process.channel import ClosedError
 from ...process.error_messages import ErrorMessage, decode_error
 from .crash_retry import RequestTable
@@ -53,10 +53,9 @@ class RemoteEngine:
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
         self._checks: dict[int, tuple[threading.Event, list[ErrorMessage | None]]] = {}
         self._numbers = itertools.count()
-        self._stats: dict[str, float | list[int]] = {}
-        self._answering = True
-        while not self._stats:
-            self._take(worker.receive(None, worker.watch.idle))
+        while not isinstance(status := worker.receive(None, worker.watch.idle), EngineStatus):
+            pass
+        self._stats, self._answering = status.stats, status.answering
         self._threads = [
             threading.Thread(target=self._read, name=f"infer {name} out", daemon=True),
             threading.Thread(target=self._write, name=f"infer {name} in", daemon=True),
@@ -70,11 +69,15 @@ class RemoteEngine:
 
     @property
     def beat(self) -> float:
-        return self._beat if self.worker.ready and self._table.busy else time.monotonic()
+        return self._beat if self.worker.ready and self._table.running else time.monotonic()
 
     @property
     def pid(self) -> int | None:
         return self.worker.pid
+
+    @property
+    def running(self) -> int:
+        return self._table.running
 
     @property
     def deaths(self) -> int:
@@ -95,9 +98,9 @@ class RemoteEngine:
             self._send(CancelRequest(id))
         self._send_next()
 
-    def stats(self) -> Any:
+    def stats(self) -> EngineStats:
         """Return the engine's counters, at most half a second old."""
-        return SimpleNamespace(**self._stats)
+        return self._stats
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile the grammar in the worker; blocks. Raise `InputError` where it can't be enforced.
@@ -210,7 +213,7 @@ class RemoteEngine:
 
     def _watch(self) -> None:
         """Raise `WorkerLostError` when a step takes far longer than steps usually do."""
-        if not self._table.busy:
+        if not self._table.running:
             self._beat = time.monotonic()
             return
         patience = max(self.worker.watch.batch, 10 * min(self._usual, self.worker.watch.batch))

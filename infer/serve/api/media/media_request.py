@@ -42,7 +42,7 @@ def media_model(engine: TensorEngine | LLMEngine) -> MediaModel:
     """Return the preprocessing and answers of a model of images or sound; raise `NotUsableError` without them."""
     if engine.media is None or engine.media.steps is None:
         raise NotUsableError(
-            f"{engine.predictor.name} takes tensors only: its artifact holds no preprocessing",
+            f"{engine.info.name} takes tensors only: its artifact holds no preprocessing",
             hint="Send tensors to /v2/models/NAME/infer",
         )
     return engine.media
