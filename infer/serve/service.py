@@ -54,7 +54,7 @@ class Service:
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # set when the app is built
         self.retiring: list[TensorEngine | LLMEngine] = []  # replaced or removed, still running requests
-        self.admin: Any = None  # a `ModelAdmin`, whose file imports this one; None: no model is loaded at run time
+        self.admin: Any = None  # a `ModelAdmin`, whose file imports this one; None: models stay as they are
         self._loop: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # called at the end of every request
         self.traces = False  # start a trace for requests without one

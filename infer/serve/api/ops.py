@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from ...spec import TensorSpec
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.request_context import RequestContext
-from ..http.routing import JSON, ErrorFormat, Response, Route, error_text
+from ..http.routing import JSON, ErrorFormat, Handler, Payload, Response, Route, error_text
 from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
 from ..observability.status_page import Overview, ServerStatus
@@ -80,7 +79,9 @@ ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Erro
 
 
 def routes(service: Service) -> list[Route]:
-    def get(path: str, out: Any, handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+    def get(
+        path: str, out: Payload, handler: Handler, summary: str, *errors: int, open: bool = False
+    ) -> Route:
         return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     return [

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ... import rows
 from ...artifact.model_info import ModelInfo
@@ -17,7 +18,7 @@ from ...spec import BATCH, TensorSpec, check_sizes, work_of_rows
 Arrays = dict[str, np.ndarray]
 MASK = "attention_mask"  # input that is 0 for padding
 Allocate = Callable[
-    [str, tuple[int, ...], Any], np.ndarray
+    [str, tuple[int, ...], DTypeLike], np.ndarray
 ]  # name, shape, dtype → uninitialized array for that input
 
 

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import threading
 from collections import deque
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ log = logging.getLogger("infer.serve")
 class FailedOutput(Output, frozen=True, kw_only=True):
     """Final output of all completions of a request that failed with `error`."""
 
-    error: Any
+    error: InferError
 
 
 class RestartedOutput(Output, frozen=True, kw_only=True):

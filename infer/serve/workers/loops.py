@@ -26,6 +26,7 @@ from .messages import (
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
+    FromWorker,
     GrammarCompiled,
     Heartbeat,
     LoadModel,
@@ -33,6 +34,7 @@ from .messages import (
     RunBatch,
     ShutDown,
     SubmitRequest,
+    ToWorker,
 )
 from .self_test import GoldenInputTest, GoldenPromptTest
 from .shared_memory import SharedBuffer
@@ -128,7 +130,7 @@ class LLMWorker:
     def beat(self) -> float:
         return self.engine_client.beat if self.engine_client.running else time.monotonic()
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: ToWorker | None) -> None:
         """Handle one message of the server; None is ignored."""
         if isinstance(message, SubmitRequest):
             request = message.request
@@ -181,7 +183,7 @@ class LLMWorker:
         if self.engine_client.failure is None:
             self._send(EngineOutputs(outputs))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: FromWorker) -> None:
         with contextlib.suppress(ClosedError):  # the server is gone, and this process about to be
             self._channel.send(message)
 

@@ -23,9 +23,11 @@ from .messages import (
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
+    FromWorker,
     GrammarCompiled,
     RequestRejected,
     SubmitRequest,
+    ToWorker,
 )
 from .restart_policy import WorkerLostError, error_for_requests
 from .supervisor import SupervisedWorker
@@ -47,7 +49,7 @@ class RemoteEngine:
         self.worker, self.name = worker, name
         self.failure: BaseException | None = None
         self._table = RequestTable()
-        self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, ToWorker] | None] = queue.SimpleQueue()
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
@@ -141,7 +143,7 @@ class RemoteEngine:
             if thread is not threading.current_thread():
                 thread.join(10)
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: ToWorker) -> None:
         self._outbox.put((self._table.epoch, message))
 
     def _send_next(self) -> None:
@@ -180,7 +182,7 @@ class RemoteEngine:
                 else WorkerDiedError("the model's process died")
             )
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: FromWorker | None) -> None:
         if isinstance(message, EngineOutputs):
             self._beat = time.monotonic()
             self.worker.restarts.record_success()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ....errors import InputError, NotReadyError
 from ...batching.tensor_engine import TensorEngine
 from ...http.request_context import RequestContext
-from ...http.routing import ErrorFormat, Response, Route, error_text
+from ...http.routing import ErrorFormat, Handler, Payload, Response, Route, error_text
 from ...model_admin import ModelAdmin, RepositoryModel
 from ...observability.metrics import stats_dict
 from ...service import Service
@@ -54,7 +54,9 @@ ERROR_FORMAT = ErrorFormat(
 
 
 def routes(service: Service) -> list[Route]:
-    def get(path: str, out: type[Any], handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+    def get(
+        path: str, out: type[Any], handler: Handler, summary: str, *errors: int, open: bool = False
+    ) -> Route:
         return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     table = [
@@ -176,7 +178,7 @@ def _repository_routes(service: Service) -> list[Route]:
     if service.admin is None:
         return []
 
-    def post(path: str, to: type[Any], out: type[Any] | str, handler: Any, text: str, *errors: int) -> Route:
+    def post(path: str, to: type[Any], out: Payload, handler: Handler, text: str, *errors: int) -> Route:
         return Route("POST", f"/v2/repository/{path}", to, out, handler, text, ERROR_FORMAT, errors)
 
     change = (404, 409, 503)

@@ -102,7 +102,7 @@ async def predict(context: RequestContext) -> Predictions | Response:
     return await _predictions(context, _any_engine(context, request.model), request)
 
 
-def _texts(found: Any) -> Response:
+def _texts(found: object) -> Response:
     """Return an answer that is no list of labels."""
     return Response(msgspec.json.encode(found), media=JSON)
 
