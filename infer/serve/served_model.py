@@ -6,22 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 from ..artifact.manifest import read_report
 from ..artifact.model_info import ModelInfo
-from ..llm.engine.requests import Deliver, Request
-from ..llm.engine.stats import EngineStats
-from ..llm.text.chat_template import ChatTemplate
-from ..llm.text.generation_config import GenerationConfig
-from ..llm.text.tokenizer import LLMTokenizer, Tokenizer
+from ..llm.engine.engine_thread import EngineThread
+from ..llm.text.tokenizer import Tokenizer
 from .batching.collate import Arrays
+from .workers.remote_engine import RemoteEngine
+from .workers.remote_language_model import RemoteLanguageModel
 from .workers.replica import Replica
 
 if TYPE_CHECKING:
-    from ..llm.text.grammar.grammar import GrammarCache
+    from ..llm.llm import LanguageModel
     from ..predict.predictor import Predictor
 
 Speeds = Sequence[
@@ -29,85 +28,8 @@ Speeds = Sequence[
 ]  # work of a batch, or tokens of a prompt, and the seconds that they took
 
 
-class EngineClient(Protocol):
-    """Engine of a language model, on a thread of this process or in a worker."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Error that ended the engine for good; None while it lives."""
-
-    @property
-    def beat(self) -> float:
-        """Monotonic time of its last step."""
-
-    @property
-    def ready(self) -> bool:
-        """True if a request would run now."""
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of its worker; None in this process."""
-
-    @property
-    def running(self) -> int:
-        """Number of requests that it has not finished."""
-
-    def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
-        """Start a request, whose outputs `deliver` gets. `replay`: it may begin again where its worker dies."""
-
-    def cancel(self, id: str) -> None: ...
-
-    def stats(self) -> EngineStats: ...
-
-
-class ServedLanguageModel(Protocol):
-    """Text side and engine of a language model: `infer.llm.llm.LanguageModel`, or `RemoteLanguageModel`.
-
-    `context`: tokens of prompt and answer together; `start_tokens`: with which the decoder of an encoder-decoder
-    begins, 0 where it reads the prompt itself; `page_bytes`: of its KV cache, all layers together.
-    """
-
-    @property
-    def engine_client(self) -> EngineClient: ...
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def text(self) -> LLMTokenizer: ...
-
-    @property
-    def config(self) -> GenerationConfig: ...
-
-    @property
-    def template(self) -> ChatTemplate | None: ...
-
-    @property
-    def grammars(self) -> GrammarCache | None: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def start_tokens(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def page_bytes(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def adapter_names(self) -> tuple[str, ...]: ...
-
-    def translated(
-        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
-    ) -> tuple[list[int], int | None]: ...
-
-    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None: ...
+ServedLanguageModel = Union["LanguageModel", RemoteLanguageModel]  # torch is imported where one is opened
+EngineClient = EngineThread | RemoteEngine
 
 
 def _runs_elsewhere(arrays: Arrays) -> Arrays:

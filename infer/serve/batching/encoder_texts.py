@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ...llm.text.tokenizer import TextOrPair, Tokenizer
-from ..llm.tokenizer_pool import INLINE_CHARACTERS, encoder_tokenizer, size_of
+from ..llm.tokenizer_pool import INLINE_CHARACTERS, ForkedTokenizer, encoder_tokenizer, size_of
 from ..served_model import ServedModel
 from ..text_jobs.messages import SpanRow
 
 
-class EncoderTexts(Protocol):
-    """Interface of `LocalTexts` and `ForkedTokenizer`; `where` is the request field that holds the text."""
-
-    def start(self) -> None: ...
-
-    async def encode_typed(
-        self, texts: Sequence[TextOrPair], where: str
-    ) -> tuple[list[list[int]], list[list[int]]]: ...
-
-    async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]: ...
-
-    async def find_tokens(self, tokens: Sequence[str]) -> list[int | None]: ...
-
-    async def decode_rows(self, rows: Sequence[tuple[list[int], bool]]) -> list[str]: ...
-
-    def close(self) -> None: ...
-
-
 class LocalTexts:
-    """Tokenizer in this process; long texts are tokenized in a thread."""
+    """Tokenizer in this process, with the methods of `ForkedTokenizer`; long texts are tokenized in a thread."""
 
     def __init__(self, tokenizer: Callable[[], Tokenizer]) -> None:
         self._tokenizer = tokenizer  # opened with the first text
@@ -58,6 +39,9 @@ class LocalTexts:
 
     def close(self) -> None:
         pass
+
+
+EncoderTexts = LocalTexts | ForkedTokenizer
 
 
 def texts_of(model: ServedModel) -> EncoderTexts | None:

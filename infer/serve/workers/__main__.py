@@ -15,17 +15,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...process import child
 from ...process.channel import Channel, ClosedError
 from ...process.error_messages import encode_error
-from ..served_model import ServedLanguageModel, ServedModel
+from ..served_model import ServedModel
 from .loops import run_llm_loop, run_tensor_loop
 from .messages import LanguageModelInfo, LoadModel, ToWorker, WorkerReady
 from .opening_progress import BEAT_SECONDS, OpeningProgress
 from .self_test import warm_up
 from .shared_memory import SharedBuffer
+
+if TYPE_CHECKING:
+    from ...llm.llm import LanguageModel
 
 
 def main(arguments: list[str]) -> int:
@@ -53,7 +56,7 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
         progress = OpeningProgress()
         with _heartbeats(channel, progress):
             model, speeds = _open(asked, phases, progress)
-        language_model = model.language_model
+        language_model = cast("LanguageModel | None", model.language_model)  # opened in this process
         info = None if language_model is None else info_of(language_model)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         channel.send(encode_error(error))
@@ -104,7 +107,7 @@ def _freeze_objects() -> None:
     gc.collect()  # so that the next one comes by what was made since
 
 
-def info_of(language_model: ServedLanguageModel) -> LanguageModelInfo:
+def info_of(language_model: LanguageModel) -> LanguageModelInfo:
     """Describe an opened language model for the server process."""
     return LanguageModelInfo(
         context=language_model.context,

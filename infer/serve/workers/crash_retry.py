@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ log = logging.getLogger("infer.serve")
 class FailedOutput(Output, frozen=True, kw_only=True):
     """Final output of all completions of a request that failed with `error`."""
 
-    error: InferError
+    error: Any
 
 
 class RestartedOutput(Output, frozen=True, kw_only=True):
@@ -61,9 +62,9 @@ class RequestTable:
         self._closed_with: InferError | None = None
 
     @property
-    def running(self) -> int:
-        """Number of requests that the worker has."""
-        return len(self._sent)
+    def busy(self) -> bool:
+        """True while the worker has requests to run."""
+        return bool(self._sent)
 
     def add(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
         """Queue a request for the worker.

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
@@ -19,7 +19,7 @@ from ...llm.text.grammar.grammar_request import GrammarLimits
 from ...process.channel import Channel, ClosedError
 from ...process.error_messages import ErrorMessage, encode_error
 from ..batching.collate import Arrays
-from ..served_model import ServedLanguageModel, ServedModel
+from ..served_model import ServedModel
 from .messages import (
     BatchDone,
     CancelRequest,
@@ -38,6 +38,9 @@ from .messages import (
 )
 from .self_test import GoldenInputTest, GoldenPromptTest
 from .shared_memory import SharedBuffer
+
+if TYPE_CHECKING:
+    from ...llm.llm import LanguageModel
 
 log = logging.getLogger("infer.serve.workers")
 BEAT_SECONDS = 1.0
@@ -88,9 +91,7 @@ def _run_batch(
         buffer.base = None
 
 
-def run_llm_loop(
-    language_model: ServedLanguageModel, close: Callable[[], None], channel: Channel[Any]
-) -> int:
+def run_llm_loop(language_model: LanguageModel, close: Callable[[], None], channel: Channel[Any]) -> int:
     """Serve until told to end, the engine dies or its self-test fails; return the exit code.
 
     Raises `ClosedError` when the server process is gone.
@@ -117,7 +118,7 @@ def run_llm_loop(
 class LLMWorker:
     """Message handling around the engine thread of one language model."""
 
-    def __init__(self, language_model: ServedLanguageModel, channel: Channel[Any]) -> None:
+    def __init__(self, language_model: LanguageModel, channel: Channel[Any]) -> None:
         self._language_model, self._channel = language_model, channel
         self.engine_client = language_model.engine_client
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")

@@ -71,15 +71,11 @@ class RemoteEngine:
 
     @property
     def beat(self) -> float:
-        return self._beat if self.worker.ready and self._table.running else time.monotonic()
+        return self._beat if self.worker.ready and self._table.busy else time.monotonic()
 
     @property
     def pid(self) -> int | None:
         return self.worker.pid
-
-    @property
-    def running(self) -> int:
-        return self._table.running
 
     @property
     def deaths(self) -> int:
@@ -215,7 +211,7 @@ class RemoteEngine:
 
     def _watch(self) -> None:
         """Raise `WorkerLostError` when a step takes far longer than steps usually do."""
-        if not self._table.running:
+        if not self._table.busy:
             self._beat = time.monotonic()
             return
         patience = max(self.worker.watch.batch, 10 * min(self._usual, self.worker.watch.batch))

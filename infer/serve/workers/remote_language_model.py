@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...artifact.model_info import ModelInfo
 from ...errors import UsageError
@@ -15,14 +15,9 @@ from ...llm.text.tokenizer import LLMTokenizer
 from .messages import LanguageModelInfo
 from .remote_engine import RemoteEngine
 
-if TYPE_CHECKING:
-    from ...llm.text.grammar.grammar import GrammarCache
-
 
 class RemoteLanguageModel:
     """Counterpart of `infer.llm.llm.LanguageModel`: text files are read here, the engine is remote."""
-
-    grammars: GrammarCache | None = None  # the worker has them
 
     def __init__(self, engine_client: RemoteEngine, info: ModelInfo, facts: LanguageModelInfo) -> None:
         self.engine_client, self.name, self.folder = engine_client, info.name, Path(info.path or ".")

@@ -16,6 +16,7 @@ import numpy as np
 from ... import rows
 from ...artifact.model_info import GOLDEN_INPUTS, ModelInfo
 from ...errors import ArtifactError, InferError
+from ...llm.engine.engine_thread import EngineThread
 from ...llm.engine.requests import Output, Request
 from ...llm.engine.sampling.sampling_options import Sampling
 from ..batching.collate import Arrays
@@ -107,7 +108,7 @@ class GoldenInputTest:
 class GoldenPromptTest:
     """Self-test of a language model: two greedy tokens; call `run_if_due` about twice a second."""
 
-    def __init__(self, engine_client: EngineClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine_client: EngineThread, clock: Callable[[], float] = time.monotonic) -> None:
         self.timer, self._driver = IdleTimer(clock), engine_client
         self._asked_at: float | None = None  # when, if the answer is to come
         self._expected: list[int] = []

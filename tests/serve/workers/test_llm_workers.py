@@ -96,7 +96,7 @@ def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
             next(answer.iter_text())
         generator = server.service.generators["fake_llm"]
         wait_until(lambda: generator.idle)
-        assert not engine._table.running
+        assert not engine._table.busy
         assert ask(server, "x").status_code == 200
 
 
