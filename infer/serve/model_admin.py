@@ -66,9 +66,7 @@ class ModelAdmin:
         self._kv_memory, self._caches = kv_memory, {} if caches is None else caches
         self._changing: dict[str, State] = {}
         self._reasons: dict[tuple[str, str], str] = {}
-        self._opened = set[
-            StartingModel | InProcessModel | ServedModel
-        ]()  # closed at the end, unless they were before
+        self._opened: set[StartingModel | InProcessModel | ServedModel] = set()  # closed at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def index(self) -> list[RepositoryModel]:
@@ -96,15 +94,15 @@ class ModelAdmin:
 
     async def _load(self, name: str) -> None:
         with self._exclusive(name, "LOADING"):
-            found = await asyncio.to_thread(self.repository.find, name)
-            version = name_and_version(found)[1]
+            location = await asyncio.to_thread(self.repository.find, name)
+            version = name_and_version(location)[1]
             try:
-                _, self._caches[found.path] = await asyncio.to_thread(
+                _, self._caches[location.path] = await asyncio.to_thread(
                     check_memory,
-                    *(found.path, name, self._replicas, self._memory, self.service),
+                    *(location.path, name, self._replicas, self._memory, self.service),
                     kv_memory=self._kv_memory,
                 )
-                model = await self._open(found)
+                model = await self._open(location)
             except Exception as error:
                 self._reasons[name, version] = str(error)
                 raise
@@ -117,9 +115,9 @@ class ModelAdmin:
             if old is not None:
                 self._in_background(self._retire(old))
 
-    async def _open(self, found: ModelLocation) -> ServedModel:
+    async def _open(self, location: ModelLocation) -> ServedModel:
         """Return a model that is being opened; what is opened is closed with the server."""
-        starting = self._opener(found)
+        starting = self._opener(location)
         self._opened.add(starting)
         try:
             model = await asyncio.to_thread(starting.wait_ready)
@@ -240,9 +238,9 @@ def check_all(
 ) -> dict[Path, int | None]:
     """Run `check_memory` for models served together; return each one's KV-cache limit by folder."""
     taken, caches = 0, dict[Path, int | None]()
-    for found in chosen:
-        need, caches[found.path] = check_memory(
-            found.path, found.path.name, replicas, budget, None, kv_memory=kv_memory, taken=taken
+    for location in chosen:
+        need, caches[location.path] = check_memory(
+            location.path, location.path.name, replicas, budget, None, kv_memory=kv_memory, taken=taken
         )
         taken += need
     return caches

@@ -20,6 +20,7 @@ from infer.llm.engine.requests import Output, Request, TokenLogprob
 from infer.llm.engine.stats import EngineStats
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.generation_config import GenerationConfig
+from infer.llm.text.text_side import TextSide
 from infer.llm.text.tokenizer import LLMTokenizer
 from infer.serve.served_model import EngineClient, ServedModel
 
@@ -173,12 +174,10 @@ def _logprob(token: int) -> TokenLogprob:
     return TokenLogprob(token, -token / 100, ((token, -token / 100), (0, -9.0)))
 
 
-class FakeLanguageModel:
+class FakeLanguageModel(TextSide):
     """Text side of the fake model."""
 
-    text, config, vocab_size = Bytes(), GenerationConfig(), Bytes.vocab_size
     start_tokens = page_bytes = 0
-    eos_ids: tuple[int, ...] = ()
     adapter_names: tuple[str, ...] = ()
     grammars = None
 
@@ -190,14 +189,10 @@ class FakeLanguageModel:
         context: int = 64,
         check_grammar: Callable[..., None] = check_grammar,
     ) -> None:
-        self.engine_client, self.folder, self.context = engine_client, folder, context
+        super().__init__(folder, "fake_llm", Bytes.vocab_size)
+        self.engine_client, self.context, self.check_grammar = engine_client, context, check_grammar
+        self.text_or_none, self.config = Bytes(), GenerationConfig()
         self.template = ChatTemplate({"default": template}, SPECIAL_TOKENS) if template else None
-        self.check_grammar = check_grammar
-
-    def translated(
-        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
-    ) -> tuple[list[int], int | None]:
-        return self.text.translated(ids, src_lang, tgt_lang)
 
 
 class FakeLLMPredictor(ServedModel):

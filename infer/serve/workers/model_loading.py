@@ -138,27 +138,29 @@ class ModelLoader:
     watchdog: float = 30.0
     caches: dict[Path, int | None] = field(default_factory=dict)
 
-    def source(self, found: ModelLocation) -> ModelSource:
+    def source(self, location: ModelLocation) -> ModelSource:
         """Return the worker's description of one model."""
-        cache = self.caches.get(found.path, self.options.get("kv_memory"))
-        own = {**self.options, "kv_memory": cache}
-        return ModelSource(path=str(found.path), name=found.name, version=found.version, options=own)
+        cache = self.caches.get(location.path, self.options.get("kv_memory"))
+        options = {**self.options, "kv_memory": cache}
+        return ModelSource(
+            path=str(location.path), name=location.name, version=location.version, options=options
+        )
 
     def open(self, chosen: Sequence[ModelLocation], stack: contextlib.ExitStack) -> list[ServedModel]:
         """Open all of `chosen`; see `open_models`."""
         return open_models(
-            [self.source(found) for found in chosen],
+            [self.source(location) for location in chosen],
             stack,
             in_process=self.in_process,
             replicas=self.replicas,
             watchdog=self.watchdog,
         )
 
-    def begin(self, found: ModelLocation) -> StartingModel | InProcessModel:
+    def begin(self, location: ModelLocation) -> StartingModel | InProcessModel:
         """Start to open one model; `wait_ready` of the result blocks until it is open."""
         if self.in_process:
-            return InProcessModel(self.source(found))
-        return start_loading(self.source(found), self.replicas, watchdog=self.watchdog)
+            return InProcessModel(self.source(location))
+        return start_loading(self.source(location), self.replicas, watchdog=self.watchdog)
 
 
 class InProcessModel:
