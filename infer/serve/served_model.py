@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from ..llm.llm import LanguageModel
     from ..predict.predictor import Predictor
 
-Speeds = Sequence[
-    tuple[float, float]
-]  # work of a batch, or tokens of a prompt, and the seconds that they took
-
-
+# Work of a batch, or tokens of a prompt, and the seconds that they took.
+Speeds = Sequence[tuple[float, float]]
 ServedLanguageModel = Union["LanguageModel", RemoteLanguageModel]  # torch is imported where one is opened
 EngineClient = EngineThread | RemoteEngine
 
@@ -40,12 +37,13 @@ def _runs_elsewhere(arrays: Arrays) -> Arrays:
 class ServedModel:
     """A model that was loaded: what it is, and what runs it.
 
-    - `run`: runs a batch of a model of tensors in this process; bfloat16 is held in uint16 arrays, as numpy has none.
+    - `run`: runs a batch in this process; bfloat16 is held in uint16 arrays, as numpy has none.
     - `replicas`: workers that run its batches instead.
-    - `language_model`: of a model that generates text; it runs no batches of tensors.
-    - `tokenizer`: opens that of a model of tensors in this process; None of one in workers, or that takes no text.
+    - `language_model`: text side and engine of one that generates text, None of one that is served as tensors.
+    - `tokenizer`: opens that of texts in this process; None of one in workers, or that takes no text.
     - `warmup`: to be called once before the first request, returns the speeds seen; does nothing for one in workers.
     - `phases`: seconds of each part of its loading; `speeds`: measured then; `tested`: its self-test passed then.
+    - `in_workers`: it runs in processes of its own, which are warm and may be killed.
     """
 
     info: ModelInfo
@@ -68,19 +66,11 @@ class ServedModel:
     def of(cls, predictor: Predictor) -> ServedModel:
         """Return the model of a predictor in this process."""
         info = predictor.info
-        if info.generates_text:
-            return cls(
-                info=info,
-                close=predictor.close,
-                language_model=predictor.language_model,
-                warmup=predictor.warmup,
-                phases=predictor.phases,
-                tested=True,
-            )
         return cls(
             info=info,
             close=predictor.close,
             run=partial(run_arrays, predictor),
+            language_model=predictor.language_model if info.generates_text else None,
             tokenizer=(lambda: predictor.tokenizer) if info.padding else None,
             warmup=predictor.warmup,
             phases=predictor.phases,
