@@ -13,7 +13,7 @@ from .tokenizer import LLMTokenizer
 
 
 class TextSide:
-    """What the files in `folder` say of a language model, each read when it is first needed.
+    """Text files of a language model in `folder`, each read when it is first needed.
 
     `end_ids`: tokens that end a text, where the artifact itself names some.
     """
