@@ -188,7 +188,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
 def leaking_worker(path: str, **options: Any) -> Any:
     """Open a language model that keeps 2 KB of each request."""
     from infer.llm.engine.request_manager import RequestManager
-    from infer.predict.predictor import Predictor
+    from infer.serve import served_model
 
     kept, begin = [], RequestManager.begin
 
@@ -197,13 +197,13 @@ def leaking_worker(path: str, **options: Any) -> Any:
         begin(request_manager, *given)
 
     RequestManager.begin = keeps  # type: ignore[method-assign]
-    return Predictor.load(path, **options)
+    return served_model.load(path, **options)
 
 
 def leaking_pages(path: str, **options: Any) -> Any:
     """Open a language model that forgets the last page of each 50th sequence."""
     from infer.llm.engine.cache.block_manager import BlockManager
-    from infer.predict.predictor import Predictor
+    from infer.serve import served_model
 
     release_all, calls = BlockManager.release_all, Counter[str]()
 
@@ -214,7 +214,7 @@ def leaking_pages(path: str, **options: Any) -> Any:
         release_all(block_manager, pages)
 
     BlockManager.release_all = forgets  # type: ignore[method-assign]
-    return Predictor.load(path, **options)
+    return served_model.load(path, **options)
 
 
 def main() -> int:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,40 +16,29 @@ from bench.serve.serving import Server, serving
 from bench.shared.child_process import ChildProcess
 from bench.shared.repository import module_command
 
+if TYPE_CHECKING:
+    from infer.serve.served_model import ServedModel
+
 NOOP = "noop"
 TIMES = 5
 REQUESTS = 64
 
 
-class Noop:
-    """Model without computation, so that only the server is measured."""
+def noop(path: str = NOOP) -> ServedModel:
+    """Return a model without computation, so that only the server is measured."""
+    from infer.artifact.model_info import ModelInfo
+    from infer.serve.served_model import ServedModel
+    from infer.spec import TensorSpec
 
-    name, version, task, max_batch = NOOP, "1", "tensors", 64
-    sizes, padding, report = {"batch": (1, 64)}, dict[str, int](), dict[str, Any]()
-    manifest = SimpleNamespace(backend="none", meta={})
-
-    def __init__(self, path: str = NOOP) -> None:
-        from infer.spec import TensorSpec
-
-        self.inputs = (TensorSpec("x", "float32", ("batch", 16)),)
-        self.outputs = (TensorSpec("y", "float32", ("batch", 16)),)
-
-    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {"y": inputs["x"]}
-
-    def warmup(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    (x, y), sizes = (TensorSpec(name, "float32", ("batch", 16)) for name in "xy"), {"batch": (1, 64)}
+    info = ModelInfo(name=NOOP, inputs=(x,), outputs=(y,), sizes=sizes, max_batch=64)
+    return ServedModel(info=info, close=lambda: None, run=lambda inputs: {"y": inputs["x"]})
 
 
-def load(artifact: str) -> Any:
-    if artifact == NOOP:
-        return Noop()
-    from infer import Predictor
+def load(artifact: str) -> ServedModel:
+    from infer.serve import served_model
 
-    return Predictor.load(artifact)
+    return noop() if artifact == NOOP else served_model.load(artifact)
 
 
 def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
@@ -84,9 +72,9 @@ def role_infer(artifact: str, *, in_process: bool = False) -> int:
         return serve.run([artifact], port=0, in_process=in_process, log_requests=False)
     with port.listen("127.0.0.1", 0) as listener:
         if in_process:
-            return server.serve(Service([Noop()]), listener)
+            return server.serve(Service([noop()]), listener)
         with closing(
-            StartingModel(ModelSource(path=NOOP, opener="bench.serve.server_processes:Noop"))
+            StartingModel(ModelSource(path=NOOP, opener="bench.serve.server_processes:noop"))
         ) as starting:
             return server.serve(Service([starting.wait_ready()]), listener)
 
@@ -110,14 +98,14 @@ class ModelAlone:
     def __init__(self, artifact: str) -> None:
         from infer.serve.batching.collate import Collator
 
-        self._predictor = load(artifact)
-        self._predictor.warmup()
-        self._requests, self._layout = samples(artifact, REQUESTS), Collator(self._predictor)
+        self._model = load(artifact)
+        self._model.warmup()
+        self._requests, self._layout = samples(artifact, REQUESTS), Collator(self._model.info)
 
     def expected(self) -> np.ndarray:
         """Return the first output of all requests, a row each."""
-        first = self._predictor.outputs[0].name
-        return np.concatenate([self._predictor.predict(one)[first] for one in self._requests])
+        first = self._model.info.outputs[0].name
+        return np.concatenate([self._model.run(one)[first] for one in self._requests])
 
     def seconds(self) -> list[float]:
         """Return the least of `TIMES` times of each request, in turns."""
@@ -125,19 +113,19 @@ class ModelAlone:
         for row in taken:
             for number, one in enumerate(self._requests):
                 began = time.perf_counter()
-                self._predictor.predict(one)
+                self._model.run(one)
                 row[number] = time.perf_counter() - began
         return [float(seconds) for seconds in taken.min(0)]
 
     def rate(self, batch: int, seconds: float) -> float:
         """Return rows a second in batches of rows of like length."""
         rows = sorted(self._requests, key=lambda one: next(iter(one.values())).shape[-1])
-        size = min(batch, self._predictor.max_batch)
+        size = min(batch, self._model.info.max_batch)
         groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
         done, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             for group in groups:
-                self._predictor.predict(self._layout.collate(group)[0])
+                self._model.run(self._layout.collate(group)[0])
                 done += len(group)
         return done / (time.perf_counter() - began)
 

@@ -62,16 +62,20 @@ class ManualEngine:
     """Driver whose steps are made by the benchmark."""
 
     def __init__(self, engine_client: Any) -> None:
-        self.failure, self.stats, self.close = None, engine_client.stats, engine_client.close
+        self.failure, self.ready, self.pid, self.stats, self.close = (
+            None,
+            True,
+            None,
+            engine_client.stats,
+            engine_client.close,
+        )
         self.requests: list[tuple[Request, Callable[[list[Output]], None]]] = []
 
     @property
     def beat(self) -> float:
         return time.monotonic()
 
-    def submit(
-        self, request: Request, deliver: Callable[[list[Output]], None], *, replay: bool = False
-    ) -> None:
+    def submit(self, request: Request, deliver: Callable[[list[Output]], None], *, replay: bool) -> None:
         self.requests.append((request, deliver))
 
     def cancel(self, request_id: str) -> None: ...
@@ -80,7 +84,8 @@ class ManualEngine:
 async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     """Return microseconds of the event loop, and bytes, for each streamed event."""
     fake_llm = FakeLLMPredictor(Path(tempfile.mkdtemp()))
-    fake_llm.language_model.engine_client = held = ManualEngine(fake_llm.language_model.engine_client)  # type: ignore[assignment]
+    language_model: Any = fake_llm.language_model
+    language_model.engine_client = held = ManualEngine(language_model.engine_client)
     service = Service([fake_llm])
     config = uvicorn.Config(build(service), **http_protocol.uvicorn_options(service.limits, service.refused))
     config.load()

@@ -18,16 +18,15 @@ from .engine.sampling.sampling_options import Sampling
 from .engine.scheduling.engine_limits import EngineLimits
 from .lora.adapters import Adapters
 from .step.step_shape import StepShape
-from .text.chat_template import ChatTemplate, no_template
-from .text.generation_config import GenerationConfig
+from .text.chat_template import no_template
 from .text.grammar.grammar import GrammarCache
-from .text.tokenizer import LLMTokenizer
+from .text.text_side import TextSide
 
 __all__ = ["LanguageModel", "parse_size"]
 DEFAULT_TOKENS = Sampling().max_tokens
 
 
-class LanguageModel:
+class LanguageModel(TextSide):
     """Language model. `step` runs the graph of `llm.step` over a cache of `shape`; `folder` has its text files.
 
     Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
@@ -46,32 +45,12 @@ class LanguageModel:
         limits: EngineLimits | None = None,
         speculation: bool = True,
     ) -> None:
-        self.step, self.shape, self.folder, self.name, self.device = step, shape, folder, name, device
-        self.vocab_size = shape.vocab_size
+        end_ids = shape.source.end_ids if shape.source is not None else ()
+        super().__init__(folder, name, shape.vocab_size, end_ids)
+        self.step, self.shape, self.device = step, shape, device
         self._kv_bytes, self._limits, self._speculation = kv_bytes, limits, speculation
         self._made: tuple[Engine, EngineThread] | None = None
         self._closed, self._making = False, threading.Lock()
-
-    @cached_property
-    def text_or_none(self) -> LLMTokenizer | None:
-        path = self.folder / "tokenizer.json"
-        return LLMTokenizer(path) if path.is_file() else None
-
-    @property
-    def text(self) -> LLMTokenizer:
-        """Tokenizer of the artifact; raises `UsageError` when it has none."""
-        if self.text_or_none is None:
-            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
-        return self.text_or_none
-
-    @cached_property
-    def config(self) -> GenerationConfig:
-        ids = self.text_or_none.tokenizer.get_vocab(True) if self.text_or_none is not None else {}
-        return GenerationConfig.open(self.folder, ids)
-
-    @cached_property
-    def template(self) -> ChatTemplate | None:
-        return ChatTemplate.open(self.folder)
 
     @cached_property
     def grammars(self) -> GrammarCache | None:
@@ -115,9 +94,9 @@ class LanguageModel:
         self.grammars.check(constraint, *tried)
 
     @property
-    def eos_ids(self) -> tuple[int, ...]:
-        of_source = self.shape.source.end_ids if self.shape.source is not None else ()
-        return tuple(i for i in of_source or self.config.eos_ids if i < self.vocab_size)
+    def page_bytes(self) -> int:
+        """Bytes of a page of the KV cache, all layers together."""
+        return self.shape.layers * self.shape.page_bytes
 
     @property
     def engine(self) -> Engine:
@@ -220,14 +199,6 @@ class LanguageModel:
         if not ids:
             raise InputError("the prompt is empty", where="prompt")
         return ids
-
-    def translated(
-        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
-    ) -> tuple[list[int], int | None]:
-        """Return a source in the language named, and the token that the decoder is made to begin with, or None."""
-        if src_lang is None and tgt_lang is None:
-            return ids, None
-        return self.text.translated(ids, src_lang, tgt_lang)
 
     def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
         """Complete `given` by the checkpoint's recommendations; `max_tokens` defaults to 256 or fewer that fit."""

@@ -28,7 +28,7 @@ class TaskInputs(TextInputs):
     @cached_property
     def media(self) -> MediaModel:
         """Preprocessing and answers of images and sound."""
-        return MediaModel.of(self)
+        return MediaModel(self.info)
 
     @property
     def preprocessor(self) -> Preprocessor | None:

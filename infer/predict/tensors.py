@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import carried_state, rows
 from ..artifact import store
+from ..artifact.model_info import ModelInfo
 from ..errors import InferError, InputError, UsageError
 from ..spec import BATCH, Finding, Joins, TensorSpec, check_sizes
 from .input_fast_path import FastInputs
@@ -228,6 +229,29 @@ class TensorInputs(CheckedRunner):
         )
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
+        self.padding: dict[str, int] = {}  # of texts, where the artifact has a tokenizer
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts of the model in one value, as tasks and the server read them."""
+        return ModelInfo(
+            name=self.name,
+            version=self.version,
+            task=self.task,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            sizes=dict(self.sizes),
+            multiples=self.multiples,
+            max_batch=self.max_batch,
+            padding=self.padding,
+            joins=self.joins,
+            states=self.states,
+            attention_length=self.attention_length,
+            backend=self.manifest.backend,
+            meta=self.manifest.meta,
+            files=self.manifest.files,
+            path=str(self.path),
+        )
 
 
 def _on_cpu(value: Tensor) -> Tensor:

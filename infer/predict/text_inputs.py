@@ -47,7 +47,6 @@ class TextInputs(TensorInputs):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.padding: dict[str, int] = {}
         self._tokenizer: Tokenizer | None = None
         if (self.path / "tokenizer.json").exists():
             pad_id = int(self.manifest.meta.get("pad_id") or 0)
@@ -56,7 +55,7 @@ class TextInputs(TensorInputs):
     @cached_property
     def text_model(self) -> TextModel:
         """The artifact's facts that tasks of texts need."""
-        return TextModel.of(self)
+        return TextModel.of(self.info)
 
     @property
     def tokenizer(self) -> Tokenizer:

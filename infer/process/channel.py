@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -86,6 +86,12 @@ class Channel(Generic[M]):
                 raise ClosedError(str(error)) from error
             finally:
                 view.release()
+
+    @overload
+    def receive(self, timeout: None = None) -> M: ...
+
+    @overload
+    def receive(self, timeout: float) -> M | None: ...
 
     def receive(self, timeout: float | None = None) -> M | None:
         """Return the next message, or None after `timeout` seconds; raise `ClosedError` at the end."""

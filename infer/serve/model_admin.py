@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,9 @@ from .batching.tensor_engine import TensorEngine
 from .llm.llm_engine import LLMEngine
 from .model_repository import ModelLocation, ModelRepository, name_and_version
 from .observability.memory import cache_bytes
+from .served_model import ServedModel
 from .service import Service
+from .workers.model_loading import InProcessModel, StartingModel
 
 log = logging.getLogger("infer.serve")
 LINGER = 1.0  # seconds for requests that looked a model up before it was replaced
@@ -51,7 +53,7 @@ class ModelAdmin:
         self,
         service: Service,
         repository: ModelRepository,
-        opener: Callable[[ModelLocation], Any],
+        opener: Callable[[ModelLocation], StartingModel | InProcessModel],
         *,
         replicas: int = 1,
         memory: int | None = None,
@@ -64,12 +66,12 @@ class ModelAdmin:
         self._kv_memory, self._caches = kv_memory, {} if caches is None else caches
         self._changing: dict[str, State] = {}
         self._reasons: dict[tuple[str, str], str] = {}
-        self._opened = set[Any]()  # closed at the end, unless they were before
+        self._opened: set[StartingModel | InProcessModel | ServedModel] = set()  # closed at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def index(self) -> list[RepositoryModel]:
         """Return all models in the repository folders, and all that are served."""
-        served = {name: model.predictor.version for name, model in self.service.models.items()}
+        served = {name: model.info.version for name, model in self.service.models.items()}
         known = {(name, version): None for name, version, _ in self.repository.all()}
         known |= dict.fromkeys(served.items())
         listed = []
@@ -92,39 +94,39 @@ class ModelAdmin:
 
     async def _load(self, name: str) -> None:
         with self._exclusive(name, "LOADING"):
-            found = await asyncio.to_thread(self.repository.find, name)
-            version = name_and_version(found)[1]
+            location = await asyncio.to_thread(self.repository.find, name)
+            version = name_and_version(location)[1]
             try:
-                _, self._caches[found.path] = await asyncio.to_thread(
+                _, self._caches[location.path] = await asyncio.to_thread(
                     check_memory,
-                    *(found.path, name, self._replicas, self._memory, self.service),
+                    *(location.path, name, self._replicas, self._memory, self.service),
                     kv_memory=self._kv_memory,
                 )
-                predictor = await self._open(found)
+                model = await self._open(location)
             except Exception as error:
                 self._reasons[name, version] = str(error)
                 raise
             self._reasons.pop((name, version), None)
             if self.service.state != "ready":
-                await asyncio.to_thread(predictor.close)
+                await asyncio.to_thread(model.close)
                 raise NotReadyError("the server is stopping")
-            old = self.service.install(predictor)
-            log.info("serving %s version %s", name, predictor.version)
+            old = self.service.install(model)
+            log.info("serving %s version %s", name, model.info.version)
             if old is not None:
                 self._in_background(self._retire(old))
 
-    async def _open(self, found: ModelLocation) -> Any:
-        """Return the predictor of a model that is being opened; what is opened is closed with the server."""
-        starting = self._opener(found)
+    async def _open(self, location: ModelLocation) -> ServedModel:
+        """Return a model that is being opened; what is opened is closed with the server."""
+        starting = self._opener(location)
         self._opened.add(starting)
         try:
-            predictor = await asyncio.to_thread(starting.wait_ready)
+            model = await asyncio.to_thread(starting.wait_ready)
         except Exception:
             self._opened.discard(starting)
             raise
         self._opened.discard(starting)
-        self._opened.add(predictor)
-        return predictor
+        self._opened.add(model)
+        return model
 
     async def unload(self, name: str) -> None:
         """Stop serving a model after its pending requests. Raise `NotFoundError` or `BusyError`."""
@@ -139,11 +141,11 @@ class ModelAdmin:
 
     def close(self) -> None:
         """Close the models that were opened here."""
-        for one in self._opened:
-            one.close()
+        for model in self._opened:
+            model.close()
 
     @contextlib.contextmanager
-    def _exclusive(self, name: str, state: State) -> Any:
+    def _exclusive(self, name: str, state: State) -> Iterator[None]:
         if name in self._changing:
             raise BusyError("this model is being loaded or unloaded")
         if self.service.state != "ready":
@@ -177,12 +179,12 @@ class ModelAdmin:
             await asyncio.sleep(0.02)
         old.stop(NotReadyError("this version was replaced"))
         self.service.forget(old)
-        await asyncio.to_thread(old.predictor.close)
-        self._opened.discard(old.predictor)
+        await asyncio.to_thread(old.model.close)
+        self._opened.discard(old.model)
         self._in_background(_collect(weakref.ref(old)))
 
 
-async def _collect(gone: weakref.ref[Any]) -> None:
+async def _collect(gone: weakref.ref[TensorEngine | LLMEngine]) -> None:
     """Collect cycles until a replaced model is gone: some hold descriptors, and a server's gc seldom runs by itself."""
     for _ in range(COLLECTIONS):
         await asyncio.sleep(0.2)  # threads that still end hold it
@@ -236,9 +238,9 @@ def check_all(
 ) -> dict[Path, int | None]:
     """Run `check_memory` for models served together; return each one's KV-cache limit by folder."""
     taken, caches = 0, dict[Path, int | None]()
-    for found in chosen:
-        need, caches[found.path] = check_memory(
-            found.path, found.path.name, replicas, budget, None, kv_memory=kv_memory, taken=taken
+    for location in chosen:
+        need, caches[location.path] = check_memory(
+            location.path, location.path.name, replicas, budget, None, kv_memory=kv_memory, taken=taken
         )
         taken += need
     return caches

@@ -36,8 +36,8 @@ def tls_of(options: ServeOptions) -> ssl.SSLContext | None:
 
 def open_service(
     options: ServeOptions, repository: ModelRepository, keys: list[str] | None, stack: contextlib.ExitStack
-) -> tuple[Service, list[model_loading.Opened]]:
-    """Open the latest version of every model, which `stack` closes; return the service and how long each phase took."""
+) -> Service:
+    """Open the latest version of every model, which `stack` closes, and return their service."""
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
         raise UsageError(f"expected one model with --lora, got {len(chosen)}", where="--lora")
@@ -50,9 +50,8 @@ def open_service(
     opener = model_loading.ModelLoader(
         options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
     )
-    opened = opener.open(chosen, stack)
-    predictors = [predictor for predictor, _ in opened]
-    service = Service(predictors, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
+    models = opener.open(chosen, stack)
+    service = Service(models, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
     attach(service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
     if options.allow_reload:
         service.admin = ModelAdmin(
@@ -65,4 +64,4 @@ def open_service(
             caches=caches,
         )
         stack.callback(service.admin.close)
-    return service, opened
+    return service

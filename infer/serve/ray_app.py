@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,10 @@ from .options import ServeOptions
 from .service import Service
 from .workers import model_loading
 from .workers.messages import ModelSource
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Message
 
 NAME = "infer"
 SPARE_REQUESTS = 64  # beyond a replica's queue: those that are being read, refused or answered
@@ -115,21 +119,21 @@ class RayReplica:
         self.stack = contextlib.ExitStack()
         sources = [ModelSource(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
-        opened = model_loading.open_models(
+        models = model_loading.open_models(
             sources,
             self.stack,
             in_process=options.in_process,
             watchdog=bounds.watchdog_seconds,
         )
         self.service = Service(
-            [predictor for predictor, _ in opened],
+            models,
             bounds,
             api_key=list(options.api_key) or None,
             share_prefix_cache=options.share_prefix_cache,
         )
         attach(self.service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
-        for model in self.service.models.values():
-            model.warmup()
+        for engine in self.service.models.values():
+            engine.warmup()
 
     def __serve_build_asgi_app__(self) -> Any:  # noqa: PLW3201 - the name that Ray asks for
         app = build(self.service)
@@ -137,7 +141,7 @@ class RayReplica:
         return _without_id(app)
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Any) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.service.start()
         try:
             yield
@@ -151,11 +155,11 @@ class RayReplica:
             raise InferError("an engine died or is stuck")
 
 
-def _without_id(app: Any) -> Any:
+def _without_id(app: ASGIApp) -> ASGIApp:
     """Drop the response's x-request-id header, which Ray's proxy adds itself."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
-        async def shortened(message: Any) -> None:
+        async def shortened(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
             await send(message)

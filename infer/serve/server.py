@@ -64,11 +64,12 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
         host, started = options.host, stack.enter_context(slow_start_reports())
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
         repository = ModelRepository(options.artifacts)
-        service, opened = open_service(options, repository, keys, stack)
-        for predictor, phases in opened:
-            for phase, seconds in phases.items():
-                service.metrics.record_load_seconds(predictor.name, predictor.version, phase, seconds)
-        timings = model_loading.startup_summary(opened, server=began, opening=process_age() - began)
+        service = open_service(options, repository, keys, stack)
+        models = [engine.model for engine in service.models.values()]
+        for model in models:
+            for phase, seconds in model.phases.items():
+                service.metrics.record_load_seconds(model.info.name, model.info.version, phase, seconds)
+        timings = model_loading.startup_summary(models, server=began, opening=process_age() - began)
         hosts = allowed_hosts(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
         notes = [timings] if options.timings else []
 
@@ -94,12 +95,12 @@ def serve(
     `listener`: socket of `listener.listen`; `hosts`: accepted Host headers, None for any; `notes`: lines printed after
     the startup line.
     """
-    for model in service.models.values():
+    for engine in service.models.values():
         began = time.perf_counter()
-        model.warmup()
-        name, version = model.predictor.name, model.predictor.version
-        if not hasattr(model.predictor, "executors"):
-            service.metrics.record_load_seconds(name, version, "warmup", time.perf_counter() - began)
+        engine.warmup()
+        if not engine.model.in_workers:
+            info, seconds = engine.info, time.perf_counter() - began
+            service.metrics.record_load_seconds(info.name, info.version, "warmup", seconds)
     gc.collect()
     gc.freeze()
     atexit.register(

@@ -19,7 +19,7 @@ from .media_decoder.processes import MediaDecoders
 from .observability.llm_metrics import EngineCollector, LLMMetricFamilies, LLMMetrics
 from .observability.memory import MemoryCollector, Processes
 from .observability.metrics import Metrics
-from .workers.self_test import generates_text
+from .served_model import ServedLanguageModel, ServedModel
 
 
 class Service:
@@ -27,7 +27,7 @@ class Service:
 
     def __init__(
         self,
-        predictors: Iterable[Any],
+        models: Iterable[ServedModel],
         limits: ServeLimits | None = None,
         *,
         api_key: str | Sequence[str] | None = None,
@@ -54,49 +54,50 @@ class Service:
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # set when the app is built
         self.retiring: list[TensorEngine | LLMEngine] = []  # replaced or removed, still running requests
-        self.admin: Any = None  # a `model_admin.Admin`; None: models are not loaded or unloaded at run time
+        self.admin: Any = None  # a `ModelAdmin`, whose file imports this one; None: models stay as they are
         self._loop: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # called at the end of every request
         self.traces = False  # start a trace for requests without one
-        for predictor in predictors:
-            self._add(predictor)
+        for model in models:
+            self._add(model)
 
-    def _add(self, predictor: Any) -> None:
-        name, version = check_model_name(predictor.name), predictor.version
+    def _add(self, model: ServedModel) -> None:
+        name, version = check_model_name(model.info.name), model.info.version
         if name in self.models and self._loop is None:
             raise UsageError(
                 f"name collision: two models are called {name!r}",
                 hint="Serve one of them, or optimize it again under another name",
             )
-        model = self._generator(predictor) if generates_text(predictor.manifest) else self._engine(predictor)
-        self.models[name] = model
+        language_model = model.language_model
+        engine = self._engine(model) if language_model is None else self._generator(model, language_model)
+        self.models[name] = engine
         if self._loop is not None:
-            model.start(self._loop)
-        self.memory.add(predictor, self.collector.stats.get((name, version)))
+            engine.start(self._loop)
+        self.memory.add(model)
         watch = self.metrics.add_gauge
-        watch("requests_running", "Rows in the running batch", name, version, lambda: model.running)
-        watch("requests_waiting", "Requests in the queue", name, version, lambda: model.waiting)
+        watch("requests_running", "Rows in the running batch", name, version, lambda: engine.running)
+        watch("requests_waiting", "Requests in the queue", name, version, lambda: engine.waiting)
         age = "engine_heartbeat_age_seconds"
         watch(
             age,
             "Seconds since the engine's last heartbeat",
             name,
             version,
-            lambda: model.clock() - model.beat,
+            lambda: engine.clock() - engine.beat,
         )
 
-    def _engine(self, predictor: Any) -> TensorEngine:
-        name, version = predictor.name, predictor.version
+    def _engine(self, model: ServedModel) -> TensorEngine:
+        name, version = model.info.name, model.info.version
         several = self.keys is not None and len(self.keys) > 1
         metrics = self.metrics.model(name, version)
-        engine = TensorEngine(predictor, self.limits, metrics, shared_by_tenants=several)
+        engine = TensorEngine(model, self.limits, metrics, shared_by_tenants=several)
         self.engines[name] = engine
         return engine
 
-    def _generator(self, predictor: Any) -> LLMEngine:
-        name, version = predictor.name, predictor.version
+    def _generator(self, model: ServedModel, language_model: ServedLanguageModel) -> LLMEngine:
+        name, version = model.info.name, model.info.version
         counters = LLMMetrics(self.metrics, self.generation, name, version)
-        generator = self.generators[name] = LLMEngine(predictor, self.limits, counters)
+        generator = self.generators[name] = LLMEngine(model, language_model, self.limits, counters)
         self.collector.stats[name, version] = generator.engine_client.stats
         counters.add_step_tokens(generator.engine_client.stats)
         for adapter in generator.adapters:
@@ -120,14 +121,14 @@ class Service:
             self.decoders.start()
         self.state = "ready"
 
-    def install(self, predictor: Any) -> TensorEngine | LLMEngine | None:
+    def install(self, model: ServedModel) -> TensorEngine | LLMEngine | None:
         """Serve a model from now on; call on the event loop.
 
         Returns the model of its name that it replaces, which finishes its requests; the caller gives it to `forget`.
         """
-        check_model_name(predictor.name)
-        old = self.remove(predictor.name) if predictor.name in self.models else None
-        self._add(predictor)
+        name = check_model_name(model.info.name)
+        old = self.remove(name) if name in self.models else None
+        self._add(model)
         return old
 
     def remove(self, name: str) -> TensorEngine | LLMEngine:
@@ -142,9 +143,9 @@ class Service:
     def forget(self, old: TensorEngine | LLMEngine) -> None:
         """Remove a replaced model that has ended, with its metrics."""
         self.retiring.remove(old)
-        labels = old.predictor.name, old.predictor.version
+        labels = old.info.name, old.info.version
         now = self.models.get(labels[0])
-        if now is None or now.predictor.version != labels[1]:
+        if now is None or now.info.version != labels[1]:
             self.metrics.remove_gauges(*labels)
             self.collector.stats.pop(labels, None)
             self.memory.forget(labels)
@@ -189,8 +190,8 @@ class Service:
             raise NotFoundError(f"{name} is a language model", hint="It is served at /v1/completions")
         if engine is None:
             raise NotFoundError("no such model is served", hint=f"Served: {', '.join(self.engines)}")
-        if version is not None and version != engine.predictor.version:
-            raise NotFoundError(f"model {name} has only version {engine.predictor.version}")
+        if version is not None and version != engine.info.version:
+            raise NotFoundError(f"model {name} has only version {engine.info.version}")
         return engine
 
     def require_ready(self) -> None:

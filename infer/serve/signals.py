@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,7 +33,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop(*_: Any) -> None:
+def _stop(*_: object) -> None:
     ignore()
     raise StoppedError
 

@@ -68,11 +68,10 @@ def startup_line(service: Service, listener: socket.socket, *, secure: bool = Fa
     """
     host, port = listener.getsockname()[:2]
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
-    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
+    if any(engine.info.task == "embedding" for engine in service.engines.values()):
         what.append("embeddings at /v1/embeddings")
     if any(
-        engine.predictor.task == "classification" and takes_text(engine)
-        for engine in service.engines.values()
+        engine.info.task == "classification" and takes_text(engine) for engine in service.engines.values()
     ):
         what.append("labels and scores at /classify, /v1/rerank")
     if service.generators:

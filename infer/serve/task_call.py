@@ -70,7 +70,7 @@ class TaskCall:
         default: float | None = None,
     ) -> None:
         self.context, self.engine, self.strict, self.default = context, engine, strict, default
-        self.model, self.tokens = TextModel.of(engine.predictor), 0
+        self.model, self.tokens = TextModel.of(engine.info), 0
 
     def check_admission(self, timeout: float | None = None) -> None:
         """Raise `OverloadedError` or `NotReadyError` if this request would be refused now, before it is prepared."""
@@ -97,7 +97,7 @@ class TaskCall:
             groups.setdefault((*alone, *((n, value.shape) for n, value in arrays.items())), []).append(index)
         found: list[dict[str, np.ndarray]] = [{} for _ in tensors]
         for own in groups.values():
-            joined = rows.join(self.engine.predictor.inputs, [tensors[i] for i in own])
+            joined = rows.join(self.engine.info.inputs, [tensors[i] for i in own])
             timeout, tenant = self.context.timeout(self.default), self.context.queue_tenant
             answer = await self.engine.infer(joined, timeout=timeout, tenant=tenant)
             self.context.measure = answer.timings
@@ -120,34 +120,24 @@ class TaskCall:
         return await perform(steps, self._result_of)
 
     async def _result_of(self, step: Step) -> Any:
-        predictor, texts = self.engine.predictor, self.engine.texts
         match step:
             case RunTexts():
                 return await self._run_texts(step)
             case RunRows():
                 return await self._run_rows(step)
-            case Encode() if texts is not None:
-                self.check_admission()
-                return (await texts.encode_typed(step.texts, step.where))[0]
             case Encode():
                 self.check_admission()
-                return await self._in_thread(predictor.tokenizer.encode, step.texts)
-            case EncodeSpans() if texts is not None:
-                self.check_admission()
-                return await texts.encode_spans(step.texts, step.question, step.where)
+                return (await self.engine.tokenizer.encode_typed(step.texts, step.where))[0]
             case EncodeSpans():
                 self.check_admission()
-                return await self._in_thread(predictor.tokenizer.span_encodings, step.texts, step.question)
-            case FindTokens() if texts is not None:
-                return await texts.find_tokens(step.tokens)
+                return await self.engine.tokenizer.encode_spans(step.texts, step.question, step.where)
             case FindTokens():
-                return [predictor.tokenizer.token_id(token) for token in step.tokens]
-            case Decode() if texts is not None:
-                return await texts.decode_rows(step.rows)
+                return await self.engine.tokenizer.find_tokens(step.tokens)
             case Decode():
-                return [predictor.tokenizer.decode(*row) for row in step.rows]
+                return await self.engine.tokenizer.decode_rows(step.rows)
             case Compute():
-                return await self._in_thread(step.function, *step.arguments)
+                loop, pool = asyncio.get_running_loop(), self.context.service.pool
+                return await loop.run_in_executor(pool, step.function, *step.arguments)
             case RunTensors():
                 return await self.run_tensors(step.tensors)
             case Generate():
@@ -156,8 +146,8 @@ class TaskCall:
     async def _run_texts(self, step: RunTexts) -> Outputs:
         self.check_texts(step.texts, step.where)
         self.check_admission()
-        pool, most = self.context.service.pool, self.context.service.limits.max_queue_rows
-        arrays = await text_inputs.tokenize(self.engine, step.texts, pool, max_texts=most, prompted=True)
+        most = self.context.service.limits.max_queue_rows
+        arrays = await text_inputs.tokenize(self.engine, step.texts, max_texts=most, prompted=True)
         return await self.run_arrays(arrays, step.outputs)
 
     async def run_arrays(self, arrays: Arrays, outputs: Sequence[str]) -> Outputs:
@@ -169,7 +159,7 @@ class TaskCall:
         arrays, lengths = step.arrays(self.model.pad_id), [len(row) for row in step.rows]
         given = {name: arrays[name] for name in self.engine.collator.inputs}
         answer = await self._infer_texts(given, sum(lengths))
-        return self._checked(without_padding(step, answer.outputs, self.engine.predictor.outputs, lengths))
+        return self._checked(without_padding(step, answer.outputs, self.engine.info.outputs, lengths))
 
     def _checked(self, outputs: Outputs) -> Outputs:
         for name, values in outputs.items():
@@ -179,10 +169,6 @@ class TaskCall:
                 if self.strict or self.engine.limits.nonfinite_error:
                     raise NonfiniteError(name, wrong)
         return outputs
-
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        pool = self.context.service.pool
-        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
 class GenerationCall:
@@ -209,7 +195,7 @@ class GenerationCall:
                 run, tenant = self.context.service.decoders.run, self.context.tenant
                 return await run(tenant, self._timeout(), step.function, *step.arguments)
             case _:
-                raise InputError(f"{self.engine.predictor.name} generates text", where="model")
+                raise InputError(f"{self.engine.info.name} generates text", where="model")
 
     async def _generate(self, requests: Sequence[Request]) -> list[Completion]:
         named = [replace(one, id=f"{self.kind}-{os.urandom(12).hex()}") for one in requests]

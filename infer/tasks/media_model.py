@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..artifact.model_info import ModelInfo
 from ..errors import ArtifactError, InputError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import MAX_PIXELS, ImagePreprocessor, open_image
@@ -36,31 +37,12 @@ Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor
 
 
 class MediaModel:
-    """Preprocessing and answers of a model of images or sound.
+    """Preprocessing and answers of a model of images or sound; `inputs`: names of its tensors."""
 
-    `name`, `task`, `meta`, `folder`: of the artifact; `inputs`: names of the model's tensors; `sizes`: symbolic size →
-    (smallest, largest).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        task: str,
-        meta: Mapping[str, Any],
-        folder: Path | None,
-        inputs: Sequence[str],
-        sizes: Mapping[str, tuple[int, int]],
-    ) -> None:
-        self.name, self.task, self.meta, self.folder = name, task, meta, folder
-        self.inputs, self.sizes = frozenset(inputs), sizes
-
-    @classmethod
-    def of(cls, predictor: Any) -> MediaModel:
-        """Return the media model of a predictor, in this process or another one."""
-        meta = getattr(predictor.manifest, "meta", None) or {}
-        folder = getattr(predictor, "path", None)
-        names = [spec.name for spec in predictor.inputs]
-        return cls(predictor.name, predictor.task, meta, folder, names, predictor.sizes)
+    def __init__(self, info: ModelInfo) -> None:
+        self.name, self.task, self.meta, self.sizes = info.name, info.task, info.meta, info.sizes
+        self.folder = None if info.path is None else Path(info.path)
+        self.inputs = frozenset(spec.name for spec in info.inputs)
 
     @cached_property
     def steps(self) -> Preprocessor | None:

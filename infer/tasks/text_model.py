@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..artifact.model_info import ModelInfo
 from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..llm.text.tokenizer import TextOrPair
 from . import late_interaction
@@ -30,12 +31,12 @@ class TextModel(NamedTuple):
     longest: int
 
     @classmethod
-    def of(cls, predictor: Any) -> TextModel:
-        """Return the facts of a predictor, in this process or another one."""
-        meta, first = getattr(predictor.manifest, "meta", None) or {}, predictor.outputs[0]
-        longest = min(int(meta.get("max_length", 10**9)), predictor.sizes.get("seq", (1, 512))[1])
+    def of(cls, info: ModelInfo) -> TextModel:
+        """Return the facts that tasks of texts need of an opened model."""
+        meta, first = info.meta, info.outputs[0]
+        longest = min(int(meta.get("max_length", 10**9)), info.sizes.get("seq", (1, 512))[1])
         width = first.shape[-1] if first.shape and isinstance(first.shape[-1], int) else 0
-        return cls(predictor.name, predictor.task, meta, first.name, width, longest)
+        return cls(info.name, info.task, meta, first.name, width, longest)
 
     @property
     def labels(self) -> list[str]:

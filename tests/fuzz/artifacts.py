@@ -65,7 +65,7 @@ def serve(folder: Path, trust: bool) -> int:
     from infer.sanitize import sanitize_text
     from infer.serve import model_repository
     from infer.serve.observability import status_page
-    from infer.serve.workers.__main__ import model_info_of
+    from infer.serve.served_model import ServedModel
     from infer.serve.workers.model_loading import is_language_model
 
     try:
@@ -77,8 +77,7 @@ def serve(folder: Path, trust: bool) -> int:
         with Predictor.load(folder, trust_code=trust) as predictor:
             if not is_language_model(folder):
                 predictor.warmup()
-            status_page._report(predictor)
-            model_info_of(predictor)
+            status_page._reported(ServedModel.of(predictor))
     except InferError as error:
         print(f"infer: {sanitize_text(str(error))}", file=sys.stderr)
         return error.exit_code

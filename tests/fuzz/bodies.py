@@ -137,7 +137,7 @@ def openai_json(data: bytes, chance: random.Random) -> None:
 
 
 MODEL = double()
-ENGINE: Any = SimpleNamespace(predictor=MODEL, layout=Collator(MODEL))
+ENGINE: Any = SimpleNamespace(info=MODEL.info, layout=Collator(MODEL.info))
 
 
 def kserve_binary(data: bytes, chance: random.Random) -> None:

@@ -19,7 +19,6 @@ from onnx import TensorProto, helper, numpy_helper
 from infer import InferError, Plan, Predictor, optimize
 from infer.errors import InputError
 from infer.serve.limits import ServeLimits
-from infer.serve.workers.__main__ import model_info_of
 from tests.support.fake_predictors import live
 
 NETS = """
@@ -148,7 +147,7 @@ def test_clients_at_once_get_the_answers_of_their_own_rows(folder: Path) -> None
 
 def test_a_worker_tells_its_server_which_requests_may_be_joined(folder: Path) -> None:
     with Predictor.load(folder / "similar.infer") as predictor:
-        assert model_info_of(predictor).joins == "none"
+        assert predictor.info.joins == "none"
 
 
 def _onnx(place: Path, nodes: list[Any], output: tuple[int, list[int | str]], **weights: np.ndarray) -> Path:

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 from infer import Plan, Predictor, optimize
 from infer.errors import InputError
 from infer.load.samples import batch_axes
-from infer.serve.workers.__main__ import model_info_of
 
 NETS = """
 import torch
@@ -49,7 +48,7 @@ def test_a_length_that_four_must_divide_stays_a_length(tmp_path: Path, backend: 
     exec(NETS, space)  # noqa: S102
     module = space["build"]()  # type: ignore[operator]
     with Predictor.load(tmp_path / "net.infer") as predictor:
-        assert model_info_of(predictor).multiples == {"time": 4}
+        assert predictor.info.multiples == {"time": 4}
         for length in (8, 12, 100):
             given = np.random.default_rng(length).standard_normal((3, length), np.float32)
             with torch.no_grad():

@@ -21,6 +21,7 @@ from infer.errors import BusyError, UsageError
 from infer.serve import server as serving
 from infer.serve.http.listener import listen
 from infer.serve.limits import ServeLimits
+from infer.serve.served_model import ServedModel
 from infer.serve.service import Service
 from infer.serve.startup import startup_line
 from tests.support.fake_predictors import double, embedder
@@ -195,23 +196,17 @@ def test_the_command_line_passes_on_load_options(
 
 
 def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run` as the command line calls it, with a predictor that is no artifact."""
-    import infer.predict.predictor
+    """`run` as the command line calls it, with a model that is no artifact."""
+    from infer.serve.workers import model_loading
 
     seen: list[Service] = []
     given: list[dict[str, object]] = []
 
-    class Loader(contextlib.AbstractContextManager):
-        def __exit__(self, *error: object) -> None:
-            return None
-
-    def load(path: str, **options: object) -> object:
+    def load(path: str, **options: object) -> ServedModel:
         given.append(options)
-        fake = double(Path(path).stem)
-        fake.__class__ = type("Opened", (type(fake), Loader), {})
-        return fake
+        return double(Path(path).stem)
 
-    monkeypatch.setattr(infer.predict.predictor.Predictor, "load", load)
+    monkeypatch.setattr(model_loading, "load", load)
     monkeypatch.setattr(serving, "serve", lambda service, *_, **options: seen.append(service) or 0)
     bounds = ServeLimits(max_batch=2)
     own = {"max_delay_ms": 0.005, "drain": 3, "limits": bounds, "in_process": True}

@@ -15,6 +15,7 @@ import pytest
 
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
+from tests.support.fake_predictors import double
 from tests.support.overload_clients import GONE, until_refused
 from tests.support.worker_models import DIE, alive, body_of, children, serving, started, wait_until
 
@@ -154,7 +155,8 @@ def test_workers_count_in_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatc
 def test_startup_times_are_printed_by_phase() -> None:
     from infer.serve.workers import model_loading
 
-    opened = [(type("P", (), {"name": "m"})(), {"python": 0.1, "import": 1.0})]
-    line = model_loading.startup_summary(opened, server=0.5, opening=1.25)
+    model = double("m")
+    model.phases = {"python": 0.1, "import": 1.0}
+    line = model_loading.startup_summary([model], server=0.5, opening=1.25)
     assert line == "ready after 1.75 s: server 0.50, models 1.25 (m: python 0.10, import 1.00)"
     assert ServeOptions(artifacts=["m.infer"]).timings is False

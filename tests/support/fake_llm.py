@@ -9,27 +9,35 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from infer.artifact.model_info import ModelInfo
 from infer.errors import InputError
 from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.requests import Output, Request, TokenLogprob
+from infer.llm.engine.stats import EngineStats
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.generation_config import GenerationConfig
+from infer.llm.text.text_side import TextSide
+from infer.llm.text.tokenizer import LLMTokenizer
+from infer.serve.served_model import EngineClient, ServedModel
 
 BEGIN, END = 256, 257
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Bytes:
+class Bytes(LLMTokenizer):
     """Tokenizer of 256 bytes, a begin and an end token."""
 
     vocab_size = 258
     special = {BEGIN: "<s>", END: "</s>"}
+
+    def __init__(self) -> None:
+        pass
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         if text.startswith("<s>"):
@@ -88,11 +96,11 @@ class FakeEngine:
         self.steps += 1
         return [output for request, made in list(self.jobs.values()) for output in self._go_on(request, made)]
 
-    def stats(self) -> SimpleNamespace:
+    def stats(self) -> EngineStats:
         names = ("pages_used", "pages_total", "prefix_queries", "prefix_hits", "preemptions", "draft_tokens")
         more = ("evictions", "accepted_tokens", "prefill_tokens", "steps")
         seconds = ("scheduling_seconds", "step_seconds", "sampling_seconds", "output_seconds")
-        return SimpleNamespace(**dict.fromkeys((*names, *more, *seconds), 7))
+        return EngineStats(**dict.fromkeys((*names, *more, *seconds), 7))
 
     def _go_on(self, request: Request, made: int) -> list[Output]:
         if ord("#") in request.prompt:
@@ -166,10 +174,29 @@ def _logprob(token: int) -> TokenLogprob:
     return TokenLogprob(token, -token / 100, ((token, -token / 100), (0, -9.0)))
 
 
-class FakeLLMPredictor:
-    """Predictor of the fake model, with the attributes that the server uses."""
+class FakeLanguageModel(TextSide):
+    """Text side of the fake model."""
 
-    version, task = "1", "text-generation"
+    start_tokens = page_bytes = 0
+    adapter_names: tuple[str, ...] = ()
+    grammars = None
+
+    def __init__(
+        self,
+        engine_client: EngineClient,
+        folder: Path,
+        template: str | None = TEMPLATE,
+        context: int = 64,
+        check_grammar: Callable[..., None] = check_grammar,
+    ) -> None:
+        super().__init__(folder, "fake_llm", Bytes.vocab_size)
+        self.engine_client, self.context, self.check_grammar = engine_client, context, check_grammar
+        self.text_or_none, self.config = Bytes(), GenerationConfig()
+        self.template = ChatTemplate({"default": template}, SPECIAL_TOKENS) if template else None
+
+
+class FakeLLMPredictor(ServedModel):
+    """The fake model as it is served in this process."""
 
     def __init__(
         self,
@@ -179,22 +206,13 @@ class FakeLLMPredictor:
         template: str | None = TEMPLATE,
         context: int = 64,
     ) -> None:
-        tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
-        self.name, self.manifest = name, SimpleNamespace(meta={"generation": {}}, files={"a": "b"})
-        self.language_model = SimpleNamespace(
-            text=Bytes(),
-            template=ChatTemplate({"default": template}, tokens) if template else None,
-            engine_client=EngineThread(engine or FakeEngine(), name=name),
-            config=GenerationConfig(),
-            context=context,
-            check_grammar=check_grammar,
-            vocab_size=Bytes.vocab_size,
-            folder=folder,
+        (folder / "tokenizer_config.json").write_text(json.dumps(SPECIAL_TOKENS))
+        engine_client = EngineThread(engine or FakeEngine(), name=name)
+        super().__init__(
+            info=ModelInfo(name=name, task="text-generation", meta={"generation": {}}, files={"a": "b"}),
+            close=engine_client.close,
+            language_model=FakeLanguageModel(engine_client, folder, template, context),
         )
-
-    def close(self) -> None:
-        self.language_model.engine_client.close()
 
 
 if __name__ == "__main__":

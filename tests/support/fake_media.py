@@ -67,13 +67,17 @@ def transcriber(folder: Path, name: str = "hearing", **meta: Any) -> Fake:
 
     inputs = (TensorSpec("input_values", "float32", ("batch", "samples")),)
     outputs = (TensorSpec("logits", "float32", ("batch", "frames", len(LETTERS))),)
-    fake = Fake(
-        name, inputs, outputs, run, sizes={"samples": (FRAME, LONGEST)}, task="automatic-speech-recognition"
-    )
     steps = {"sampling_rate": RATE, "normalizes": False}
-    fake.manifest.meta = {"preprocessing": steps, "pad_id": 0, "samples_per_frame": FRAME, **meta}
-    fake.path = folder  # type: ignore[attr-defined]
-    return fake
+    return Fake(
+        name,
+        inputs,
+        outputs,
+        run,
+        sizes={"samples": (FRAME, LONGEST)},
+        task="automatic-speech-recognition",
+        meta={"preprocessing": steps, "pad_id": 0, "samples_per_frame": FRAME, **meta},
+        path=folder,
+    )
 
 
 def listener(name: str = "loudness") -> Fake:
@@ -85,19 +89,15 @@ def listener(name: str = "loudness") -> Fake:
 
     inputs = (TensorSpec("input_values", "float32", ("batch", "samples")),)
     outputs = (TensorSpec("logits", "float32", ("batch", 2)),)
-    fake = Fake(name, inputs, outputs, run, sizes={"samples": (10, LONGEST)}, task="audio-classification")
-    fake.manifest.meta = {
-        "preprocessing": {"sampling_rate": RATE, "normalizes": False}, "labels": ["quiet", "loud"]
-    }  # fmt: skip
-    return fake
+    meta = {"preprocessing": {"sampling_rate": RATE, "normalizes": False}, "labels": ["quiet", "loud"]}
+    sizes = {"samples": (10, LONGEST)}
+    return Fake(name, inputs, outputs, run, sizes=sizes, task="audio-classification", meta=meta)
 
 
 def _image_model(name: str, task: str, outputs: dict[str, tuple[int | str, ...]], run: Any) -> Fake:
     inputs = (TensorSpec("pixel_values", "float32", ("batch", 3, 8, 8)),)
     specs = tuple(TensorSpec(n, "float32", ("batch", *shape)) for n, shape in outputs.items())
-    fake = Fake(name, inputs, specs, run, task=task)
-    fake.manifest.meta = {"preprocessing": IMAGE, "labels": LABELS}
-    return fake
+    return Fake(name, inputs, specs, run, task=task, meta={"preprocessing": IMAGE, "labels": LABELS})
 
 
 def colors(name: str = "colors") -> Fake:

@@ -1,4 +1,4 @@
-"""Predictors of a few lines of numpy, and a live server; `python -m tests.support.fake_predictors` serves one."""
+"""Models of a few lines of numpy, and a live server; `python -m tests.support.fake_predictors` serves one."""
 
 from __future__ import annotations
 
@@ -8,29 +8,46 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import uvicorn
 
+from infer.artifact.model_info import ModelInfo
 from infer.errors import InputError, NotReadyError
+from infer.llm.text.tokenizer import Tokenizer
 from infer.serve.fast_path.coalescer import Coalescer
 from infer.serve.http import http_protocol
 from infer.serve.http.app import build
 from infer.serve.http.listener import listen
 from infer.serve.limits import ServeLimits
+from infer.serve.served_model import ServedModel, Speeds
 from infer.serve.server import serve
 from infer.serve.service import Service
 from infer.spec import TensorSpec
 
+if TYPE_CHECKING:
+    from infer.predict.predictor import Predictor
+
 Arrays = dict[str, Any]
 
 
-class Fake:
-    """`function` takes and gives named arrays; `batches` keeps the row count of every call."""
+class Characters(Tokenizer):
+    """Tokenizer of a begin token and one token a character; the texts of a pair have "|" between them."""
 
-    version = "1"
+    def __init__(self) -> None:
+        self.max_length, self.pad_id = 512, 0
+
+    def encode_typed(self, texts: Sequence[str | Sequence[str]]) -> tuple[list[list[int]], list[list[int]]]:
+        joined = [text if isinstance(text, str) else "|".join(text) for text in texts]
+        return [[1, *(2 + ord(letter) % 900 for letter in text)] for text in joined], []
+
+
+class Fake(ServedModel):
+    """`function` takes and gives named arrays; `batches` keeps the row count of every call."""
 
     def __init__(
         self,
@@ -43,39 +60,56 @@ class Fake:
         max_batch: int = 8,
         task: str = "tensors",
         padding: dict[str, int] | None = None,
+        tokenizer: Callable[[], Tokenizer] = Characters,
+        meta: Mapping[str, Any] | None = None,
+        path: Path | None = None,
     ) -> None:
-        self.name, self.inputs, self.outputs, self.function = name, inputs, outputs, function
-        self.sizes = {"batch": (1, max_batch), **(sizes or {})}
-        self.max_batch, self.task, self.padding = max_batch, task, padding or {}
-        self.manifest = SimpleNamespace(backend="fake", meta={"vocab_size": 1000})
-        self.report: dict[str, Any] = {}
+        info = ModelInfo(
+            name=name,
+            task=task,
+            inputs=inputs,
+            outputs=outputs,
+            sizes={"batch": (1, max_batch), **(sizes or {})},
+            max_batch=max_batch,
+            padding=padding or {},
+            backend="fake",
+            meta={"vocab_size": 1000} if meta is None else dict(meta),
+            path=None if path is None else str(path),
+        )
+        super().__init__(
+            info=info,
+            close=lambda: None,
+            run=self.predict,
+            tokenizer=tokenizer if padding else None,
+            warmup=self._warm_up,
+        )
+        self.function, self.warm = function, False
         self.batches: list[int] = []
-        self.warm = False
+
+    def change(self, **facts: Any) -> None:
+        """Replace facts of the model's `info`."""
+        self.info = msgspec.structs.replace(self.info, **facts)
+
+    def report(self) -> dict[str, Any]:
+        return {}
 
     def predict(self, inputs: Arrays) -> Arrays:
         rows = len(next(iter(inputs.values())))
-        if self.inputs[0].shape[:1] == ("batch",) and rows > self.max_batch:
-            raise InputError(f"{rows} rows are more than {self.max_batch}")
+        if self.info.inputs[0].shape[:1] == ("batch",) and rows > self.info.max_batch:
+            raise InputError(f"{rows} rows are more than {self.info.max_batch}")
         self.batches.append(rows)
         return self.function(inputs)
 
-    def tokenize(self, given: Sequence[str | Sequence[str]]) -> dict[str, np.ndarray]:
-        texts = [text if isinstance(text, str) else "|".join(text) for text in given]
-        longest = max(len(text) for text in texts) + 1
-        ids, mask = np.zeros((len(texts), longest), np.int64), np.zeros((len(texts), longest), np.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text) + 1] = [1, *(2 + ord(letter) % 900 for letter in text)]
-            mask[row, : len(text) + 1] = 1
-        return {"input_ids": ids, "attention_mask": mask}
+    def tokenize(self, texts: Sequence[str | Sequence[str]]) -> Arrays:
+        arrays = Characters().batch(texts)
+        return {name: arrays[name] for name in ("input_ids", "attention_mask")}
 
     def embed(self, texts: list[str]) -> np.ndarray:
         return np.concatenate([self.function(self.tokenize([text]))["embedding"] for text in texts])
 
-    def warmup(self) -> None:
+    def _warm_up(self) -> Speeds:
         self.warm = True
-
-    def close(self) -> None:
-        pass
+        return ()
 
 
 def double(name: str = "double", *, seconds: float = 0.0, max_batch: int = 8, poison: float = 666.0) -> Fake:
@@ -133,9 +167,16 @@ def classifier(name: str, labels: Sequence[str], **meta: Any) -> Fake:
     inputs = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in ("input_ids", "attention_mask"))
     outputs = (TensorSpec("logits", "float32", ("batch", len(labels))),)
     padding = {"input_ids": 0, "attention_mask": 0}
-    fake = Fake(name, inputs, outputs, run, sizes={"seq": (1, 512)}, task="classification", padding=padding)
-    fake.manifest.meta.update({"labels": list(labels), **meta})
-    return fake
+    return Fake(
+        name,
+        inputs,
+        outputs,
+        run,
+        sizes={"seq": (1, 512)},
+        task="classification",
+        padding=padding,
+        meta={"vocab_size": 1000, "labels": list(labels), **meta},
+    )
 
 
 class Prompt(uvicorn.Server):
@@ -166,7 +207,7 @@ class Live(SimpleNamespace):
 
 @contextlib.contextmanager
 def live(
-    *predictors: Any,
+    *opened: ServedModel | Predictor,
     limits: ServeLimits | None = None,
     api_key: str | Sequence[str] | None = None,
     tls: Any = None,
@@ -174,8 +215,9 @@ def live(
     share_prefix_cache: bool = False,
     fast: bool = True,
 ) -> Iterator[Live]:
-    """Run a real uvicorn on a free port of 127.0.0.1, in a thread of its own; close the predictors at the end."""
-    service = Service(predictors, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
+    """Run a real uvicorn on a free port of 127.0.0.1, in a thread of its own; close the models at the end."""
+    models = [model if isinstance(model, ServedModel) else ServedModel.of(model) for model in opened]
+    service = Service(models, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
     app = build(service)
     coalescer = Coalescer(app) if fast else None
     config = uvicorn.Config(
@@ -210,13 +252,13 @@ def live(
         finally:
             server.end()
             thread.join(10)
-            for model in service.models.values():
-                model.stop(NotReadyError("over"))
+            for engine in service.models.values():
+                engine.stop(NotReadyError("over"))
             service.decoders.close()
             service.pool.shutdown()
             service.grammars.shutdown()
-            for predictor in predictors:
-                predictor.close()
+            for model in models:
+                model.close()
     assert not failures, failures
 
 

@@ -14,35 +14,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+
+from infer.artifact.model_info import ModelInfo
+from infer.serve.served_model import ServedLanguageModel, ServedModel
+from infer.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from infer.serve.workers.messages import LanguageModelInfo
+    from infer.serve.workers.remote_engine import RemoteEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 DIE, RAISE, HANG = 666.0, 667.0, 668.0
 
 
-class FaultyModel:
-    """Model y = 2·x over [batch, 4] with its process id; special values kill, raise or hang."""
+def FaultyModel(  # noqa: N802 - the name of a model
+    path: str, seconds: float = 0.0, opening: float = 0.0, warming: float = 0.0
+) -> ServedModel:
+    """Return a model y = 2·x over [batch, 4] with its process id; special values kill, raise or hang."""
 
-    name, version, task, max_batch = "faulty", "1", "tensors", 8
-    sizes, padding = {"batch": (1, 8)}, dict[str, int]()
-
-    def __init__(self, path: str, seconds: float = 0.0, opening: float = 0.0, warming: float = 0.0) -> None:
-        from infer.spec import TensorSpec
-
-        time.sleep(opening)
-        self.seconds, self.warming = seconds, warming
-        self.name = Path(path).name
-        self.manifest = SimpleNamespace(backend="none", meta={}, files={})
-        self.inputs = (TensorSpec("x", "float32", ("batch", 4)),)
-        self.outputs = TensorSpec("y", "float32", ("batch", 4)), TensorSpec("pid", "int64", ("batch",))
-
-    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x = inputs["x"]
-        time.sleep(self.seconds)
+        time.sleep(seconds)
         if (x == DIE).any():
             os.kill(os.getpid(), signal.SIGKILL)
         if (x == RAISE).any():
@@ -51,14 +49,22 @@ class FaultyModel:
             time.sleep(1000)
         return {"y": x * 2, "pid": np.full(len(x), os.getpid(), np.int64)}
 
-    def warmup(self) -> None:
-        time.sleep(self.warming)
+    def warm_up() -> list[tuple[float, float]]:
+        time.sleep(warming)
+        return []
 
-    def close(self) -> None:
-        pass
+    time.sleep(opening)
+    info = ModelInfo(
+        name=Path(path).name,
+        inputs=(TensorSpec("x", "float32", ("batch", 4)),),
+        outputs=(TensorSpec("y", "float32", ("batch", 4)), TensorSpec("pid", "int64", ("batch",))),
+        sizes={"batch": (1, 8)},
+        max_batch=8,
+    )
+    return ServedModel(info=info, close=lambda: None, run=run, warmup=warm_up)
 
 
-def multiplies(path: str) -> Any:
+def multiplies(path: str) -> ServedModel:
     """Return a model y = factor·x with the factor of the manifest; "broken" there raises `ArtifactError`."""
     from infer.errors import ArtifactError
 
@@ -66,34 +72,34 @@ def multiplies(path: str) -> Any:
     if "broken" in said:
         raise ArtifactError("weights are damaged", where=path)
     made = FaultyModel(path)
-    made.predict = lambda inputs: {  # type: ignore[method-assign]
+    made.run = lambda inputs: {
         "y": inputs["x"] * np.float32(said["factor"]),
         "pid": np.full(len(inputs["x"]), os.getpid(), np.int64),
     }
     return made
 
 
-def proven(path: str, **options: Any) -> Any:
+def proven(path: str, **options: Any) -> ServedModel:
     """`FaultyModel` whose worker is known to give the right answers when it starts."""
     made = FaultyModel(path, **options)
-    made.self_test = lambda: None  # type: ignore[attr-defined]
+    made.tested = True
     return made
 
 
-def counts(path: str, tally: str, tested: bool) -> Any:
+def counts(path: str, tally: str, tested: bool) -> ServedModel:
     """`FaultyModel` that adds a byte to the file `tally` for each warm-up; `tested`: after its golden test."""
     made = proven(path) if tested else FaultyModel(path)
 
-    def warmup() -> list[tuple[int, float]]:
+    def warmup() -> list[tuple[float, float]]:
         with Path(tally).open("ab") as file:
             file.write(b".")
         return [(4, 0.5)]
 
-    made.warmup = warmup  # type: ignore[method-assign, assignment]
+    made.warmup = warmup
     return made
 
 
-def decays(path: str, good: int) -> Any:
+def decays(path: str, good: int) -> ServedModel:
     """Return `FaultyModel` with a fast self-test whose outputs are wrong after `good` runs."""
     from safetensors.numpy import save_file
 
@@ -101,21 +107,21 @@ def decays(path: str, good: int) -> Any:
 
     self_test.EVERY, self_test.MOST_SHARE = 0.0, 1.0
     made, asked = FaultyModel(path), []
-    made.path = Path(path)  # type: ignore[attr-defined]
-    (made.path / "golden").mkdir(exist_ok=True)  # type: ignore[attr-defined]
-    save_file(x_of(1, 2), made.path / "golden/inputs.safetensors")  # type: ignore[attr-defined]
-    predict = made.predict
+    made.info = msgspec.structs.replace(made.info, path=path)
+    (Path(path) / "golden").mkdir(exist_ok=True)
+    save_file(x_of(1, 2), Path(path) / "golden/inputs.safetensors")
+    run = made.run
 
     def wrong(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         asked.append(len(inputs["x"]))
-        found = predict(inputs)
+        found = run(inputs)
         return found if len(asked) <= good else {**found, "y": found["y"] + 0.5}
 
-    made.predict = wrong  # type: ignore[method-assign]
+    made.run = wrong
     return made
 
 
-def fake_llm(path: str, seconds: float = 0.0) -> Any:
+def fake_llm(path: str, seconds: float = 0.0) -> ServedModel:
     """Return a `FakeLLMPredictor`: "^" in a prompt ends the process, "$" does at its second letter, "~" never gets
     that.
     """
@@ -131,27 +137,17 @@ def fake_llm(path: str, seconds: float = 0.0) -> Any:
                 time.sleep(1000)
             return super()._go_on(request, made)
 
-    made = FakeLLMPredictor(Path(path), engine=Deadly(seconds))
-    made.warmup = lambda: None  # type: ignore[attr-defined]
-    return made
+    return FakeLLMPredictor(Path(path), engine=Deadly(seconds))
 
 
-def language_model(engine_client: Any, info: Any) -> Any:
-    """Return the text side of `fake_llm.FakeLLMPredictor` in this process."""
-    from infer.llm.text.chat_template import ChatTemplate
-    from infer.llm.text.generation_config import GenerationConfig
-    from tests.support.fake_llm import TEMPLATE, Bytes
+def language_model(
+    engine_client: RemoteEngine, info: ModelInfo, facts: LanguageModelInfo
+) -> ServedLanguageModel:
+    """Return the text side of `fake_llm.FakeLLMPredictor` for an engine in a worker."""
+    from tests.support.fake_llm import FakeLanguageModel
 
-    return SimpleNamespace(
-        engine_client=engine_client,
-        text=Bytes(),
-        template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>", "eos_token": "</s>"}),
-        config=GenerationConfig(),
-        context=info.context,
-        vocab_size=info.vocab_size,
-        folder=Path(info.path or "."),
-        check_grammar=engine_client.check_grammar,
-    )
+    folder, check = Path(info.path or "."), engine_client.check_grammar
+    return FakeLanguageModel(engine_client, folder, context=facts.context, check_grammar=check)
 
 
 def refuses(path: str) -> Any:
@@ -246,7 +242,6 @@ def serve(
     from infer.serve import server
     from infer.serve.limits import ServeLimits
     from infer.serve.workers import model_loading as opening
-    from infer.serve.workers import remote_model as texts
     from infer.serve.workers.messages import ModelSource
 
     def source(**given: Any) -> ModelSource:
@@ -259,7 +254,7 @@ def serve(
     own, opening.ModelSource = options or {}, source  # type: ignore[misc,assignment]
     if text:
         opening.is_language_model = lambda folder: True
-        texts.RemoteLanguageModel = language_model  # type: ignore[misc,assignment]
+        opening.served_language_model = partial(opening.served_language_model, text_side=language_model)
     more = {"log_requests": log, **(run or {})}
     return server.run([path], port=0, limits=ServeLimits(**limits), **more)
 

@@ -30,7 +30,8 @@ class Submission:
     __slots__ = ("deliver", "held", "request", "unfinished")
 
     def __init__(self, request: Request, deliver: Deliver) -> None:
-        self.request, self.deliver, self.held = request, deliver, None
+        self.request, self.deliver = request, deliver
+        self.held: object = None
         self.unfinished = set(range(request.sampling.n))
 
     def end(self, finish: FinishReason, why: str | None, fault: str = "") -> list[Output]:
@@ -52,6 +53,8 @@ class EngineThread:
     were submitted with it. Every completion ends with an `Output` whose `finish` is set, also when it is cancelled or
     the engine fails.
     """
+
+    pid: int | None = None  # of a process of its own, which it has not
 
     def __init__(self, engine: Any, *, name: str = "engine") -> None:
         self.engine: Engine = engine
@@ -106,6 +109,11 @@ class EngineThread:
             if id in self._requests:
                 self._inbox.append(id)
                 self._changed.notify_all()
+
+    @property
+    def ready(self) -> bool:
+        """True while it takes requests."""
+        return self.failure is None
 
     @property
     def running(self) -> int:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
 from ... import rows
+from ...artifact.model_info import GOLDEN_INPUTS
 from ...errors import NotFoundError, NotReadyError
+from ...spec import TensorSpec
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.request_context import RequestContext
-from ..http.routing import JSON, ErrorFormat, Response, Route, error_text
+from ..http.routing import JSON, ErrorFormat, Handler, Payload, Response, Route, error_text
 from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
 from ..observability.status_page import Overview, ServerStatus
@@ -78,7 +79,9 @@ ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Erro
 
 
 def routes(service: Service) -> list[Route]:
-    def get(path: str, out: Any, handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+    def get(
+        path: str, out: Payload, handler: Handler, summary: str, *errors: int, open: bool = False
+    ) -> Route:
         return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     return [
@@ -193,14 +196,14 @@ async def now(context: RequestContext) -> ServerStatus:
 async def example(context: RequestContext) -> InferRequest:
     """Return the first row of the golden inputs as a request."""
     engine = context.service.engine(context.path["model"])
-    found = status_page.example_file(engine.predictor)
+    found = engine.info.file(GOLDEN_INPUTS)
     if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
         raise NotFoundError("this model carries no example")
     arrays = await asyncio.get_running_loop().run_in_executor(context.service.pool, load_file, found)
-    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
+    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.info.inputs])
 
 
-def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
+def _input(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> InferInput:
     row = rows.one(spec, array, 0, 1) if engine.collator.batched else array
     data, _ = to_json(row)
     return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

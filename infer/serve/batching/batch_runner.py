@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...errors import DeadlineError, InferError, PoisonError, WorkerDiedError
 from ...process.channel import ClosedError
@@ -28,7 +29,7 @@ from ..workers.restart_policy import (
     WorkerSilentError,
     digest_of,
 )
-from .collate import Arrays, Collator, run_arrays
+from .collate import Arrays, Collator
 from .queue_items import BatchResult, NextBatch, Outcome, QueueItem
 
 log = logging.getLogger("infer.serve")
@@ -39,24 +40,24 @@ Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class LocalExecutor:
-    """Executor that calls a predictor in this process."""
+    """Executor that runs a model in this process."""
 
     answering, watched = True, False
     pid: int | None = None
     began = 0.0
 
-    def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
-        self._predictor, self._clock = predictor, clock
+    def __init__(self, run: Callable[[Arrays], Arrays], clock: Callable[[], float]) -> None:
+        self._run, self._clock = run, clock
 
     def fileno(self) -> int:
         return -1
 
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def new(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 
     def run(self, inputs: Arrays) -> tuple[Arrays, float]:
         began = self._clock()
-        outputs = run_arrays(self._predictor, inputs)
+        outputs = self._run(inputs)
         return outputs, self._clock() - began
 
     def abandon(self) -> None:
@@ -288,7 +289,7 @@ class BatchRunner:
             self._waiter = None
             del waiter  # its error's traceback refers to this frame
 
-    def _settle(self, result: Any, error: Exception | None = None) -> None:
+    def _settle(self, result: object, error: Exception | None = None) -> None:
         if self._waiter is None or self._waiter.done():
             return
         if error is None:
@@ -325,7 +326,7 @@ class BatchRunner:
             self.loop.remove_reader(self._descriptor)
             self._descriptor = -1
 
-    async def _call(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def _call(self, function: Callable[..., R], *arguments: object) -> R:
         """Make a call in the thread. Meanwhile the loop does not read the worker, whose process the call may end."""
         self._unwatch()
         self._calling = True
@@ -347,7 +348,7 @@ class CallThread:
         self._calls = queue.SimpleQueue[Call | None]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    async def run(self, loop: asyncio.AbstractEventLoop, function: Callable[..., R], *arguments: Any) -> R:
+    async def run(self, loop: asyncio.AbstractEventLoop, function: Callable[..., R], *arguments: object) -> R:
         """Return what the function returns, or raise what it raises."""
         done: asyncio.Future[tuple[R, BaseException | None]] = loop.create_future()
         self._calls.put((loop, done, function, arguments))
@@ -393,6 +394,6 @@ def _make(
     del result, error, done, arguments  # the error's traceback refers to this frame
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     if not done.done():
         done.set_result((result, error))

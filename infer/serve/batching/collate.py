@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ... import rows
+from ...artifact.model_info import ModelInfo
 from ...errors import InferError, InputError
-from ...spec import BATCH, Joins, TensorSpec, check_sizes, work_of_rows
+from ...spec import BATCH, TensorSpec, check_sizes, work_of_rows
 
 Arrays = dict[str, np.ndarray]
 MASK = "attention_mask"  # input that is 0 for padding
 Allocate = Callable[
-    [str, tuple[int, ...], Any], np.ndarray
+    [str, tuple[int, ...], DTypeLike], np.ndarray
 ]  # name, shape, dtype → uninitialized array for that input
-
-
-def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Call `predictor.predict`; bfloat16 arrays are uint16 here and torch tensors there."""
-    if not any(spec.dtype == "bfloat16" for spec in (*predictor.inputs, *predictor.outputs)):
-        return predictor.predict(dict(arrays))
-    import torch
-
-    given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    for spec in predictor.inputs:
-        if spec.dtype == "bfloat16":
-            given[spec.name] = given[spec.name].view(torch.bfloat16)
-    outputs = predictor.predict(given)
-    for name, value in outputs.items():
-        outputs[name] = (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
-    return outputs
 
 
 class RequestSize(NamedTuple):
@@ -51,7 +37,7 @@ class RequestSize(NamedTuple):
 
 
 class Collator:
-    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch`, and its `padding`, `joins`, `states`.
+    """Collation by the facts of a model: its inputs, outputs and sizes, and which requests may share a batch.
 
     - `batched`: inputs and outputs have rows, which do not depend on each other: requests share batches.
     - `plain`: all rows lie along the first axis, and no input may be left out.
@@ -63,22 +49,19 @@ class Collator:
     bfloat16 is held in uint16 arrays: numpy has no such type.
     """
 
-    def __init__(self, predictor: Any, max_batch: int | None = None) -> None:
-        self.inputs = {spec.name: _stored(spec) for spec in predictor.inputs}
-        self.outputs = {spec.name: spec for spec in predictor.outputs}
-        self.sizes: Mapping[str, tuple[int, int]] = predictor.sizes
-        self._multiples: Mapping[str, int] = getattr(predictor, "multiples", None) or {}
-        self.padding: Mapping[str, int] = getattr(predictor, "padding", {})
-        self.joins: Joins = getattr(predictor, "joins", "padded")
-        self.batched = self.joins != "none" and rows.are_joinable(predictor.inputs, predictor.outputs)
-        limit = min(predictor.max_batch, max_batch or predictor.max_batch)
+    def __init__(self, info: ModelInfo, max_batch: int | None = None) -> None:
+        self.inputs = {spec.name: _stored(spec) for spec in info.inputs}
+        self.outputs = {spec.name: spec for spec in info.outputs}
+        self.sizes, self._multiples, self.padding = info.sizes, info.multiples, info.padding
+        self.joins, self.states = info.joins, info.states
+        self.batched = self.joins != "none" and rows.are_joinable(info.inputs, info.outputs)
+        limit = min(info.max_batch, max_batch or info.max_batch)
         self.max_batch = limit if self.batched else 1
-        self.axes = {spec.name: spec.batch_axis or 0 for spec in predictor.outputs}
-        self.states: Mapping[str, str] = getattr(predictor, "states", None) or {}
-        self.plain = not self.states and rows.lie_first((*predictor.inputs, *predictor.outputs))
+        self.axes = {spec.name: spec.batch_axis or 0 for spec in info.outputs}
+        self.plain = not self.states and rows.lie_first((*info.inputs, *info.outputs))
         self.lengths = self._lengths()
         self.ragged = self.lengths if self.batched and self.joins == "padded" else frozenset()
-        self._attention_length: int | None = getattr(predictor, "attention_length", None)
+        self._attention_length = info.attention_length
         self.packed = self._attention_length is not None and bool(self.ragged) and MASK in self.inputs
         self._quick = [(s.name, np.dtype(s.dtype), s.shape, len(s.shape)) for s in self.inputs.values()]
 

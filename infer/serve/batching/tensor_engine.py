@@ -7,19 +7,19 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ...errors import DeadlineError, InferError, OverloadedError
+from ...errors import DeadlineError, InferError, OverloadedError, UsageError
 from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..limits import ServeLimits
-from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
+from ..served_model import ServedModel
 from ..workers.restart_policy import Quarantine, digest_of, error_for_requests
 from .admission import AdmissionController
 from .batch_queue import BatchQueue
-from .batch_runner import BatchRunner, LocalExecutor
+from .batch_runner import BatchRunner, Executor, LocalExecutor
 from .collate import Arrays, Collator
+from .encoder_texts import EncoderTexts, texts_of
 from .infer_result import InferResult
 from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
 from .sequences import SequenceCall, Sequences
@@ -32,23 +32,24 @@ TOO_LATE = "in the queue, or would while it ran"
 class TensorEngine:
     """Queue, executors and metrics of one tensor model. `await engine.infer(arrays)` runs one request.
 
-    `predictor` runs in this process, or has `executors` that run it in others. Each has a task on the event loop, which
-    takes batches one after another. No method may be called on another thread.
+    `model` runs in this process, or in its `replicas`. Each has a task on the event loop, which takes batches one after
+    another. No method may be called on another thread.
     `shared_by_tenants`: see `Sequences`.
     """
 
     def __init__(
         self,
-        predictor: Any,
+        model: ServedModel,
         limits: ServeLimits,
         metrics: ModelMetrics,
         clock: Callable[[], float] = time.monotonic,
         *,
         shared_by_tenants: bool = False,
     ) -> None:
-        self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
-        self.collator = Collator(predictor, limits.max_batch)
-        executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
+        self.model, self.limits, self.metrics, self.clock = model, limits, metrics, clock
+        self.info = info = model.info
+        self.collator = Collator(info, limits.max_batch)
+        executors: Sequence[Executor] = model.replicas or [LocalExecutor(model.run, clock)]
         self.queue = BatchQueue(
             self.collator.max_batch, limits, clock, len(executors), packed=self.collator.packed
         )
@@ -59,7 +60,7 @@ class TensorEngine:
             BatchRunner(
                 executor,
                 number,
-                predictor.name,
+                info.name,
                 self.collator,
                 self.quarantine,
                 clock,
@@ -69,10 +70,9 @@ class TensorEngine:
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.queue.latency.seed(getattr(predictor, "speeds", ()))
-        self.texts = encoder_tokenizer_pool(predictor)
-        reads_media = predictor.task in (*IMAGE_TASKS, *SOUND_TASKS)
-        self.media = MediaModel.of(predictor) if reads_media else None
+        self.queue.latency.seed(model.speeds)
+        self._texts = texts_of(model)
+        self.media = MediaModel(info) if info.task in (*IMAGE_TASKS, *SOUND_TASKS) else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start to run batches on `loop`; call once, on its thread or before it runs."""
@@ -80,8 +80,8 @@ class TensorEngine:
         for runner in self.runners:
             runner.start(loop)
             self._tasks.append(loop.create_task(self._run_batches(runner)))
-        if self.texts is not None:
-            self.texts.start()
+        if self._texts is not None:
+            self._texts.start()
 
     async def infer(
         self, arrays: Arrays, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = ""
@@ -150,13 +150,20 @@ class TensorEngine:
         return self._loop
 
     @property
+    def tokenizer(self) -> EncoderTexts:
+        """Tokenizer of texts. Raises `UsageError` for a model that takes none."""
+        if self._texts is None:
+            raise UsageError(f"{self.info.name} takes tensors, not text")
+        return self._texts
+
+    @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
         return self.queue.requests
 
     def warmup(self) -> None:
-        """Run the predictor's warm-up and seed the latency model with its times. Call before `start`."""
-        self.queue.latency.seed(self.predictor.warmup() or ())
+        """Run the model's warm-up and seed the latency model with its times. Call before `start`."""
+        self.queue.latency.seed(self.model.warmup())
 
     @property
     def running(self) -> int:
@@ -204,8 +211,8 @@ class TensorEngine:
             runner.stop()
         for task in self._tasks:
             task.cancel()
-        if self.texts is not None:
-            self.texts.close()
+        if self._texts is not None:
+            self._texts.close()
         for item in items:
             item.owner.fail(error)
 
@@ -251,7 +258,7 @@ class TensorEngine:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it was must reach health and every caller
-            log.critical("the engine of %s died", self.predictor.name, exc_info=error)
+            log.critical("the engine of %s died", self.info.name, exc_info=error)
             runner.failure = error
             self.stop(error_for_requests(error))
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any
 
 import numpy as np
 
 from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
-from ...llm.text.tokenizer import TextOrPair
-from ..llm.tokenizer_pool import INLINE_CHARACTERS
+from ...llm.text.tokenizer import TextOrPair, padded
 from .collate import Arrays, Collator, length_bucket
 from .infer_result import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
@@ -27,7 +24,6 @@ def takes_text(engine: TensorEngine) -> bool:
 async def tokenize(
     engine: TensorEngine,
     given: Sequence[TextOrPair],
-    pool: Executor,
     *,
     max_texts: int,
     prompt_name: str | None = None,
@@ -36,30 +32,28 @@ async def tokenize(
     """Return `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
 
     Each is int64 [len(texts), longest]. The model's prompt is put before each text, unless it is there already
-    (`prompted`). Long texts are tokenized in a thread of `pool`. Raises `InputError` for no text and for more than
-    `max_texts`.
+    (`prompted`). Raises `InputError` for no text and for more than `max_texts`, and for a model that takes none.
     """
-    meta = getattr(engine.predictor.manifest, "meta", None) or {}
-    texts = list(given) if prompted else with_prompt(given, meta, prompt_name)
+    texts = list(given) if prompted else with_prompt(given, engine.info.meta, prompt_name)
     if not texts:
         raise InputError("expected at least one text")
     if len(texts) > max_texts:
         raise InputError(f"expected at most {max_texts} texts, got {len(texts)}")
-    if engine.texts is not None:
-        arrays = engine.predictor.pad(*await engine.texts.encode_typed(texts, "texts"))
-    elif (
-        sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts) < INLINE_CHARACTERS
-    ):
-        arrays = engine.predictor.tokenize(texts)
-    else:
-        arrays = await asyncio.get_running_loop().run_in_executor(pool, engine.predictor.tokenize, texts)
-    return {name: arrays[name] for name in engine.collator.inputs}
+    return padded_rows(engine, *await engine.tokenizer.encode_typed(texts, "texts"))
+
+
+def padded_rows(
+    engine: TensorEngine, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] = ()
+) -> Arrays:
+    """Return those of `input_ids`, `attention_mask` and `token_type_ids` that the model takes, padded to one length."""
+    arrays = padded(rows, types, pad_id=engine.collator.padding["input_ids"])
+    return {name: array for name, array in arrays.items() if name in engine.collator.inputs}
 
 
 def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
     """Return `input_ids`, `attention_mask` and `token_type_ids` of rows of token ids, padded to the longest."""
     longest = max(map(len, rows))
-    size = vocabulary_size(engine.predictor)
+    size = int(engine.info.meta.get("vocab_size") or 2**31)
     arrays = {
         name: np.full((len(rows), longest), pad, dtype=np.int64)
         for name, pad in engine.collator.padding.items()
@@ -72,12 +66,6 @@ def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
         for name, array in arrays.items():
             array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
     return arrays
-
-
-def vocabulary_size(predictor: Any) -> int:
-    """Return the vocabulary size of the manifest; int32's range if it has none."""
-    meta = getattr(predictor.manifest, "meta", None) or {}
-    return int(meta.get("vocab_size") or 2**31)
 
 
 def count_tokens(arrays: Arrays) -> int:

@@ -45,7 +45,7 @@ class Coalescer:
         if connection.over_limit or connection.flow.write_paused:
             return 0
         engine = service.engines.get(known.path["model"])
-        if engine is None or known.path.get("version", engine.predictor.version) != engine.predictor.version:
+        if engine is None or known.path.get("version", engine.info.version) != engine.info.version:
             return 0
         body = data[start:end]
         if self._bodies.held + length > self._bodies.limit:

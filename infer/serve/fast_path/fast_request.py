@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -211,14 +210,14 @@ class GroupItem(QueueItem):
 
     def split(self) -> list[QueueItem]:
         """Return one item for each of its requests, each with its own owner."""
-        owners = getattr(self.owner, "requests", None)
-        if owners is None:
+        if not isinstance(self.owner, RequestGroup):
             return [self]
+        owners = self.owner.requests
         if len(owners) == 1:
             return [replace(self, owner=owners[0])]
         return [self._slice(at, at + 1, owner) for at, owner in enumerate(owners)]
 
-    def _slice(self, start: int, stop: int, owner: Any) -> GroupItem:
+    def _slice(self, start: int, stop: int, owner: ItemOwner | FastRequest | None) -> GroupItem:
         each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
         return replace(
             self,
@@ -316,7 +315,7 @@ class RequestGroup(ItemOwner):
 
     def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
         """Answer all requests that are not cancelled; their times end with the last write."""
-        first, name = self.requests[0].known, self._timer.engine.predictor.name
+        first, name = self.requests[0].known, self._timer.engine.info.name
         endpoint, answered = first.endpoint, list[FastRequest]()
         observers = endpoint.service.observers
         for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):

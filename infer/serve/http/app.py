@@ -221,7 +221,7 @@ class Endpoint:
     def labels(self, name: str) -> tuple[str, str]:
         """Return name and version of a model as metric labels; empty if it is not served any more."""
         model = self.service.models.get(name)
-        return (name, model.predictor.version) if model else ("", "")
+        return (name, model.info.version) if model else ("", "")
 
 
 async def _send(

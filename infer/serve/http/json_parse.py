@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
     return convert(parse(text, max_depth=max_depth), to)
 
 
-def convert(value: Any, to: type[T]) -> T:
+def convert(value: object, to: type[T]) -> T:
     """Convert a value of `parse` to type `to`. Raises `InputError` with its path."""
     try:
         return msgspec.convert(value, to)
@@ -64,7 +65,7 @@ def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:
         raise InputError("the JSON is truncated" if truncated else str(error)) from error
 
 
-def _colons(value: Any, depth: int, deep: bool) -> int:
+def _colons(value: dict[str, Any] | list[Any] | str, depth: int, deep: bool) -> int:
     """Count the colons that a value needs, or fewer: only the first item of a list of numbers or lists is counted.
 
     `deep`: the document has enough brackets to be nested too deeply, so every item is visited.
@@ -77,7 +78,8 @@ def _colons(value: Any, depth: int, deep: bool) -> int:
         if not value:
             return 0
         whole = set(map(type, value)) - PLAIN if deep else isinstance(value[0], dict | str)
-        items, total = value if whole else value[:1], 0
+        items: Iterable[Any] = value if whole else value[:1]
+        total = 0
     else:
         items, total = value.values(), len(value)
         for name in value:

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from .routing import BINARY, EVENTS, JSON, Route
+from .routing import BINARY, EVENTS, JSON, Payload, Route
 
 PARAMETER = re.compile(r"{(\w+)}")
 REF = "#/components/schemas/{name}"
@@ -78,15 +78,17 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
         headers.append(_header("Inference-Header-Content-Length", {"type": "integer", "minimum": 0}))
     operation["parameters"] = path + headers
     if route.In is not None:
-        operation["requestBody"] = {"required": True, "content": _accepted(route, schema)}
+        operation["requestBody"] = {
+            "required": True,
+            "content": _accepted(route, _content(route.In, schema, route.binary)),
+        }
     if api_key and not route.open:
         operation["security"] = [{"key": []}]
     return operation
 
 
-def _accepted(route: Route, schema: dict[Any, Any]) -> dict[str, Any]:
+def _accepted(route: Route, content: dict[str, Any]) -> dict[str, Any]:
     """Return the media types of a request's body with their schemas; a file itself is of `image/*` or `audio/*`."""
-    content = _content(route.In, schema, route.binary)
     files = {
         media: {"schema": {"type": "string", "format": "binary"}} for media in route.accepts if "*" in media
     }
@@ -98,7 +100,7 @@ def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
-def _content(what: Any, schema: dict[Any, Any], binary: bool) -> dict[str, Any]:
+def _content(what: Payload, schema: dict[Any, Any], binary: bool) -> dict[str, Any]:
     if isinstance(what, str):
         media = what.partition(";")[0]
         return {media: {"schema": {"type": "object" if media == JSON else "string"}}}
@@ -126,7 +128,7 @@ td,th{{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #8884
 """
 
 
-def _name(what: Any) -> str:
+def _name(what: Payload | None) -> str:
     """Return the name of a struct or media type; of a union, its parts."""
     if isinstance(what, UnionType):
         return " | ".join(_name(part) for part in get_args(what))

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, Protocol
 
 import msgspec
@@ -57,6 +58,10 @@ class UnauthorizedError(ServeError):
     """Missing or wrong API key."""
 
     status, code = 401, "unauthorized"
+
+
+Handler = Callable[[Any], Awaitable[Any]]  # of a `RequestContext`, whose file imports this one
+Payload = type[Any] | UnionType | str  # of a response: struct, union of structs, or media type
 
 
 class Observer(Protocol):
@@ -119,8 +124,8 @@ class Route:
     method: str
     path: str
     In: type[Any] | None
-    Out: Any
-    handler: Callable[[Any], Awaitable[Any]]
+    Out: Payload
+    handler: Handler
     summary: str
     error_format: ErrorFormat
     errors: tuple[int, ...] = ()
@@ -151,7 +156,7 @@ def exception_summary(error: BaseException) -> str:
     return " <- ".join(parts)
 
 
-def to_response(value: Any, route: Route) -> Response:
+def to_response(value: object, route: Route) -> Response:
     """Convert a handler's result to a response by the `Out` type of its route."""
     if isinstance(value, Response):
         return value

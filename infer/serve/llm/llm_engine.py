@@ -7,14 +7,13 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
 from ...llm.engine.requests import Request
 from ...tasks.media_model import MediaModel
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
-from ..workers.remote_engine import RemoteEngine
+from ..served_model import ServedLanguageModel, ServedModel
 from ..workers.restart_policy import error_for_requests
 from ..workers.self_test import warm_up
 from .grammar_trials import grammar_trials_of
@@ -24,11 +23,6 @@ from .tokenizer_pool import ForkedTokenizer, LocalTokenizer, TokenizerPool, fork
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
-
-
-def runs_in_worker(engine_client: object) -> bool:
-    """Tell if the model runs in a process of its own, so that this one needs a tokenizer that can be killed."""
-    return isinstance(engine_client, RemoteEngine)
 
 
 class LLMEngine:
@@ -41,32 +35,33 @@ class LLMEngine:
 
     def __init__(
         self,
-        predictor: Any,
+        model: ServedModel,
+        language_model: ServedLanguageModel,
         limits: ServeLimits,
         metrics: LLMMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
-        self.language_model = language_model = predictor.language_model
-        self.text, self.template = language_model.text, language_model.template
-        self.engine_client = language_model.engine_client
-        self.context: int = language_model.context
-        self.start_tokens: int = getattr(language_model, "start_tokens", 0)
-        self.vocab_size: int = language_model.vocab_size
-        meta = getattr(predictor.manifest, "meta", None) or {}
-        self.media = MediaModel.of(predictor) if "preprocessing" in meta else None
-        self.adapters: tuple[str, ...] = tuple(getattr(language_model, "adapter_names", ()))
-        files = sorted(getattr(predictor.manifest, "files", {}).items())
+        self.model, self.limits, self.metrics, self.clock = model, limits, metrics, clock
+        self.info, self.language_model = model.info, language_model
+        self.text, self.template, self.engine_client = (
+            language_model.text,
+            language_model.template,
+            language_model.engine_client,
+        )
+        self.context, self.start_tokens = language_model.context, language_model.start_tokens
+        self.vocab_size, self.adapters = language_model.vocab_size, language_model.adapter_names
+        self.media = MediaModel(self.info) if "preprocessing" in self.info.meta else None
+        files = sorted(self.info.files.items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
-        self.fork_server = fork_server_of(language_model, predictor.name)
+        self.fork_server = fork_server_of(language_model, self.info.name)
         self.grammar_trials = grammar_trials_of(self.fork_server)
         self.tokenizers: TokenizerPool = LocalTokenizer(language_model)
-        if self.fork_server is not None and runs_in_worker(self.engine_client):
+        if self.fork_server is not None and model.in_workers:
             self.tokenizers = ForkedTokenizer(self.fork_server)
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
         self.admission = PromptAdmission(limits, clock)
-        self.admission.seed(getattr(predictor, "speeds", ()))
+        self.admission.seed(model.speeds)
         self.streams = OpenStreams(self.engine_client, self.admission, metrics, clock)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,8 +77,8 @@ class LLMEngine:
 
     def warmup(self) -> None:
         """Generate a few tokens before the first request; call before `start`."""
-        if not isinstance(self.engine_client, RemoteEngine):
-            self.admission.seed(warm_up(self.engine_client, self.context))
+        if not self.model.in_workers:
+            self.admission.seed(warm_up(self.language_model))
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> TokenStream:
         """Submit the prompts of one HTTP request and return their stream.
@@ -132,7 +127,7 @@ class LLMEngine:
     @property
     def ready(self) -> bool:
         """True when a request would run now."""
-        return self.not_ready_reason is None and self.healthy and getattr(self.engine_client, "ready", True)
+        return self.not_ready_reason is None and self.healthy and self.engine_client.ready
 
     @property
     def idle(self) -> bool:
@@ -172,12 +167,12 @@ class LLMEngine:
             self.not_ready_reason = None
         except InferError as error:
             self.not_ready_reason = str(error)
-            log.error("%s is not ready: %s", self.predictor.name, error)
+            log.error("%s is not ready: %s", self.info.name, error)
 
     def _check_engine(self) -> None:
         """Check the engine periodically: a dead one delivers nothing, so fail its streams here."""
         if self.failure is not None:
-            log.critical("the engine of %s died", self.predictor.name, exc_info=self.failure)
+            log.critical("the engine of %s died", self.info.name, exc_info=self.failure)
             self.stop(error_for_requests(self.failure))
         elif self.streams.loop is not None:
             self._timer = self.streams.loop.call_later(LOOK_SECONDS, self._check_engine)

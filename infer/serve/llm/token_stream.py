@@ -14,6 +14,7 @@ from ...errors import DeadlineError, InferError, NotReadyError
 from ...llm.completion import error_of
 from ...llm.engine.requests import Output, Request
 from ..observability.llm_metrics import LLMMetrics
+from ..served_model import EngineClient
 from ..workers.crash_retry import FailedOutput, RestartedOutput
 from .prompt_queue import PromptAdmission, QueuedPrompt
 
@@ -40,7 +41,7 @@ class OpenStreams:
 
     def __init__(
         self,
-        engine_client: Any,
+        engine_client: EngineClient,
         admission: PromptAdmission,
         metrics: LLMMetrics,
         clock: Callable[[], float],
@@ -179,7 +180,7 @@ class TokenStream:
         """Return token counts and milliseconds for logs and traces, also of a stream cut short."""
         tokens = sum(len(prompt.request.prompt) for prompt in self.prompts)
         found: dict[str, Any] = {"prompt_tokens": tokens, "tokens": self._made}
-        if (pid := getattr(self._owner.engine_client, "pid", None)) is not None:
+        if (pid := self._owner.engine_client.pid) is not None:
             found["worker"] = pid
         if self._first is not None:
             found["queue_ms"] = round(1000 * self._queued, 3)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar
 
+from ...artifact.model_info import ModelInfo
 from ...errors import InferError, InputError
+from ...llm.text.chat_template import no_template
 from ...llm.text.tokenizer import TextOrPair
 from ...process.fork_server import ForkServer
+from ...tasks.text_model import TextModel
+from ..served_model import ServedLanguageModel
 from ..text_jobs.messages import (
     DecodedRows,
     DecodeRows,
@@ -28,6 +33,7 @@ from ..text_jobs.messages import (
 from .tokenizer_batches import TokenizerBatches
 from .tokenizer_process import TokenizerProcess, cpu_seconds_for
 
+T = TypeVar("T")
 TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
 INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 
@@ -55,7 +61,7 @@ class TokenizerPool(Protocol):
 class LocalTokenizer:
     """Tokenizer in this process; long texts run in the threads of `pool`."""
 
-    def __init__(self, language_model: Any, pool: Any = None) -> None:
+    def __init__(self, language_model: ServedLanguageModel, pool: Executor | None = None) -> None:
         self._language_model, self._pool = language_model, pool
 
     async def self_test(self, *, chat: bool) -> None:
@@ -71,8 +77,9 @@ class LocalTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int]:
-        template = self._language_model.template
-        size = _characters(messages)
+        template, size = self._language_model.template, _characters(messages)
+        if template is None:
+            raise no_template("the model")
         text = await self._off_loop(size, lambda: template.render(messages, tools=tools, **options))
         return (await self.encode([text], False, "messages"))[0]
 
@@ -82,7 +89,7 @@ class LocalTokenizer:
     def close(self) -> None:
         pass
 
-    async def _off_loop(self, size: int, function: Any) -> Any:
+    async def _off_loop(self, size: int, function: Callable[[], T]) -> T:
         if size < INLINE_CHARACTERS:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
@@ -117,7 +124,7 @@ class ForkedTokenizer:
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ids and the token types of each text or pair of an encoder; no types without pairs."""
         given = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
-        size = _size(given)
+        size = size_of(given)
         if size < INLINE_CHARACTERS:
             answer = await self._batches.rows(given, size, where)
         else:
@@ -126,14 +133,14 @@ class ForkedTokenizer:
 
     async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]:
         """Return texts of an encoder, or the windows of a question's context, with the places of their tokens."""
-        size = _size(texts) + len(question or "")
+        size = size_of(texts) + len(question or "")
         asked = EncodeSpans(list(texts), question, cpu_seconds_for(size))
         answer: SpanRows = await self._process_for(size).request(asked, size, where)
         return answer.rows
 
     async def find_tokens(self, tokens: Sequence[str]) -> list[int | None]:
         """Return the ids of tokens of an encoder, None for one that the vocabulary lacks."""
-        size = _size(tokens)
+        size = size_of(tokens)
         found: TokenIds = await self._process_for(size).request(
             FindTokens(list(tokens), cpu_seconds_for(size)), size, ""
         )
@@ -147,7 +154,7 @@ class ForkedTokenizer:
         return found.texts
 
     async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
-        size = _size(texts)
+        size = size_of(texts)
         asked = EncodeTexts(list(texts), special, cpu_seconds_for(size))
         answer: TokenRows = await self._process_for(size).request(asked, size, where)
         return answer
@@ -185,13 +192,7 @@ class ForkedTokenizer:
         return self._short if size < INLINE_CHARACTERS else self._long
 
 
-def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
-    """Return the forked tokenizer of a tensor model in workers, or None where it is in-process."""
-    fork_server = encoder_fork_server(predictor)
-    return None if fork_server is None else ForkedTokenizer(fork_server)
-
-
-def _size(texts: Sequence[str | tuple[str, str]]) -> int:
+def size_of(texts: Sequence[TextOrPair]) -> int:
     """Return the number of characters of texts and pairs."""
     return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
 
@@ -200,21 +201,21 @@ def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(len(str(message.get("content", ""))) for message in messages)
 
 
-def encoder_fork_server(predictor: Any) -> ForkServer | None:
-    """Return a fork server for a tensor model with a tokenizer, which truncates texts; else None."""
-    longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
-    if not longest or path is None or not (path / "tokenizer.json").is_file():
+def encoder_tokenizer(info: ModelInfo) -> ForkedTokenizer | None:
+    """Return the tokenizer of a tensor model in workers, which truncates texts; None where it takes none."""
+    if not info.padding or info.file("tokenizer.json") is None:
         return None
-    return _fork_server(TokenizerConfig(folder=str(path), max_length=longest), predictor.name)
+    config = TokenizerConfig(folder=str(info.path), max_length=TextModel.of(info).longest)
+    return ForkedTokenizer(_fork_server(config, info.name))
 
 
-def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
+def fork_server_of(language_model: ServedLanguageModel, name: str) -> ForkServer | None:
     """Return a fork server for a language model with a tokenizer, else None."""
-    folder = getattr(language_model, "folder", None)
-    if folder is None or not (folder / "tokenizer.json").is_file():
+    folder = language_model.folder
+    if not (folder / "tokenizer.json").is_file():
         return None
     config = TokenizerConfig(
-        folder=str(folder), vocab_size=language_model.vocab_size, eos_ids=tuple(language_model.eos_ids)
+        folder=str(folder), vocab_size=language_model.vocab_size, eos_ids=language_model.eos_ids
     )
     return _fork_server(config, name)
 

@@ -47,10 +47,10 @@ def _prepare(decode: Callable[[Any], Any]) -> Jobs:
 
 
 def _answer_files(decode: Callable[[Any], Any], sock: socket.socket) -> None:
-    channel: Channel[Any] = Channel(sock, ToDecoder)
+    channel: Channel[DecodeImage | DecodeSound] = Channel(sock, ToDecoder)
     while True:
         try:
-            asked: Any = channel.receive()
+            asked = channel.receive()
         except ClosedError:
             return
         child.confine(addresses=asked.limits.memory, cpu_seconds=asked.limits.seconds)

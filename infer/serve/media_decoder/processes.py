@@ -82,7 +82,7 @@ class MediaDecoders:
         """Decode a sound to float32 [samples], as `image` does."""
         return np.frombuffer((await self._answer(asked, client, seconds)).samples, np.float32)
 
-    async def run(self, client: str, seconds: float, function: Callable[..., T], *given: Any) -> T:
+    async def run(self, client: str, seconds: float, function: Callable[..., T], *given: object) -> T:
         """Call a function in a thread; it keeps its client's place until it returns, also when nobody waits for it."""
         async with _deadline(seconds):
             await self._quick.take(client)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from ...llm.engine.stats import EngineStats
 from .metrics import MODEL, SECONDS, Metrics
 from .prometheus_text import Family, Histogram, LogHistogram, Registry, Scalar, scraped_family
 
@@ -32,12 +32,12 @@ class LLMMetrics:
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
 
-    def add_step_tokens(self, stats: Callable[[], Any]) -> None:
+    def add_step_tokens(self, stats: Callable[[], EngineStats]) -> None:
         """Register the engine's histogram of tokens per step."""
 
         def read() -> tuple[list[int], float]:
             now = stats()
-            return getattr(now, "step_tokens", []), now.prefill_tokens + getattr(now, "decode_tokens", 0)
+            return now.step_tokens, now.prefill_tokens + now.decode_tokens
 
         self._metrics.batch_tokens.labels(*self._labels).set_function(read)
 
@@ -118,7 +118,7 @@ class EngineCollector:
     PHASES = ("scheduling", "step", "sampling", "output")
 
     def __init__(self) -> None:
-        self.stats: dict[tuple[str, str], Callable[[], Any]] = {}
+        self.stats: dict[tuple[str, str], Callable[[], EngineStats]] = {}
 
     def collect(self) -> Iterable[Family[Scalar]]:
         read = {labels: stats() for labels, stats in self.stats.items()}

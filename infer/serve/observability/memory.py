@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import psutil
 from ...artifact.manifest import MANIFEST, MAX_BYTES
 from ...errors import SourceError
 from ...regular_files import read_regular
+from ..served_model import ServedLanguageModel, ServedModel
 from .prometheus_text import Family, Scalar, scraped_family
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
@@ -41,16 +42,6 @@ class Processes:
         return total
 
 
-def page_bytes(predictor: Any) -> int:
-    """Return the bytes of one KV-cache page, all layers together; 0 without a KV cache."""
-    if not (getattr(predictor.manifest, "meta", None) or {}).get("generation"):
-        return 0
-    if (info := getattr(predictor, "info", None)) is not None:
-        return info.page_bytes
-    shape = getattr(predictor.language_model, "shape", None)
-    return 0 if shape is None else shape.layers * shape.page_bytes
-
-
 def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
     """Return the bytes of RAM that the KV cache of the model in `folder` will take.
 
@@ -73,9 +64,9 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
         return 0  # opening it will say what is wrong
 
 
-def measured_bytes(predictor: Any) -> dict[str, int]:
-    """Return the bytes by kind from the artifact's report."""
-    memory = (getattr(predictor, "report", None) or {}).get("memory")
+def measured_bytes(report: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes by kind from an artifact's report."""
+    memory = report.get("memory")
     known = memory if isinstance(memory, dict) else {}
     return {
         kind: int(known[name]) for name, kind in KINDS.items() if isinstance(known.get(name), int | float)
@@ -88,18 +79,17 @@ class MemoryCollector:
     def __init__(self, processes: Processes) -> None:
         self.processes, self.peak = processes, 0
         self.fixed: dict[tuple[str, str], dict[str, int]] = {}
-        self.pages: dict[tuple[str, str], tuple[int, Callable[[], Any]]] = {}
+        self.generating: dict[tuple[str, str], ServedLanguageModel] = {}
 
-    def add(self, predictor: Any, stats: Callable[[], Any] | None) -> None:
-        """Add a model; `stats` returns the engine's counters of a language model."""
-        labels = predictor.name, predictor.version
-        self.fixed[labels] = measured_bytes(predictor)
-        if stats is not None and (size := page_bytes(predictor)):
-            self.pages[labels] = size, stats
+    def add(self, model: ServedModel) -> None:
+        labels = model.info.name, model.info.version
+        self.fixed[labels] = measured_bytes(model.report())
+        if model.language_model is not None and model.language_model.page_bytes:
+            self.generating[labels] = model.language_model
 
     def forget(self, labels: tuple[str, str]) -> None:
         self.fixed.pop(labels, None)
-        self.pages.pop(labels, None)
+        self.generating.pop(labels, None)
 
     def collect(self) -> Iterable[Family[Scalar]]:
         text = "Memory in bytes: models as measured at optimization, KV caches, and resident server processes"
@@ -107,8 +97,9 @@ class MemoryCollector:
         for labels, kinds in self.fixed.items():
             for kind, value in kinds.items():
                 family.labels(*labels, kind).set(value)
-        for labels, (size, stats) in self.pages.items():
-            family.labels(*labels, "kv").set(size * stats().pages_total)
+        for labels, language_model in self.generating.items():
+            pages = language_model.engine_client.stats().pages_total
+            family.labels(*labels, "kv").set(language_model.page_bytes * pages)
         resident = self.processes.resident_bytes()
         self.peak = max(self.peak, resident)
         family.labels("", "", "resident").set(resident)

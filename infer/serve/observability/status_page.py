@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
+from ...artifact.model_info import GOLDEN_INPUTS
 from ...spec import TensorSpec
 from ..api.kserve.kserve_tensors import datatype
 from ..batching.tensor_engine import TensorEngine
 from ..batching.text_inputs import takes_text
 from ..llm.llm_engine import LLMEngine
+from ..served_model import ServedModel
 from ..service import Service
 
 REPORTED = (
@@ -29,7 +30,7 @@ class Tensor(msgspec.Struct):
     shape: list[int | str]
 
 
-class ServedModel(msgspec.Struct):
+class ModelOverview(msgspec.Struct):
     """A model on the status page.
 
     `kind`: its interface; `sizes`: least and most of every dynamic size; `context`: tokens of prompt and completion;
@@ -55,7 +56,7 @@ class ServedModel(msgspec.Struct):
 class Overview(msgspec.Struct):
     version: str
     state: str
-    models: list[ServedModel]
+    models: list[ModelOverview]
 
 
 class ModelStatus(msgspec.Struct):
@@ -103,26 +104,26 @@ def overview(service: Service) -> Overview:
     return Overview(service.version, service.state, [_served(m) for m in service.models.values()])
 
 
-def _served(model: TensorEngine | LLMEngine) -> ServedModel:
-    predictor = model.predictor
+def _served(model: TensorEngine | LLMEngine) -> ModelOverview:
+    info = model.info
     text = isinstance(model, LLMEngine)
     kind: Literal["tensors", "text", "chat"] = "tensors"
     if isinstance(model, LLMEngine):
         kind = "chat" if model.template is not None else "text"
-    return ServedModel(
-        name=predictor.name,
-        version=predictor.version,
+    return ModelOverview(
+        name=info.name,
+        version=info.version,
         kind=kind,
-        task=predictor.task,
-        inputs=[] if text else [_tensor(spec) for spec in predictor.inputs],
-        outputs=[] if text else [_tensor(spec) for spec in predictor.outputs],
-        sizes={} if text else dict(predictor.sizes),
+        task=info.task,
+        inputs=[] if text else [_tensor(spec) for spec in info.inputs],
+        outputs=[] if text else [_tensor(spec) for spec in info.outputs],
+        sizes={} if text else dict(info.sizes),
         max_batch=1 if isinstance(model, LLMEngine) else model.collator.max_batch,
         tokenizes=isinstance(model, TensorEngine) and takes_text(model),
-        example=example_file(predictor) is not None and not text,
+        example=info.file(GOLDEN_INPUTS) is not None and not text,
         context=model.context if isinstance(model, LLMEngine) else None,
         files=_files(model),
-        report=_report(predictor),
+        report=_reported(model.model),
     )
 
 
@@ -137,17 +138,10 @@ def _tensor(spec: TensorSpec) -> Tensor:
     return Tensor(spec.name, datatype(spec), list(spec.shape))
 
 
-def _report(predictor: Any) -> dict[str, Any]:
-    """Return the displayed parts of the report; empty for a predictor without an artifact."""
-    whole: Mapping[str, Any] = getattr(predictor, "report", None) or {}
-    return {name: whole[name] for name in REPORTED if name in whole}
-
-
-def example_file(predictor: Any) -> Any:
-    """Return the path of the artifact's golden inputs, or None."""
-    folder = getattr(predictor, "path", None)
-    found = folder / "golden/inputs.safetensors" if folder is not None else None
-    return found if found is not None and found.is_file() else None
+def _reported(model: ServedModel) -> dict[str, Any]:
+    """Return the displayed parts of the report; empty for a model without an artifact."""
+    report = model.report()
+    return {name: report[name] for name in REPORTED if name in report}
 
 
 def server_status(service: Service) -> ServerStatus:
@@ -178,7 +172,7 @@ def _model_status(service: Service, name: str, model: TensorEngine | LLMEngine) 
         found.rows = model.metrics.inferences
         found.batches = {rows: batch.compute_infer.count for rows, batch in model.metrics.batches.items()}
         return found
-    stats, own = service.collector.stats[name, model.predictor.version](), model.metrics
+    stats, own = service.collector.stats[name, model.info.version](), model.metrics
     found.tokens, found.steps = own.generation_tokens, stats.steps
     found.first_token_times, found.inter_token_times = (
         own.first_token_times.counts,

@@ -11,11 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import NotUsableError
 from ..http.request_context import RequestContext
 from ..http.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Span
 
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970
 
@@ -38,7 +42,7 @@ class SpanPart:
 class SpanRecorder:
     """Observer that records spans; `processor` is an SDK span processor, shut down by `close`."""
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry import context as otel
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
@@ -84,7 +88,7 @@ class SpanRecorder:
         self._inside(span, parts, began, end, pid)
         span.end(end)
 
-    def _inside(self, parent: Any, parts: Sequence[SpanPart], at: int, end: int, pid: int | None) -> None:
+    def _inside(self, parent: Span, parts: Sequence[SpanPart], at: int, end: int, pid: int | None) -> None:
         """Record parts one after another from `at`; clip rounding errors at `end`."""
         within = self._api.set_span_in_context(parent)
         for part in parts:

@@ -31,6 +31,8 @@ from .messages import (
     EncodeSpans,
     EncodeTexts,
     FindTokens,
+    FromText,
+    FromTrial,
     SpanRow,
     SpanRows,
     TokenIds,
@@ -94,7 +96,7 @@ class TextJob:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             channel.send(answer)
 
-    def _answer(self, asked: Any) -> Any:
+    def _answer(self, asked: ToText) -> FromText:
         if isinstance(asked, EncodeChat):
             signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
             text = self._render(json.loads(asked.chat))
@@ -126,13 +128,13 @@ class TextJob:
 
 def compile_trial(compiler: GrammarCompiler, sock: socket.socket) -> None:
     """Compile one grammar and send what it cost, or why it failed."""
-    channel: Channel[Any] = Channel(sock, CompileTrial)
-    asked: Any = channel.receive()
+    channel: Channel[CompileTrial] = Channel(sock, CompileTrial)
+    asked = channel.receive()
     try:
         if asked.politely:
             os.nice(NICE)
         confine_trial(compiler.limits.compiled_bytes, asked.seconds)
-        answer: Any = run_trial(compiler, asked.kind, asked.value)
+        answer: FromTrial = run_trial(compiler, asked.kind, asked.value)
     except BaseException as error:  # noqa: BLE001 - a panic of the library too; the server reports it
         answer = encode_error(error)
     channel.send(answer)

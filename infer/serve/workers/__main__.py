@@ -15,24 +15,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...process import child
 from ...process.channel import Channel, ClosedError
 from ...process.error_messages import encode_error
-from ..observability.memory import page_bytes
+from ..served_model import ServedModel
 from .loops import run_llm_loop, run_tensor_loop
-from .messages import (
-    LoadModel,
-    ModelInfo,
-    ServedManifest,
-    ToWorker,
-    WorkerReady,
-    apply_names,
-)
+from .messages import LanguageModelInfo, LoadModel, ToWorker, WorkerReady
 from .opening_progress import BEAT_SECONDS, OpeningProgress
-from .self_test import generates_text, warm_up
+from .self_test import warm_up
 from .shared_memory import SharedBuffer
+
+if TYPE_CHECKING:
+    from ...llm.llm import LanguageModel
 
 
 def main(arguments: list[str]) -> int:
@@ -59,22 +55,23 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
     try:
         progress = OpeningProgress()
         with _heartbeats(channel, progress):
-            predictor, speeds = _open(asked, phases, progress)
-        info = model_info_of(predictor)
+            model, speeds = _open(asked, phases, progress)
+        language_model = cast("LanguageModel | None", model.language_model)  # opened in this process
+        info = None if language_model is None else info_of(language_model)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         channel.send(encode_error(error))
         return 3
-    text = generates_text(predictor.manifest)
-    channel.send(WorkerReady(info, phases, speeds, tested=text or hasattr(predictor, "self_test")))
-    if text:
-        return run_llm_loop(predictor, channel)
-    return run_tensor_loop(predictor, channel, buffers)
+    tested = model.tested or language_model is not None
+    channel.send(WorkerReady(model.info, info, phases, speeds, tested))
+    if language_model is not None:
+        return run_llm_loop(language_model, model.close, channel)
+    return run_tensor_loop(model, channel, buffers)
 
 
 def _open(
     asked: LoadModel, phases: dict[str, float], progress: OpeningProgress
-) -> tuple[Any, list[tuple[float, float]]]:
-    """Return the warmed-up predictor and the (work, seconds) pairs measured during warm-up."""
+) -> tuple[ServedModel, list[tuple[float, float]]]:
+    """Return the warm model and the (work, seconds) pairs measured during warm-up."""
     began, source = time.perf_counter(), asked.source
     module, _, name = source.opener.partition(":")
     progress.phase = "importing modules"
@@ -87,19 +84,17 @@ def _open(
         opener = getattr(opener, part)
     imported = time.perf_counter()
     progress.phase = "opening the artifact"
-    predictor = apply_names(opener(source.path, **source.options), source)
-    opened = time.perf_counter()
-    speeds: list[tuple[float, float]] = []
+    model: ServedModel = opener(source.path, **source.options)
+    model.info = source.named(model.info)
+    opened, parts = time.perf_counter(), model.phases
     progress.phase = "warming up"
-    if not (asked.again and hasattr(predictor, "self_test")):
-        speeds += predictor.warmup() or ()
-    if generates_text(predictor.manifest):
-        speeds = list(warm_up(predictor.language_model.engine_client, predictor.language_model.context))
+    speeds = [] if asked.again and model.tested else list(model.warmup())
+    if model.language_model is not None:
+        speeds = warm_up(model.language_model)
     _freeze_objects()
-    parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
     phases["warmup"] = time.perf_counter() - opened
-    return predictor, speeds
+    return model, speeds
 
 
 def _freeze_objects() -> None:
@@ -112,32 +107,14 @@ def _freeze_objects() -> None:
     gc.collect()  # so that the next one comes by what was made since
 
 
-def model_info_of(predictor: Any) -> ModelInfo:
-    """Describe an opened predictor for the server process."""
-    manifest, path = predictor.manifest, getattr(predictor, "path", None)
-    language_model = predictor.language_model if generates_text(manifest) else None
-    return ModelInfo(
-        name=predictor.name,
-        version=predictor.version,
-        task=predictor.task,
-        inputs=tuple(getattr(predictor, "inputs", ())),
-        outputs=tuple(getattr(predictor, "outputs", ())),
-        sizes=dict(getattr(predictor, "sizes", {})),
-        max_batch=getattr(predictor, "max_batch", 1),
-        padding=dict(getattr(predictor, "padding", {})),
-        joins=getattr(predictor, "joins", "padded"),
-        states=dict(getattr(predictor, "states", {})),
-        multiples=dict(getattr(predictor, "multiples", {})),
-        manifest=ServedManifest(
-            getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
-        ),
-        path=None if path is None else os.fspath(path),
-        context=0 if language_model is None else language_model.context,
-        start_tokens=getattr(language_model, "start_tokens", 0),
-        vocab_size=0 if language_model is None else language_model.vocab_size,
-        page_bytes=page_bytes(predictor),
-        attention_length=getattr(predictor, "attention_length", None),
-        adapters=() if language_model is None else tuple(getattr(language_model, "adapter_names", ())),
+def info_of(language_model: LanguageModel) -> LanguageModelInfo:
+    """Describe an opened language model for the server process."""
+    return LanguageModelInfo(
+        context=language_model.context,
+        start_tokens=language_model.start_tokens,
+        vocab_size=language_model.vocab_size,
+        page_bytes=language_model.page_bytes,
+        adapter_names=language_model.adapter_names,
     )
 
 

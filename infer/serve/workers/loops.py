@@ -11,9 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InferError
 from ...llm.engine.engine_thread import Submission
@@ -21,13 +19,15 @@ from ...llm.engine.requests import Output, Request
 from ...llm.text.grammar.grammar_request import GrammarLimits
 from ...process.channel import Channel, ClosedError
 from ...process.error_messages import ErrorMessage, encode_error
-from ..batching.collate import run_arrays
+from ..batching.collate import Arrays
+from ..served_model import ServedModel
 from .messages import (
     BatchDone,
     CancelRequest,
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
+    FromWorker,
     GrammarCompiled,
     Heartbeat,
     LoadModel,
@@ -35,9 +35,13 @@ from .messages import (
     RunBatch,
     ShutDown,
     SubmitRequest,
+    ToWorker,
 )
 from .self_test import GoldenInputTest, GoldenPromptTest
 from .shared_memory import SharedBuffer
+
+if TYPE_CHECKING:
+    from ...llm.llm import LanguageModel
 
 log = logging.getLogger("infer.serve.workers")
 BEAT_SECONDS = 1.0
@@ -45,12 +49,12 @@ PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
 
 
-def run_tensor_loop(predictor: Any, channel: Channel[Any], buffers: list[SharedBuffer]) -> int:
+def run_tensor_loop(model: ServedModel, channel: Channel[Any], buffers: list[SharedBuffer]) -> int:
     """Serve until told to end or the self-test fails; return the exit code.
 
     Raises `ClosedError` when the server process is gone.
     """
-    steps, golden = 0, GoldenInputTest(predictor)
+    steps, golden = 0, GoldenInputTest(model.info, model.run)
     while True:
         asked = channel.receive(BEAT_SECONDS)
         if asked is None:
@@ -62,19 +66,21 @@ def run_tensor_loop(predictor: Any, channel: Channel[Any], buffers: list[SharedB
             channel.send(Heartbeat(steps))
         elif isinstance(asked, RunBatch):
             steps += 1
-            channel.send(_run_batch(predictor, asked, buffers[asked.buffer]))
+            channel.send(_run_batch(model.run, asked, buffers[asked.buffer]))
             golden.timer.restart()
         elif not isinstance(asked, LoadModel):
-            predictor.close()
+            model.close()
             return 0
 
 
-def _run_batch(predictor: Any, asked: RunBatch, buffer: SharedBuffer) -> BatchDone | ErrorMessage:
+def _run_batch(
+    run: Callable[[Arrays], Arrays], asked: RunBatch, buffer: SharedBuffer
+) -> BatchDone | ErrorMessage:
     buffer.reset(asked.used)
     try:
         inputs = {placed[0]: buffer.view(placed) for placed in asked.inputs}
         began = time.monotonic()
-        outputs = run_arrays(predictor, inputs)
+        outputs = run(inputs)
         seconds = time.monotonic() - began
         return BatchDone([buffer.write(name, array) for name, array in outputs.items()], seconds, began)
     except Exception as error:  # noqa: BLE001 - a model may raise anything; the worker goes on
@@ -86,12 +92,12 @@ def _run_batch(predictor: Any, asked: RunBatch, buffer: SharedBuffer) -> BatchDo
         buffer.base = None
 
 
-def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
+def run_llm_loop(language_model: LanguageModel, close: Callable[[], None], channel: Channel[Any]) -> int:
     """Serve until told to end, the engine dies or its self-test fails; return the exit code.
 
     Raises `ClosedError` when the server process is gone.
     """
-    worker = LLMWorker(predictor.language_model, channel)
+    worker = LLMWorker(language_model, channel)
     due, golden = 0.0, GoldenPromptTest(worker.engine_client)
     while worker.engine_client.failure is None:
         if (now := time.monotonic()) >= due:
@@ -101,10 +107,10 @@ def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
             except InferError as error:
                 log.critical("%s", error)
                 return 4
-            channel.send(EngineStatus(worker.beat, worker.stats(), golden.answering))
+            channel.send(EngineStatus(worker.beat, worker.engine_client.stats(), golden.answering))
         message = channel.receive(due - now)
         if isinstance(message, ShutDown):
-            predictor.close()
+            close()
             return 0
         worker.handle(message)
     return 1
@@ -113,7 +119,7 @@ def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
 class LLMWorker:
     """Message handling around the engine thread of one language model."""
 
-    def __init__(self, language_model: Any, channel: Channel[Any]) -> None:
+    def __init__(self, language_model: LanguageModel, channel: Channel[Any]) -> None:
         self._language_model, self._channel = language_model, channel
         self.engine_client = language_model.engine_client
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
@@ -124,12 +130,7 @@ class LLMWorker:
     def beat(self) -> float:
         return self.engine_client.beat if self.engine_client.running else time.monotonic()
 
-    def stats(self) -> dict[str, float | list[int]]:
-        found = self.engine_client.stats()
-        values = msgspec.structs.asdict(found) if isinstance(found, msgspec.Struct) else vars(found)
-        return {name: value for name, value in values.items() if isinstance(value, int | float | list)}
-
-    def handle(self, message: Any) -> None:
+    def handle(self, message: ToWorker | None) -> None:
         """Handle one message of the server; None is ignored."""
         if isinstance(message, SubmitRequest):
             self._submit(message.request)
@@ -142,24 +143,24 @@ class LLMWorker:
     def _submit(self, request: Request) -> None:
         """Submit a request; one with a grammar is reserved, so that it can be cancelled, until that is compiled."""
         try:
-            if request.grammar is None:
+            if (grammar := request.grammar) is None:
                 self.engine_client.submit(request, self._deliver_to)
             else:
-                self._compilers.submit(self._compile, self.engine_client.reserve(request, self._deliver_to))
+                submission = self.engine_client.reserve(request, self._deliver_to)
+                self._compilers.submit(self._compile, submission, grammar)
         except Exception as error:  # noqa: BLE001 - the server reports it
             self._refuse(request.id, error)
 
-    def _compile(self, submission: Submission) -> None:
+    def _compile(self, submission: Submission, grammar: dict[str, Any]) -> None:
         """Compile the request's grammar into the engine's cache, then admit it; runs in a pool thread."""
-        request = submission.request
         try:
-            self._language_model.check_grammar(request.grammar)
-            if (grammars := getattr(self._language_model, "grammars", None)) is not None:
-                submission.held = grammars.open(request.grammar)
+            self._language_model.check_grammar(grammar)
+            if (grammars := self._language_model.grammars) is not None:
+                submission.held = grammars.open(grammar)
             self.engine_client.admit(submission)
         except Exception as error:  # noqa: BLE001 - the server reports it
             if self.engine_client.withdraw(submission):
-                self._refuse(request.id, error)
+                self._refuse(submission.request.id, error)
 
     def _refuse(self, id: str, error: Exception) -> None:
         if self.engine_client.failure is None:
@@ -176,7 +177,7 @@ class LLMWorker:
         if self.engine_client.failure is None:
             self._send(EngineOutputs(outputs))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: FromWorker) -> None:
         with contextlib.suppress(ClosedError):  # the server is gone, and this process about to be
             self._channel.send(message)
 

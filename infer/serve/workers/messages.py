@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from ...artifact.model_info import ModelInfo
 from ...llm.engine.requests import Output, Request
+from ...llm.engine.stats import EngineStats
 from ...process.error_messages import ErrorMessage
-from ...spec import Joins, TensorSpec
 
 TensorLocation = tuple[str, str, tuple[int, ...], int]  # in a buffer: name, numpy dtype, shape, offset
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of a model: `opener` (`module:attribute`) is called with `path` and `options`.
+    """Location of a model: `opener` (`module:attribute`) makes its `ServedModel` of `path` and `options`.
 
     `name` and `version` replace those that the artifact gives itself.
     """
@@ -22,49 +24,22 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     name: str | None = None
     version: str | None = None
-    opener: str = "infer.predict.predictor:Predictor.load"
+    opener: str = "infer.serve.served_model:load"
     options: dict[str, Any] = {}
 
-
-def apply_names(predictor: Any, source: ModelSource) -> Any:
-    """Set the predictor's name and version from `source` and return the predictor."""
-    predictor.name = source.name or predictor.name
-    predictor.version = source.version or predictor.version
-    return predictor
+    def named(self, info: ModelInfo) -> ModelInfo:
+        """Return the description of the opened model with its name and version here."""
+        return replace(info, name=self.name or info.name, version=self.version or info.version)
 
 
-class ServedManifest(msgspec.Struct, frozen=True):
-    """Parts of an artifact's manifest that serving reads."""
+class LanguageModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a language model that are known once its engine runs; see `ServedLanguageModel`."""
 
-    backend: str | None = None
-    meta: dict[str, Any] | None = None
-    files: dict[str, str] = {}
-
-
-class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of an opened model; a restarted worker must report the same one."""
-
-    name: str
-    version: str
-    task: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    sizes: dict[str, tuple[int, int]]
-    max_batch: int
-    padding: dict[str, int]
-    joins: Joins = "padded"
-    states: dict[str, str] = {}  # input → output of the call before
-    multiples: dict[str, int] = {}
-    manifest: ServedManifest
-    path: str | None = None
-    context: int = 0  # of a language model: tokens of prompt and answer together
-    start_tokens: int = (
-        0  # with which the decoder of an encoder-decoder begins; 0: it reads the prompt itself
-    )
-    vocab_size: int = 0
-    page_bytes: int = 0  # of its KV cache, all layers together
-    attention_length: int | None = None  # see `spec.work_of_rows`; None where padding is computed
-    adapters: tuple[str, ...] = ()
+    context: int
+    start_tokens: int
+    vocab_size: int
+    page_bytes: int
+    adapter_names: tuple[str, ...]
 
 
 class LoadModel(msgspec.Struct, tag="open", array_like=True):
@@ -98,6 +73,7 @@ class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
     """
 
     info: ModelInfo
+    language_model: LanguageModelInfo | None
     phases: dict[str, float]
     speeds: list[tuple[float, float]] = []
     tested: bool = False
@@ -176,7 +152,7 @@ class EngineStatus(msgspec.Struct, tag="pulse", array_like=True):
     """
 
     beat: float
-    stats: dict[str, float | list[int]]
+    stats: EngineStats
     answering: bool = True
 
 

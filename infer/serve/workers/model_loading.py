@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...artifact.manifest import read_manifest
-from ...errors import ArtifactError, UsageError
+from ...artifact.model_info import ModelInfo
+from ...errors import ArtifactError, NotUsableError, UsageError
 from ..model_repository import ModelLocation
-from .messages import ModelSource, apply_names
-from .remote_model import RemoteLLM, RemotePredictor
+from ..served_model import ServedLanguageModel, ServedModel, load
+from .messages import LanguageModelInfo, ModelSource, WorkerReady
+from .remote_engine import RemoteEngine
+from .remote_language_model import RemoteLanguageModel
 from .replica import Replica
 from .restart_policy import RestartLimits, WatchdogLimits, WorkerLostError
-from .self_test import generates_text
 from .supervisor import SupervisedWorker
-
-Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
 
 
 class StartingModel:
@@ -43,10 +43,10 @@ class StartingModel:
         for worker in self._workers:
             worker.start()
 
-    def wait_ready(self) -> Any:
-        """Return a `RemotePredictor` or `RemoteLLM`; on failure stop the workers and raise."""
+    def wait_ready(self) -> ServedModel:
+        """Return the model; on failure stop the workers and raise."""
         try:
-            infos = [worker.wait() for worker in self._workers]
+            opened = [worker.wait() for worker in self._workers]
         except WorkerLostError as error:
             self.close()
             raise ArtifactError(
@@ -58,12 +58,40 @@ class StartingModel:
             self.close()
             raise
         if self._text:
-            return RemoteLLM(self._workers[0], infos[0])
-        return RemotePredictor([worker for worker in self._workers if isinstance(worker, Replica)], infos[0])
+            return served_language_model(self._workers[0], opened[0])
+        return ServedModel(
+            info=opened[0].info,
+            close=self.close,
+            replicas=[worker for worker in self._workers if isinstance(worker, Replica)],
+            phases=opened[0].phases,
+            speeds=opened[0].speeds,
+            in_workers=True,
+        )
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
+
+
+def served_language_model(
+    worker: SupervisedWorker,
+    opened: WorkerReady,
+    text_side: Callable[
+        [RemoteEngine, ModelInfo, LanguageModelInfo], ServedLanguageModel
+    ] = RemoteLanguageModel,
+) -> ServedModel:
+    """Return the model of a worker that is ready; `text_side` reads its text files in this process."""
+    if opened.language_model is None:
+        raise NotUsableError(f"{opened.info.name} can't generate")
+    engine_client = RemoteEngine(worker, name=opened.info.name)
+    return ServedModel(
+        info=opened.info,
+        close=engine_client.close,
+        language_model=text_side(engine_client, opened.info, opened.language_model),
+        phases=opened.phases,
+        speeds=opened.speeds,
+        in_workers=True,
+    )
 
 
 def open_models(
@@ -73,7 +101,7 @@ def open_models(
     in_process: bool,
     replicas: int = 1,
     watchdog: float = 30.0,
-) -> list[Opened]:
+) -> list[ServedModel]:
     """Open all models, workers in parallel; `stack` closes them. Raise what opening raised."""
     if replicas < 1 or (in_process and replicas > 1):
         raise UsageError("several replicas need worker processes", where="--replicas")
@@ -83,12 +111,11 @@ def open_models(
     for source in sources:
         starting.append(start_loading(source, replicas, watchdog=watchdog))
         stack.callback(starting[-1].close)
-    opened: list[Opened] = []
-    for one in starting:
-        remote = one.wait_ready()
-        stack.callback(remote.close)
-        opened.append((remote, remote.phases))
-    return opened
+    models = []
+    for model in starting:
+        models.append(model.wait_ready())
+        stack.callback(models[-1].close)
+    return models
 
 
 def start_loading(source: ModelSource, replicas: int, *, watchdog: float) -> StartingModel:
@@ -111,27 +138,29 @@ class ModelLoader:
     watchdog: float = 30.0
     caches: dict[Path, int | None] = field(default_factory=dict)
 
-    def source(self, found: ModelLocation) -> ModelSource:
+    def source(self, location: ModelLocation) -> ModelSource:
         """Return the worker's description of one model."""
-        cache = self.caches.get(found.path, self.options.get("kv_memory"))
-        own = {**self.options, "kv_memory": cache}
-        return ModelSource(path=str(found.path), name=found.name, version=found.version, options=own)
+        cache = self.caches.get(location.path, self.options.get("kv_memory"))
+        options = {**self.options, "kv_memory": cache}
+        return ModelSource(
+            path=str(location.path), name=location.name, version=location.version, options=options
+        )
 
-    def open(self, chosen: Sequence[ModelLocation], stack: contextlib.ExitStack) -> list[Opened]:
+    def open(self, chosen: Sequence[ModelLocation], stack: contextlib.ExitStack) -> list[ServedModel]:
         """Open all of `chosen`; see `open_models`."""
         return open_models(
-            [self.source(found) for found in chosen],
+            [self.source(location) for location in chosen],
             stack,
             in_process=self.in_process,
             replicas=self.replicas,
             watchdog=self.watchdog,
         )
 
-    def begin(self, found: ModelLocation) -> StartingModel | InProcessModel:
+    def begin(self, location: ModelLocation) -> StartingModel | InProcessModel:
         """Start to open one model; `wait_ready` of the result blocks until it is open."""
         if self.in_process:
-            return InProcessModel(self.source(found))
-        return start_loading(self.source(found), self.replicas, watchdog=self.watchdog)
+            return InProcessModel(self.source(location))
+        return start_loading(self.source(location), self.replicas, watchdog=self.watchdog)
 
 
 class InProcessModel:
@@ -140,39 +169,40 @@ class InProcessModel:
     def __init__(self, source: ModelSource) -> None:
         self._source, self._stack = source, contextlib.ExitStack()
 
-    def wait_ready(self) -> Any:
-        predictor, _ = _load_in_process(self._source, self._stack)
-        predictor.warmup()
-        return predictor
+    def wait_ready(self) -> ServedModel:
+        model = _load_in_process(self._source, self._stack)
+        model.warmup()
+        return model
 
     def close(self) -> None:
         self._stack.close()
 
 
-def startup_summary(opened: Sequence[Opened], *, server: float, opening: float) -> str:
+def startup_summary(models: Sequence[ServedModel], *, server: float, opening: float) -> str:
     """Return one line with the seconds of each phase of the start.
 
     `ready after 2.41 s: server 0.52, models 1.89 (minilm: python 0.10, import 1.02, …)`
     """
     parts = [
-        f"{predictor.name}: " + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
-        for predictor, phases in opened
+        f"{model.info.name}: "
+        + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in model.phases.items())
+        for model in models
     ]
     total = server + opening
     return f"ready after {total:.2f} s: server {server:.2f}, models {opening:.2f} ({'; '.join(parts)})"
 
 
-def _load_in_process(source: ModelSource, stack: contextlib.ExitStack) -> Opened:
-    from ...predict.predictor import Predictor
-
+def _load_in_process(source: ModelSource, stack: contextlib.ExitStack) -> ServedModel:
     began = time.perf_counter()
-    predictor = apply_names(stack.enter_context(Predictor.load(source.path, **source.options)), source)
-    return predictor, {"open": time.perf_counter() - began}
+    model = load(source.path, **source.options)
+    stack.callback(model.close)
+    model.info, model.phases = source.named(model.info), {"open": time.perf_counter() - began}
+    return model
 
 
 def is_language_model(folder: Path) -> bool:
     """Return True for a readable artifact that generates text; opening any other one says what is wrong with it."""
     try:
-        return generates_text(read_manifest(folder))
+        return read_manifest(folder).meta.get("generation") is not None
     except ArtifactError:
         return False

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ...llm.engine.requests import Deliver, Request
+from ...llm.engine.stats import EngineStats
 from ...process.channel import ClosedError
 from ...process.error_messages import ErrorMessage, decode_error
 from .crash_retry import RequestTable
@@ -23,9 +23,11 @@ from .messages import (
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
+    FromWorker,
     GrammarCompiled,
     RequestRejected,
     SubmitRequest,
+    ToWorker,
 )
 from .restart_policy import WorkerLostError, error_for_requests
 from .supervisor import SupervisedWorker
@@ -47,16 +49,15 @@ class RemoteEngine:
         self.worker, self.name = worker, name
         self.failure: BaseException | None = None
         self._table = RequestTable()
-        self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, ToWorker] | None] = queue.SimpleQueue()
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
         self._checks: dict[int, tuple[threading.Event, list[ErrorMessage | None]]] = {}
         self._numbers = itertools.count()
-        self._stats: dict[str, float | list[int]] = {}
-        self._answering = True
-        while not self._stats:
-            self._take(worker.receive(None, worker.watch.idle))
+        while not isinstance(status := worker.receive(None, worker.watch.idle), EngineStatus):
+            pass
+        self._stats, self._answering = status.stats, status.answering
         self._threads = [
             threading.Thread(target=self._read, name=f"infer {name} out", daemon=True),
             threading.Thread(target=self._write, name=f"infer {name} in", daemon=True),
@@ -95,9 +96,9 @@ class RemoteEngine:
             self._send(CancelRequest(id))
         self._send_next()
 
-    def stats(self) -> Any:
+    def stats(self) -> EngineStats:
         """Return the engine's counters, at most half a second old."""
-        return SimpleNamespace(**self._stats)
+        return self._stats
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile the grammar in the worker; blocks. Raise `InputError` where it can't be enforced.
@@ -138,7 +139,7 @@ class RemoteEngine:
             if thread is not threading.current_thread():
                 thread.join(10)
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: ToWorker) -> None:
         self._outbox.put((self._table.epoch, message))
 
     def _send_next(self) -> None:
@@ -177,7 +178,7 @@ class RemoteEngine:
                 else WorkerDiedError("the model's process died")
             )
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: FromWorker | None) -> None:
         if isinstance(message, EngineOutputs):
             self._beat = time.monotonic()
             self.worker.restarts.record_success()

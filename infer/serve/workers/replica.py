@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...process.channel import ClosedError
 from ...process.error_messages import ErrorMessage, decode_error
@@ -49,7 +49,7 @@ class Replica(SupervisedWorker):
         descriptors = [buffer.descriptor for buffer in self._buffers.all]
         super().__init__(source, descriptors, watch=watch, restart=restart)
 
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def new(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Return the array in shared memory that input `name` of the next batch is written to."""
         if self._buffer is None:
             self._buffer = self._buffers.lease()

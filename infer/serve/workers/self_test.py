@@ -10,16 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ... import rows
+from ...artifact.model_info import GOLDEN_INPUTS, ModelInfo
 from ...errors import ArtifactError, InferError
+from ...llm.engine.engine_thread import EngineThread
 from ...llm.engine.requests import Output, Request
 from ...llm.engine.sampling.sampling_options import Sampling
-from ..batching.collate import Arrays, run_arrays
+from ..batching.collate import Arrays
+from ..served_model import EngineClient, ServedLanguageModel
 
 PROMPT = 64  # tokens
 log = logging.getLogger("infer.serve.workers")
@@ -30,23 +31,18 @@ TOLERANCE = 1e-3  # between two answers of one process, relative in norm
 MISSES = 3
 
 
-def generates_text(manifest: Any) -> bool:
-    """Return True for the manifest of a language model; any other one is served as tensors."""
-    return (getattr(manifest, "meta", None) or {}).get("generation") is not None
-
-
-def warm_up(engine_client: Any, context: int) -> list[tuple[int, float]]:
+def warm_up(language_model: ServedLanguageModel) -> list[tuple[float, float]]:
     """Generate two tokens after prompts of 1 and `PROMPT` tokens.
 
     Returns the size of the second prompt and the seconds to its first token. Raises `InferError` when the
     engine dies.
     """
-    prompt = max(min(PROMPT, context // 2), 1)
-    _run(engine_client, 1)
-    return [(prompt, _run(engine_client, prompt))]
+    prompt = max(min(PROMPT, language_model.context // 2), 1)
+    _run(language_model.engine_client, 1)
+    return [(prompt, _run(language_model.engine_client, prompt))]
 
 
-def _run(engine_client: Any, tokens: int) -> float:
+def _run(engine_client: EngineClient, tokens: int) -> float:
     """Generate two tokens; return the seconds to the first one."""
     done, first = threading.Event(), list[float]()
     sampling = Sampling(max_tokens=2, ignore_eos=True)
@@ -83,9 +79,11 @@ class IdleTimer:
 class GoldenInputTest:
     """Self-test of a tensor model on its artifact's golden inputs; does nothing without them."""
 
-    def __init__(self, predictor: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self.timer, self._predictor = IdleTimer(clock), predictor
-        self._inputs = _first_row(predictor)
+    def __init__(
+        self, info: ModelInfo, run: Callable[[Arrays], Arrays], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.timer, self._run_model = IdleTimer(clock), run
+        self._inputs = _first_row(info)
         self._expected = self._answer()
 
     def run_if_due(self) -> None:
@@ -104,13 +102,13 @@ class GoldenInputTest:
     def _answer(self) -> Arrays:
         if self._inputs is None:
             return {}
-        return {name: np.array(value) for name, value in run_arrays(self._predictor, self._inputs).items()}
+        return {name: np.array(value) for name, value in self._run_model(self._inputs).items()}
 
 
 class GoldenPromptTest:
     """Self-test of a language model: two greedy tokens; call `run_if_due` about twice a second."""
 
-    def __init__(self, engine_client: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine_client: EngineThread, clock: Callable[[], float] = time.monotonic) -> None:
         self.timer, self._driver = IdleTimer(clock), engine_client
         self._asked_at: float | None = None  # when, if the answer is to come
         self._expected: list[int] = []
@@ -171,12 +169,10 @@ def outputs_match(found: np.ndarray, known: np.ndarray) -> bool:
     return bool(np.linalg.norm(now - then) <= TOLERANCE * max(float(np.linalg.norm(then)), 1e-12))
 
 
-def _first_row(predictor: Any) -> Arrays | None:
+def _first_row(info: ModelInfo) -> Arrays | None:
     from safetensors.numpy import load_file
 
-    path = getattr(predictor, "path", None)
-    file = None if path is None else Path(path) / "golden/inputs.safetensors"
-    if file is None or not file.is_file() or any(spec.dtype == "bfloat16" for spec in predictor.inputs):
+    file = info.file(GOLDEN_INPUTS)
+    if file is None or any(spec.dtype == "bfloat16" for spec in info.inputs):
         return None  # numpy can't hold that
-    arrays = load_file(file)
-    return rows.cut(predictor.inputs, arrays, 0, 1)
+    return rows.cut(info.inputs, load_file(file), 0, 1)

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...errors import ResourceError
 from .messages import TensorLocation
@@ -36,7 +37,7 @@ class SharedBuffer:
         self.base = whole = np.frombuffer(self._map, np.uint8)
         return whole
 
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[np.ndarray, int]:
         """Return an uninitialized array behind the used bytes, and its offset.
 
         Raises `ResourceError` where it does not fit.
@@ -102,7 +103,7 @@ class SharedBufferPool:
         buffer = self._free.popleft()
         whole = buffer.reset()
 
-        def over(_: Any) -> None:
+        def over(_: object) -> None:
             buffer.release()
             self._free.append(buffer)
 

@@ -19,7 +19,6 @@ from .messages import (
     FromWorker,
     Heartbeat,
     LoadModel,
-    ModelInfo,
     ModelSource,
     ShutDown,
     WorkerReady,
@@ -44,9 +43,8 @@ CLOSE_SECONDS = 0.5  # for the reading thread to release it
 class SupervisedWorker:
     """A worker process; one thread uses it, others may `close` it.
 
-    Call `start` and `wait` first; `info` is known then. `ready`: its model is open; `busy`: a long operation
-    was requested; `last_message_at`: monotonic time of its last message; `phases` and `speeds`: see
-    `WorkerReady`.
+    Call `start` and `wait` first. `opened`: what it said when its model was open; `ready`: it is open now; `busy`: a
+    long operation was requested; `last_message_at`: monotonic time of its last message.
     """
 
     def __init__(
@@ -59,9 +57,7 @@ class SupervisedWorker:
     ) -> None:
         self.source, self.watch = source, watch or WatchdogLimits()
         self.restarts = RestartPolicy(restart or RestartLimits())
-        self.info: ModelInfo | None = None
-        self.phases: dict[str, float] = {}
-        self.speeds: list[tuple[float, float]] = []
+        self.opened: WorkerReady | None = None
         self.ready = self.closing = self.busy = False
         self.last_message_at = self._last_read_at = time.monotonic()
         self.channel_lock = threading.Lock()  # held while the channel is read
@@ -94,10 +90,10 @@ class SupervisedWorker:
         self.last_message_at = time.monotonic()
         self._process = ChildProcess("infer.serve.workers", FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
-            self.channel.send(LoadModel(self.source, again=self.info is not None))
+            self.channel.send(LoadModel(self.source, again=self.opened is not None))
 
-    def wait(self) -> ModelInfo:
-        """Wait until the worker is ready; raise what opening raised, or `WorkerLostError`."""
+    def wait(self) -> WorkerReady:
+        """Wait until the worker is ready and return its word; raise what opening raised, or `WorkerLostError`."""
         opening = OpeningWatch(self.source.path, self.pid, self.watch.opening)
         while True:
             message = self.receive(LOOK_SECONDS, self.watch.opening)
@@ -111,13 +107,17 @@ class SupervisedWorker:
             if isinstance(message, ErrorMessage):
                 raise decode_error(message)
             if isinstance(message, WorkerReady):
-                if self.info is not None and message.info != self.info:
-                    raise ArtifactError("it was replaced while it was served", where=self.source.path)
-                self.info, self.phases, self.ready = message.info, message.phases, True
-                self.speeds = message.speeds or self.speeds
+                if self.opened is not None:
+                    if (message.info, message.language_model) != (
+                        self.opened.info,
+                        self.opened.language_model,
+                    ):
+                        raise ArtifactError("it was replaced while it was served", where=self.source.path)
+                    message.speeds = message.speeds or self.opened.speeds
+                self.opened, self.ready = message, True
                 if message.tested:
                     self.restarts.record_self_test()
-                return message.info
+                return message
 
     def receive(self, seconds: float | None, patience: float) -> Any:
         """Return the next message, or None after `seconds`.

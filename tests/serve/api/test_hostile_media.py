@@ -101,7 +101,7 @@ def test_a_file_of_too_many_bytes_is_413(server: Live) -> None:
 
 def test_a_strip_that_would_be_resized_to_nothing_is_refused() -> None:
     model = fake_media.colors()
-    model.manifest.meta["preprocessing"] = {"channels": 3, "shortest_edge": 8, "longest_edge": 10}
+    model.info.meta["preprocessing"] = {"channels": 3, "shortest_edge": 8, "longest_edge": 10}
     with live(model) as server:
         answer = predict(server, png(RED, (4000, 1)))
         assert answer.status_code == 400
@@ -202,7 +202,7 @@ def test_an_early_refusal_of_files_asks_for_their_own_key(tmp_path: Path) -> Non
             return run(inputs)  # type: ignore[operator,no-any-return]
 
         model.function = gated
-        model.max_batch, model.sizes["batch"] = 1, (1, 1)
+        model.change(max_batch=1, sizes={**model.info.sizes, "batch": (1, 1)})
     limits = ServeLimits(max_queue_requests=2, max_batch=1, max_wait_seconds=1e6)
     with live(*models, limits=limits, api_key=[FLOOD, POLITE]) as server, ThreadPoolExecutor(8) as pool:
 

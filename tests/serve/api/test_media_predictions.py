@@ -223,7 +223,7 @@ def test_a_file_for_a_model_of_texts_is_refused(client: httpx.Client) -> None:
     answer = client.post("/predict", data={"model": "moods"}, files={"file": ("a.png", png(RED))})
     assert (answer.status_code, "is a model of texts" in answer.text) == (400, True)
     fake = fake_media.colors()
-    fake.manifest.meta = {}
+    fake.info.meta.clear()
     with live(fake) as server:
         answer = httpx.post(f"{server.url}/predict", json={"inputs": b64(png(RED))})
         assert (answer.status_code, "takes tensors only" in answer.text) == (501, True)

@@ -23,7 +23,7 @@ DOCUMENTS = ["xx", "b", "xxx", "x"]
 def server() -> Iterator[Live]:
     ranker, raw = classifier("ranker", ["x"]), classifier("raw", ["x"], activation="identity")
     moods = classifier("moods", ["good", "bad", "dull"])
-    moods.manifest.meta["lower_case"] = True
+    moods.info.meta["lower_case"] = True
     with live(ranker, raw, moods, embedder(), double(), limits=ServeLimits(max_queue_rows=50)) as server:
         yield server
 
@@ -230,22 +230,23 @@ def test_a_key_is_needed_and_a_deadline_is_honoured() -> None:
 
 def test_a_prompt_of_the_model_is_put_before_embedded_texts() -> None:
     fake = embedder()
-    fake.manifest.meta.update(prompts={"query": "ask: ", "document": ""}, default_prompt=None)
+    fake.info.meta.update(prompts={"query": "ask: ", "document": ""}, default_prompt=None)
     with live(fake) as server:
         url = f"{server.url}/v1/embeddings"
-        plain = httpx.post(url, json={"model": fake.name, "input": "ask: a"}).json()["data"][0]
-        asked = httpx.post(url, json={"model": fake.name, "input": "a", "prompt_name": "query"}).json()[
+        plain = httpx.post(url, json={"model": fake.info.name, "input": "ask: a"}).json()["data"][0]
+        asked = httpx.post(url, json={"model": fake.info.name, "input": "a", "prompt_name": "query"}).json()[
             "data"
         ][0]
         assert asked == plain
-        wrong = httpx.post(url, json={"model": fake.name, "input": "a", "prompt_name": "title"})
+        wrong = httpx.post(url, json={"model": fake.info.name, "input": "a", "prompt_name": "title"})
         assert wrong.status_code == 400
         assert "expected a prompt of query, document, got 'title'" in wrong.text
 
 
 def test_pairs_keep_their_token_types_in_the_forked_tokenizer(tmp_path: Path) -> None:
     import asyncio
-    from types import SimpleNamespace
+
+    from msgspec.structs import replace
 
     from infer.llm.text.tokenizer import Tokenizer
     from infer.serve.llm import tokenizer_pool
@@ -254,7 +255,9 @@ def test_pairs_keep_their_token_types_in_the_forked_tokenizer(tmp_path: Path) ->
     tokenizer().save_pretrained(tmp_path)
 
     async def encoded() -> tuple[list[list[int]], list[list[int]]]:
-        texts = tokenizer_pool.encoder_tokenizer_pool(SimpleNamespace(longest=40, path=tmp_path, name="e"))
+        info = embedder("e").info
+        facts: Any = {"path": str(tmp_path), "sizes": {"seq": (1, 40)}}
+        texts = tokenizer_pool.encoder_tokenizer(replace(info, **facts))
         assert texts is not None
         texts.start()
         try:

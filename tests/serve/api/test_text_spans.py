@@ -41,12 +41,18 @@ def save_tokenizer(folder: Path) -> Path:
 def of_words(folder: Path, name: str, task: str, outputs: tuple[TensorSpec, ...], run: object) -> Fake:
     names = ("input_ids", "attention_mask", "token_type_ids")
     inputs = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in names)
+    tokenizer = Tokenizer(save_tokenizer(folder) / "tokenizer.json", max_length=24)
     fake = Fake(
-        name, inputs, outputs, run, sizes={"seq": (1, 24)}, task=task, padding=dict.fromkeys(names, 0)
-    )  # type: ignore[arg-type]
-    fake.manifest.meta.update({"labels": LABELS})
-    fake.tokenizer = Tokenizer(save_tokenizer(folder) / "tokenizer.json", max_length=24)  # type: ignore[attr-defined]
-    fake.tokenize = fake.tokenizer.batch  # type: ignore[attr-defined, method-assign]
+        name,
+        inputs,
+        outputs,
+        run,  # type: ignore[arg-type]
+        sizes={"seq": (1, 24)},
+        task=task,
+        padding=dict.fromkeys(names, 0),
+        tokenizer=lambda: tokenizer,
+    )
+    fake.info.meta["labels"] = LABELS
     return fake
 
 
@@ -65,7 +71,7 @@ def filler(folder: Path) -> Fake:
     fake = of_words(
         folder, "filler", "fill-mask", (TensorSpec("logits", "float32", ("batch", "seq", len(row))),), run
     )
-    fake.manifest.meta.update({"mask_token": "[MASK]", "pad_id": 0})
+    fake.info.meta.update({"mask_token": "[MASK]", "pad_id": 0})
     return fake
 
 

@@ -106,7 +106,7 @@ def test_long_sound_is_read_in_windows_that_overlap(raw: httpx.Client) -> None:
 @pytest.mark.parametrize("samples", [LONGEST + 1, 2 * LONGEST - 7, 3 * LONGEST + 555])
 def test_windows_and_kept_frames_are_those_of_transformers(samples: int, tmp_path: Path) -> None:
     module = pytest.importorskip("transformers.pipelines.automatic_speech_recognition")
-    model = MediaModel.of(transcriber(tmp_path))
+    model = MediaModel(transcriber(tmp_path).info)
     length = LONGEST // FRAME * FRAME
     stride = length // 6 // FRAME * FRAME
     sound = np.arange(samples)
@@ -127,8 +127,8 @@ def test_windows_and_kept_frames_are_those_of_transformers(samples: int, tmp_pat
 
 def test_word_times_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    folder = transcriber(tmp_path).path  # type: ignore[attr-defined]
-    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), unk_token="<pad>")
+    transcriber(tmp_path)
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"), unk_token="<pad>")
     ids = np.random.default_rng(0).integers(0, 10, 200)
     ids[::3] = 0
     theirs = tokenizer.decode(ids, output_word_offsets=True)

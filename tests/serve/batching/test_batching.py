@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from infer.artifact.model_info import ModelInfo
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
-from infer.serve.batching.collate import Collator, length_bucket, run_arrays
+from infer.serve.batching.collate import Collator, length_bucket
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.batching.text_inputs import infer_rows
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
+from infer.serve.served_model import ServedModel, run_arrays
 from infer.spec import TensorSpec
-from tests.support.fake_predictors import Fake, double, embedder
+from tests.support.fake_predictors import double, embedder
 from tests.support.manual_clock_queue import ManualClockQueue
 
 
@@ -156,8 +159,8 @@ def test_buckets_hold_their_lengths_with_less_than_a_third_of_padding(rows: int)
 
 def test_collator_pads_ragged_rows_and_cuts_outputs_back() -> None:
     fake = embedder()
-    fake.outputs = (*fake.outputs, TensorSpec("ids", "int64", ("batch", "seq")))
-    layout = Collator(fake)
+    fake.change(outputs=(*fake.info.outputs, TensorSpec("ids", "int64", ("batch", "seq"))))
+    layout = Collator(fake.info)
     assert layout.ragged == {"seq"}
     parts = [fake.tokenize(["abc"]), fake.tokenize(["a", "ab"])]
     joined, padding = layout.collate(parts)
@@ -172,21 +175,21 @@ def test_collator_pads_ragged_rows_and_cuts_outputs_back() -> None:
 
 def test_collator_does_not_pad_a_model_without_padding_values() -> None:
     fake = embedder()
-    fake.padding = {"input_ids": 0}
-    layout = Collator(fake)
+    fake.change(padding={"input_ids": 0})
+    layout = Collator(fake.info)
     assert not layout.ragged
     assert layout.key({"batch": 1, "seq": 3}) != layout.key({"batch": 1, "seq": 4})
 
 
 def test_collator_runs_models_without_a_batch_dimension_one_by_one() -> None:
     spec = TensorSpec("x", "float32", (4,))
-    layout = Collator(Fake("one", (spec,), (spec,), lambda inputs: inputs))
+    layout = Collator(ModelInfo(name="one", inputs=(spec,), outputs=(spec,), max_batch=8))
     assert (layout.batched, layout.max_batch) == (False, 1)
 
 
 def test_collator_refuses_outputs_with_another_number_of_rows() -> None:
     with pytest.raises(InferError, match="rows of output"):
-        Collator(double()).split_outputs({"y": np.zeros((2, 4))}, [{"batch": 3}])
+        Collator(double().info).split_outputs({"y": np.zeros((2, 4))}, [{"batch": 3}])
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_collator_refuses_outputs_with_another_number_of_rows() -> None:
 )
 def test_collator_errors_name_the_mismatch(arrays: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Collator(double()).check(arrays)
+        Collator(double().info).check(arrays)
 
 
 def x(*values: float) -> dict[str, np.ndarray]:
@@ -212,9 +215,9 @@ def x(*values: float) -> dict[str, np.ndarray]:
 
 
 def with_engine(
-    predictor: Any, story: Callable[[TensorEngine], Awaitable[None]], **limits: Any
+    model: ServedModel, story: Callable[[TensorEngine], Awaitable[None]], **limits: Any
 ) -> TensorEngine:
-    engine = TensorEngine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+    engine = TensorEngine(model, ServeLimits(**limits), Metrics("test").model(model.info.name, "1"))
 
     async def main() -> None:
         engine.start(asyncio.get_running_loop())
@@ -233,8 +236,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.open, self.entered = threading.Event(), threading.Event()
-        self.predictor = double()
-        self.predictor.function = self.run
+        self.model = double()
+        self.model.function = self.run
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.entered.set()
@@ -263,7 +266,8 @@ def test_texts_run_together_as_far_as_answers_stay_the_same(joins: str, batches:
             "embedding": np.stack([sums, np.full(rows, width), np.full(rows, rows)], 1).astype(np.float32)
         }
 
-    fake.function, fake.joins = seen, joins
+    fake.function = seen
+    fake.change(joins=joins)
 
     async def story(engine: TensorEngine) -> None:
         found = (await infer_rows(engine, fake.tokenize(texts), timeout=9)).outputs["embedding"]
@@ -278,8 +282,8 @@ def test_texts_run_together_as_far_as_answers_stay_the_same(joins: str, batches:
 
 def test_outputs_of_texts_that_ran_apart_get_one_width() -> None:
     fake = embedder()
-    fake.outputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
-    fake.function, fake.joins = lambda inputs: {"ids": inputs["input_ids"]}, "equal"
+    fake.function = lambda inputs: {"ids": inputs["input_ids"]}
+    fake.change(outputs=(TensorSpec("ids", "int64", ("batch", "seq")),), joins="equal")
 
     async def story(engine: TensorEngine) -> None:
         given = fake.tokenize(["a", "bbb", "cc"])
@@ -293,7 +297,7 @@ def test_outputs_of_texts_that_ran_apart_get_one_width() -> None:
 @pytest.mark.parametrize(("joins", "sizes"), [("padded", {4}), ("equal", {1, 2}), ("none", {1})])
 def test_requests_meet_in_batches_as_their_model_allows(joins: str, sizes: set[int]) -> None:
     fake = embedder()
-    fake.joins = joins
+    fake.change(joins=joins)
 
     async def story(engine: TensorEngine) -> None:
         texts = ("a", "bbb", "cc", "ddd")
@@ -316,8 +320,8 @@ def test_waiting_requests_share_a_batch_and_get_their_own_rows() -> None:
         assert [a.outputs["y"][:, 0].tolist() for a in answers] == [[0], [2, 4], [6, 8], [10, 12]]
         assert [a.batch_size for a in answers] == [1, 6, 6, 6]
 
-    engine = with_engine(gate.predictor, story)
-    assert gate.predictor.batches == [1, 6]
+    engine = with_engine(gate.model, story)
+    assert gate.model.batches == [1, 6]
     assert (engine.metrics.inferences, engine.metrics.executions) == (7, 2)
 
 
@@ -355,8 +359,8 @@ def test_a_bad_request_fails_alone() -> None:
         assert [isinstance(r, ValueError) for r in results] == [False, False, True, False]
         assert results[3].outputs["y"][0, 0] == 6
 
-    with_engine(gate.predictor, story)
-    assert gate.predictor.batches == [1, 3, 1, 2, 1, 1]
+    with_engine(gate.model, story)
+    assert gate.model.batches == [1, 3, 1, 2, 1, 1]
 
 
 def test_a_request_larger_than_a_batch_is_split_and_concatenated() -> None:
@@ -384,8 +388,8 @@ def test_a_cancelled_request_leaves_the_queue_and_never_runs() -> None:
         gate.open.set()
         await first
 
-    with_engine(gate.predictor, story)
-    assert gate.predictor.batches == [1]
+    with_engine(gate.model, story)
+    assert gate.model.batches == [1]
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -400,7 +404,7 @@ def test_a_deadline_ends_a_request_queued_or_running(running: bool) -> None:
         if first is not None:
             await first
 
-    with_engine(gate.predictor, story)
+    with_engine(gate.model, story)
 
 
 def test_stopping_fails_every_waiting_request() -> None:
@@ -414,7 +418,7 @@ def test_stopping_fails_every_waiting_request() -> None:
         assert [type(result) for result in results] == [NotReadyError, NotReadyError]
         gate.open.set()
 
-    with_engine(gate.predictor, story)
+    with_engine(gate.model, story)
 
 
 def test_draining_finishes_the_queue() -> None:
@@ -430,7 +434,7 @@ def test_draining_finishes_the_queue() -> None:
         gate.open.set()
         assert (await asyncio.gather(*tasks))[1].outputs["y"][0, 0] == 8
 
-    with_engine(gate.predictor, story)
+    with_engine(gate.model, story)
 
 
 def test_an_engine_failure_is_logged_and_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -470,11 +474,15 @@ def test_out_of_memory_is_a_resource_error_not_an_internal_one() -> None:
 def test_bfloat16_runs_in_torch_and_is_returned_as_uint16() -> None:
     import torch
 
+    from infer.predict.tensors import CheckedRunner
+
     spec = TensorSpec("x", "bfloat16", ("batch", 2))
-    fake = Fake("bf", (spec,), (spec,), lambda inputs: {"x": inputs["x"] + 1})
+    calls = CheckedRunner(
+        (spec,), (spec,), {"batch": (1, 8)}, SimpleNamespace(run=lambda inputs: {"x": inputs["x"] + 1})
+    )
     bits = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16).view(torch.uint16).numpy()
-    assert Collator(fake).check({"x": bits}) == {"batch": 1}
-    answer = run_arrays(fake, {"x": bits})["x"]
+    assert Collator(ModelInfo(name="bf", inputs=(spec,), outputs=(spec,))).check({"x": bits}) == {"batch": 1}
+    answer = run_arrays(calls, {"x": bits})["x"]
     assert torch.from_numpy(answer).view(torch.bfloat16).tolist() == [[2.0, 3.0]]
 
 

@@ -29,7 +29,7 @@ class Gated:
     """A model that runs a batch only when it is let; `calls`: the first input of each."""
 
     def __init__(self, model: Fake) -> None:
-        self.predictor, self.open, self.calls = model, threading.Event(), list[np.ndarray]()
+        self.model, self.open, self.calls = model, threading.Event(), list[np.ndarray]()
         self._function = model.function
         model.function = self._run
 
@@ -63,10 +63,10 @@ def flooded(
 ) -> Iterator[tuple[Live, Gated, list[Future[httpx.Response]], Any]]:
     """Serve a model whose queue one key has filled, with a pool of client threads."""
     gated = Gated(model or (double(max_batch=1) if path == KSERVE else embedder()))
-    gated.predictor.max_batch, gated.predictor.sizes["batch"] = 1, (1, 1)
+    gated.model.change(max_batch=1, sizes={**gated.model.info.sizes, "batch": (1, 1)})
     limits = ServeLimits(max_queue_requests=limit, max_batch=1, max_wait_seconds=1e6)
     with (
-        live(gated.predictor, limits=limits, api_key=[FLOOD, POLITE]) as server,
+        live(gated.model, limits=limits, api_key=[FLOOD, POLITE]) as server,
         ThreadPoolExecutor(40) as pool,
     ):
         (engine,) = server.service.engines.values()

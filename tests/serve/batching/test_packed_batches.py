@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from infer.artifact.model_info import ModelInfo
 from infer.compress import quantize_model
 from infer.errors import NotReadyError, OverloadedError
 from infer.graph.program import TorchGraph
@@ -23,6 +23,7 @@ from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.batching.text_inputs import infer_rows
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
+from infer.serve.served_model import ServedModel
 from infer.spec import TensorSpec, work_of_rows
 from tests.kernels.test_fused_encoder_layers import WIDTH
 from tests.kernels.test_padding_rows import ROWS, TOKENS, Pooled
@@ -41,7 +42,7 @@ def tokens(lengths: list[int], width: int = 0) -> dict[str, np.ndarray]:
 
 def padding_free(attention_length: int = 100) -> Fake:
     fake = embedder()
-    fake.attention_length = attention_length  # type: ignore[attr-defined]
+    fake.change(attention_length=attention_length)
     return fake
 
 
@@ -51,7 +52,7 @@ def measured(queue: ManualClockQueue, fixed: float, each: float) -> None:
 
 
 def test_rows_of_all_lengths_have_one_batch_key_and_their_own_work() -> None:
-    layout, buckets = Collator(padding_free()), Collator(embedder())
+    layout, buckets = Collator(padding_free().info), Collator(embedder().info)
     short, long = layout.measure(tokens([5])), layout.measure(tokens([200]))
     assert layout.packed
     assert short.key == long.key
@@ -62,18 +63,18 @@ def test_rows_of_all_lengths_have_one_batch_key_and_their_own_work() -> None:
 
 
 def test_padding_within_a_request_is_no_work() -> None:
-    layout = Collator(padding_free())
+    layout = Collator(padding_free().info)
     assert layout.measure(tokens([5, 20], width=200)).row_work == work_of_rows([5, 20], 100) / 2
     assert layout.measure(tokens([0], width=9)).row_work > 0
 
 
 def test_a_model_without_mask_or_padding_values_keeps_its_keys() -> None:
     fake = padding_free()
-    fake.padding = {"input_ids": 0}
-    assert not Collator(fake).packed
+    fake.change(padding={"input_ids": 0})
+    assert not Collator(fake.info).packed
     fake = padding_free()
-    fake.inputs = fake.inputs[:1]
-    assert not Collator(fake).packed
+    fake.change(inputs=fake.info.inputs[:1])
+    assert not Collator(fake.info).packed
 
 
 def test_the_work_of_a_packed_batch_is_the_sum_of_its_rows() -> None:
@@ -186,7 +187,7 @@ class Encoder(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Any:
+def encoder() -> ServedModel:
     """Open a random int8 encoder of the eager backend."""
     if compiling.compiler() is None:
         pytest.skip("no C++ compiler")
@@ -203,16 +204,22 @@ def encoder() -> Any:
     outputs = (TensorSpec("embedding", "float32", ("batch", WIDTH)),)
     limits = {"batch": (1, 64), "seq": (1, 600)}
     graph = TorchGraph(inputs, outputs, samples, limits, program=prepack.packed(program))
-    calls: Any = CheckedRunner(inputs, outputs, limits, eager.Runner(graph, "cpu"))
-    calls.name, calls.version, calls.task = "encoder", "1", "embedding"
-    calls.padding = dict.fromkeys(samples, 0)
-    calls.manifest = SimpleNamespace(backend="eager", meta={})
-    return calls
+    calls = CheckedRunner(inputs, outputs, limits, eager.Runner(graph, "cpu"))
+    info = ModelInfo(
+        name="encoder",
+        inputs=inputs,
+        outputs=outputs,
+        sizes=limits,
+        max_batch=calls.max_batch,
+        padding=dict.fromkeys(samples, 0),
+        attention_length=calls.attention_length,
+    )
+    return ServedModel(info=info, close=calls.close, run=calls.predict)
 
 
-def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: int = -1) -> list[Any]:
+def run_together(model: ServedModel, requests: list[dict[str, np.ndarray]], cancel: int = -1) -> list[Any]:
     """Queue all requests before any runs; return their results, and cancel the one at `cancel`."""
-    engine = TensorEngine(predictor, ServeLimits(), Metrics("test").model("encoder", "1"))
+    engine = TensorEngine(model, ServeLimits(), Metrics("test").model("encoder", "1"))
 
     async def main() -> list[Any]:
         engine.start(asyncio.get_running_loop())
@@ -231,10 +238,10 @@ def run_together(predictor: Any, requests: list[dict[str, np.ndarray]], cancel: 
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter has many to give
-def test_served_rows_are_bit_equal_to_single_runs(encoder: Any) -> None:
-    assert encoder.attention_length > 0
+def test_served_rows_are_bit_equal_to_single_runs(encoder: ServedModel) -> None:
+    assert encoder.info.attention_length
     requests = [tokens([length]) for length in LENGTHS]
-    alone = [encoder.predict(one)["embedding"] for one in requests]
+    alone = [encoder.run(one)["embedding"] for one in requests]
     results = run_together(encoder, requests)
     assert {result.batch_size for result in results} == {len(LENGTHS)}
     for result, expected in zip(results, alone, strict=True):
@@ -242,19 +249,19 @@ def test_served_rows_are_bit_equal_to_single_runs(encoder: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_texts_of_one_request_run_in_one_batch_and_in_order(encoder: Any) -> None:
+def test_texts_of_one_request_run_in_one_batch_and_in_order(encoder: ServedModel) -> None:
     request = tokens(LENGTHS)
     (result,) = run_together(encoder, [request])
     assert result.batch_size == len(LENGTHS)
     for row, length in enumerate(LENGTHS):
         own = {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in request.items()}
-        assert (result.outputs["embedding"][row] == encoder.predict(own)["embedding"][0]).all()
+        assert (result.outputs["embedding"][row] == encoder.run(own)["embedding"][0]).all()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_cancelled_long_request_does_not_change_other_results(encoder: Any) -> None:
+def test_a_cancelled_long_request_does_not_change_other_results(encoder: ServedModel) -> None:
     requests = [tokens([length]) for length in LENGTHS]
     results = run_together(encoder, requests, cancel=6)
     assert isinstance(results[6], asyncio.CancelledError)
     for at in (0, 1, 7):
-        assert (results[at].outputs["embedding"] == encoder.predict(requests[at])["embedding"]).all()
+        assert (results[at].outputs["embedding"] == encoder.run(requests[at])["embedding"]).all()

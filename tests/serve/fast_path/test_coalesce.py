@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infer.artifact.model_info import ModelInfo
 from infer.serve.api.kserve.kserve_response import encode_response, encode_responses
 from infer.serve.api.kserve.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
@@ -30,7 +31,7 @@ from tests.support.worker_models import DIE, RAISE
 @pytest.mark.parametrize("binary", [False, True])
 def test_responses_written_together_equal_those_written_one_by_one(binary: bool) -> None:
     specs = tuple(TensorSpec(n, d, ("batch", 3)) for n, d in (("f", "float32"), ("i", "int8"), ("b", "bool")))
-    engine: Any = SimpleNamespace(predictor=SimpleNamespace(name="ä", version="1"), metrics=None)
+    engine: Any = SimpleNamespace(info=ModelInfo(name="ä"), metrics=None)
     dice = np.random.default_rng(0)
     floats = np.concatenate([dice.standard_normal((5, 3)) * 1e15, [[0, -0.0, 1e-30]]]).astype(np.float32)
     outputs = {"f": floats, "i": dice.integers(-128, 128, (6, 3)).astype(np.int8), "b": floats > 0}
@@ -50,7 +51,9 @@ def test_responses_written_together_equal_those_written_one_by_one(binary: bool)
 
 def test_raw_tensors_read_together_equal_those_read_one_by_one() -> None:
     specs = TensorSpec("a", "float64", ("batch", 2)), TensorSpec("b", "int8", ("batch",))
-    layout = Collator(SimpleNamespace(inputs=specs, outputs=specs[:1], sizes={"batch": (1, 8)}, max_batch=8))
+    layout = Collator(
+        ModelInfo(name="m", inputs=specs, outputs=specs[:1], sizes={"batch": (1, 8)}, max_batch=8)
+    )
     arrays = [
         {"a": np.full((3, 2), n, np.float64), "b": np.arange(n, n + 3, dtype=np.int8)} for n in range(4)
     ]
@@ -94,7 +97,7 @@ def test_requests_of_one_loop_iteration_are_one_item(groups: list[int], resumed:
         assert [doubled(one) for one in answers] == [[2 * n, 0, 0, -2 * n] for n in range(20)]
         assert len({one.headers[b"x-request-id"] for one in answers}) == 20
         assert (groups, resumed) == ([8, 8, 4], [])
-        assert server.service.engines["double"].predictor.batches[2:] == [8, 8, 4]
+        assert server.service.engines["double"].model.batches[2:] == [8, 8, 4]
         text = ask(server, get(b"/metrics")).body.decode()
         labels = '{model="double",version="1"}'
         assert 'infer_requests_total{api="kserve",code="200",model="double",version="1"} 22.0' in text
@@ -139,7 +142,7 @@ def test_a_coalesced_request_with_nan_output_is_answered_alone(
 ) -> None:
     fake = double()
     fake.function = lambda inputs: {"y": np.where(inputs["x"] == 1, np.float32(np.inf), inputs["x"] * 2)}
-    fake.outputs = fake.outputs[:1]
+    fake.change(outputs=fake.info.outputs[:1])
     for refuse in (False, True):
         with live(fake, limits=ServeLimits(nonfinite_error=refuse)) as server:
             known(server, row(0, 0, 0, 0))

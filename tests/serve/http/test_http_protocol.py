@@ -120,7 +120,7 @@ def test_a_disconnect_cancels_a_waiting_request() -> None:
     with live(double(seconds=0.3, max_batch=1)) as server:
         engine = server.service.engines["double"]
         hang_up_behind_another(server)
-        assert engine.predictor.batches == [1]
+        assert engine.model.batches == [1]
         text = ask(server, get(b"/metrics")).body.decode()
         assert 'infer_cancelled_total{model="double",stage="queued",version="1"} 1.0' in text
         assert 'code="499"' in text

@@ -14,6 +14,7 @@ from infer import Predictor
 from infer.cli import main
 from infer.errors import SourceError, UsageError
 from infer.options.values import parse_folders
+from infer.serve.served_model import ServedModel
 from infer.serve.service import Service
 from tests.llm.test_lora import peft
 from tests.support.fake_predictors import Live, live
@@ -88,14 +89,10 @@ def test_adapter_with_its_models_name_is_refused(predictor: Predictor) -> None:
         def __getattr__(self, name: str) -> object:
             return ["tiny"] if name == "adapter_names" else getattr(predictor.language_model, name)
 
-    class Model:
-        language_model = Named()
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(predictor, name)
-
+    model = ServedModel.of(predictor)
+    model.language_model = Named()  # type: ignore[assignment]
     with pytest.raises(UsageError, match="name collision"):
-        Service([Model()])
+        Service([model])
 
 
 def test_folder_without_adapter_is_refused_at_load(predictor: Predictor, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from infer.serve.batching.infer_result import InferResult, PendingResult
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.llm.token_stream import TokenStream
-from tests.support.fake_llm import FakeLLMPredictor
+from tests.support.fake_llm import FakeLanguageModel, FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, live
 from tests.support.fake_step import EOS, FakeStep, fake_shape
 from tests.support.raw_http import BODY, get, read, reset, send
@@ -53,7 +53,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Live, Engine]]:
     )
     fake_llm = FakeLLMPredictor(tmp_path, context=256)
     fake_llm.close()
-    fake_llm.language_model.engine_client, fake_llm.language_model.vocab_size = EngineThread(engine), 61
+    fake_llm.language_model = FakeLanguageModel(EngineThread(engine), tmp_path, context=256)
+    fake_llm.language_model.vocab_size = 61
     with live(fake_llm) as server:
         yield server, engine
 

@@ -19,7 +19,7 @@ from infer.errors import ArtifactError, InferError, InputError  # noqa: E402
 from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
 from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
 from infer.process.fork_server import ForkServer  # noqa: E402
-from infer.serve.llm import llm_engine, tokenizer_pool, tokenizer_process  # noqa: E402
+from infer.serve.llm import tokenizer_pool, tokenizer_process  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
 from infer.serve.text_jobs.messages import TokenizerConfig  # noqa: E402
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
@@ -138,10 +138,9 @@ def test_cancelled_request_does_not_mix_up_the_next_reply(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_engine, "runs_in_worker", lambda _: True)
+def test_health_responds_during_an_endless_template(tmp_path: Path) -> None:
     fake_llm = FakeLLMPredictor(model(tmp_path, ON_WORD))
-    fake_llm.language_model.eos_ids = ()
+    fake_llm.in_workers = True
     with live(fake_llm) as server:
         hostile = {"model": "fake_llm", "messages": [{"role": "user", "content": "loop"}], "max_tokens": 1}
         answers: list[httpx.Response] = []
@@ -164,12 +163,9 @@ def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_model_with_endless_template_is_unready_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llm_engine, "runs_in_worker", lambda _: True)
+def test_model_with_endless_template_is_unready_with_a_reason(tmp_path: Path) -> None:
     fake_llm = FakeLLMPredictor(model(tmp_path, ENDLESS))
-    fake_llm.language_model.eos_ids = ()
+    fake_llm.in_workers = True
     with live(fake_llm) as server:
         answer = httpx.get(f"{server.url}/ready")
         assert answer.status_code == 503
@@ -181,8 +177,9 @@ def test_encoder_texts_are_truncated_in_the_forked_process(tmp_path: Path) -> No
     folder = model(tmp_path)
 
     async def main() -> None:
-        predictor = SimpleNamespace(longest=5, path=folder, name="encoder")
-        texts = tokenizer_pool.encoder_tokenizer_pool(predictor)
+        fake = embedder()
+        fake.change(path=str(folder), sizes={"seq": (1, 5)})
+        texts = tokenizer_pool.encoder_tokenizer(fake.info)
         assert texts is not None
         texts.start()
         try:
@@ -197,13 +194,13 @@ def test_encoder_texts_are_truncated_in_the_forked_process(tmp_path: Path) -> No
 
 
 def test_hostile_encoder_tokenizer_fails_only_its_request(tmp_path: Path) -> None:
-    fake: Any = embedder()
-    fake.path, fake.longest = model(tmp_path, pattern="(a+)+b"), 8
-    fake.pad = Tokenizer(tmp_path / "tokenizer.json", max_length=8).pad
+    fake = embedder()
+    fake.change(path=str(model(tmp_path, pattern="(a+)+b")), sizes={"batch": (1, 8), "seq": (1, 8)})
+    fake.tokenizer = None
     with live(fake) as server:
 
         def embed(text: str) -> httpx.Response:
-            ask = {"model": fake.name, "input": text}
+            ask = {"model": fake.info.name, "input": text}
             return httpx.post(f"{server.url}/v1/embeddings", json=ask, timeout=60)
 
         failed = embed("a" * 60)

@@ -20,7 +20,8 @@ from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.serve.workers import remote_engine
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import EngineStatus, ModelSource
-from infer.serve.workers.remote_model import RemoteLLM
+from infer.serve.workers.model_loading import served_language_model
+from infer.serve.workers.remote_engine import RemoteEngine
 from infer.serve.workers.restart_policy import (
     RestartLimitError,
     RestartLimits,
@@ -35,15 +36,16 @@ pytestmark = pytest.mark.chaos
 
 
 @contextlib.contextmanager
-def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteLLM]]:
+def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteEngine]]:
     source = ModelSource(
         path=str(folder), opener="tests.support.worker_models:fake_llm", options={"seconds": seconds}
     )
     worker = SupervisedWorker(source, watch=WatchdogLimits(**watch), restart=RestartLimits(first=0.01))
     worker.start()
-    predictor = RemoteLLM(worker, worker.wait(), language_model)
-    with live(predictor) as server:
-        yield server, predictor
+    model = served_language_model(worker, worker.wait(), language_model)
+    engine: Any = model.language_model.engine_client  # type: ignore[union-attr]
+    with live(model) as server:
+        yield server, engine
 
 
 def take_written(table: RequestTable) -> list[Request]:
@@ -60,8 +62,8 @@ def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
 
 
 def test_worker_serves_full_and_streamed_completions(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, predictor):
-        assert predictor.engine_client.worker.pid != os.getpid()
+    with served(tmp_path) as (server, engine):
+        assert engine.worker.pid != os.getpid()
         assert ask(server, "x").json()["choices"][0]["text"] == "ABCDE"
         answers = [ask(server, "x", n=2, logprobs=1).json() for _ in range(3)]
         assert all([choice["text"] for choice in a["choices"]] == ["ABCDE", "BCDEF"] for a in answers)
@@ -73,7 +75,7 @@ def test_worker_serves_full_and_streamed_completions(tmp_path: Path) -> None:
         assert ask(server, "x").status_code == 200
         text = httpx.get(f"{server.url}/metrics").text
         assert 'infer_engine_steps_total{model="fake_llm",version="1"}' in text
-        assert predictor.engine_client.deaths == 0
+        assert engine.deaths == 0
 
 
 def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
@@ -88,19 +90,19 @@ def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
 
 
 def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
-    with served(tmp_path, seconds=0.02) as (server, predictor):
+    with served(tmp_path, seconds=0.02) as (server, engine):
         body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             next(answer.iter_text())
         generator = server.service.generators["fake_llm"]
         wait_until(lambda: generator.idle)
-        assert not predictor.engine_client._table.sent
+        assert not engine._table.sent
         assert ask(server, "x").status_code == 200
 
 
 def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: Path) -> None:
-    with served(tmp_path, seconds=0.02) as (server, predictor):
-        first = running_pid(predictor.engine_client.worker.pid)
+    with served(tmp_path, seconds=0.02) as (server, engine):
+        first = running_pid(engine.worker.pid)
         body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         answers: list[httpx.Response] = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
@@ -110,7 +112,7 @@ def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: P
             waiting = [threading.Thread(target=lambda: answers.append(ask(server, "y"))) for _ in range(3)]
             for thread in waiting:
                 thread.start()
-            wait_until(lambda: predictor.engine_client._table.sent == 4)
+            wait_until(lambda: engine._table.sent == 4)
             assert httpx.get(f"{server.url}/health").status_code == 200
             os.kill(first, signal.SIGKILL)
             text += "".join(texts)
@@ -119,14 +121,14 @@ def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: P
         assert [a.json()["choices"][0]["text"] for a in answers] == ["ABCDE"] * 3
         assert '"worker_died"' in text
         assert "[DONE]" not in text
-        assert predictor.engine_client.deaths == 1
+        assert engine.deaths == 1
         assert httpx.get(f"{server.url}/ready").status_code == 200
-        assert predictor.engine_client.worker.pid != first
+        assert engine.worker.pid != first
 
 
 @pytest.mark.parametrize("poison", ["^", "#"])
 def test_prompt_that_kills_two_workers_is_quarantined_others_succeed(tmp_path: Path, poison: str) -> None:
-    with served(tmp_path) as (server, predictor):
+    with served(tmp_path) as (server, engine):
         answers: dict[str, httpx.Response] = {}
         threads = [
             threading.Thread(target=lambda p=prompt: answers.__setitem__(p, ask(server, p)))
@@ -138,15 +140,15 @@ def test_prompt_that_kills_two_workers_is_quarantined_others_succeed(tmp_path: P
             thread.join()
         assert {p: a.status_code for p, a in answers.items()} == {"a": 200, "b": 200, poison: 500, "c": 200}
         assert answers[poison].json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.engine_client.deaths == 2)
+        wait_until(lambda: engine.deaths == 2)
         assert ask(server, poison).json()["error"]["code"] == "poison_request"
-        assert predictor.engine_client.deaths == 2
+        assert engine.deaths == 2
         assert ask(server, "d").status_code == 200
 
 
 def test_hanging_step_is_killed(tmp_path: Path) -> None:
-    with served(tmp_path, batch=1.0) as (server, predictor):
-        first = running_pid(predictor.engine_client.worker.pid)
+    with served(tmp_path, batch=1.0) as (server, engine):
+        first = running_pid(engine.worker.pid)
         assert ask(server, "~").json()["error"]["code"] == "poison_request"
         assert not alive(first)
         assert ask(server, "x").status_code == 200
@@ -180,27 +182,27 @@ def test_step_timeout_is_ten_times_the_usual_step(
 
 
 def test_worker_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
-    with served(tmp_path, idle=1.5) as (server, predictor):
-        first = running_pid(predictor.engine_client.worker.pid)
+    with served(tmp_path, idle=1.5) as (server, engine):
+        first = running_pid(engine.worker.pid)
         os.kill(first, signal.SIGSTOP)
         wait_until(lambda: not alive(first))
         assert ask(server, "x").status_code == 200
 
 
 def test_many_killing_prompts_do_not_end_the_llm_server(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, predictor):
+    with served(tmp_path) as (server, engine):
         for number in range(4):
             assert ask(server, f"^{number}").json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.engine_client.deaths == 8)
+        wait_until(lambda: engine.deaths == 8)
         assert ask(server, "x").status_code == 200
 
 
 def test_stream_that_kills_two_workers_midway_is_quarantined(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, predictor):
+    with served(tmp_path) as (server, engine):
         answers = [ask(server, "$", stream=True) for _ in range(3)]
         assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
         assert answers[2].json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.engine_client.deaths == 2)
+        wait_until(lambda: engine.deaths == 2)
         assert ask(server, "x").status_code == 200
 
 
@@ -215,14 +217,14 @@ def test_identical_streams_in_one_crash_are_not_quarantined() -> None:
 
 
 def test_restart_limit_fails_all_requests(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, predictor):
+    with served(tmp_path) as (server, engine):
         for number in range(5):
-            pid = running_pid(predictor.engine_client.worker.pid)
+            pid = running_pid(engine.worker.pid)
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda n=number: predictor.engine_client.deaths > n)
-            wait_until(lambda: predictor.engine_client.ready or predictor.engine_client.failure is not None)
-        wait_until(lambda: predictor.engine_client.failure is not None)
-        assert isinstance(predictor.engine_client.failure, RestartLimitError)
+            wait_until(lambda n=number: engine.deaths > n)
+            wait_until(lambda: engine.ready or engine.failure is not None)
+        wait_until(lambda: engine.failure is not None)
+        assert isinstance(engine.failure, RestartLimitError)
         assert server.service.died
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert ask(server, "x").status_code == 503

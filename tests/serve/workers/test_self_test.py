@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from infer.artifact.model_info import ModelInfo
 from infer.errors import ArtifactError, InferError
 from infer.llm.engine.requests import Output, Request
 from infer.serve.batching.tensor_engine import TensorEngine
@@ -44,19 +44,21 @@ class Clock:
         return self.now
 
 
+INPUTS = (TensorSpec("x", "float32", ("batch", 2)),)
+OUTPUTS = (TensorSpec("y", "float32", ("batch", 2)),)
+
+
 class Model:
     """y = factor·x; each answer takes `seconds` of the clock."""
 
-    inputs = (TensorSpec("x", "float32", ("batch", 2)),)
-    outputs = (TensorSpec("y", "float32", ("batch", 2)),)
-
     def __init__(self, folder: Path, clock: Clock, seconds: float = 0.0) -> None:
-        self.path, self.clock, self.seconds = folder, clock, seconds
+        self.info = ModelInfo(name="m", inputs=INPUTS, outputs=OUTPUTS, path=str(folder))
+        self.clock, self.seconds = clock, seconds
         self.factor, self.rows = 2.0, list[int]()
         (folder / "golden").mkdir()
         save_file({"x": np.ones((3, 2), np.float32)}, folder / "golden/inputs.safetensors")
 
-    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.rows.append(len(inputs["x"]))
         self.clock.now += self.seconds
         return {"y": inputs["x"] * np.float32(self.factor)}
@@ -65,7 +67,7 @@ class Model:
 def test_golden_inputs_run_only_after_idle_time(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock)
-    golden = GoldenInputTest(model, clock)
+    golden = GoldenInputTest(model.info, model.run, clock)
     assert model.rows == [1]
     clock.now = EVERY - 0.1
     golden.run_if_due()
@@ -81,7 +83,7 @@ def test_golden_inputs_run_only_after_idle_time(tmp_path: Path) -> None:
 def test_slow_models_self_test_rarely(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock, seconds=2.0)
-    golden = GoldenInputTest(model, clock)
+    golden = GoldenInputTest(model.info, model.run, clock)
     clock.now = began = 100.0
     for _ in range(1000):
         clock.now += 1.0
@@ -93,7 +95,7 @@ def test_slow_models_self_test_rarely(tmp_path: Path) -> None:
 def test_changed_golden_output_raises(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock)
-    golden = GoldenInputTest(model, clock)
+    golden = GoldenInputTest(model.info, model.run, clock)
     model.factor, clock.now = 2.01, 10.0
     with pytest.raises(ArtifactError, match="output y on the golden inputs"):
         golden.run_if_due()
@@ -101,7 +103,7 @@ def test_changed_golden_output_raises(tmp_path: Path) -> None:
 
 def test_model_without_golden_inputs_skips_the_self_test() -> None:
     clock = Clock()
-    golden = GoldenInputTest(SimpleNamespace(inputs=Model.inputs, outputs=Model.outputs), clock)
+    golden = GoldenInputTest(ModelInfo(name="m", inputs=INPUTS, outputs=OUTPUTS), dict, clock)
     clock.now = 100.0
     golden.run_if_due()
 
@@ -191,13 +193,13 @@ def test_missing_self_test_tokens_make_it_unready_then_end_it() -> None:
 def test_worker_with_changed_outputs_is_replaced_while_idle(tmp_path: Path) -> None:
     source = ModelSource(path=str(tmp_path), opener="tests.support.worker_models:decays", options={"good": 3})
     starting = StartingModel(source, restart=FAST)
-    predictor = starting.wait_ready()
+    model = starting.wait_ready()
 
     async def go() -> None:
-        async with engine_of(predictor) as engine:
-            first = running_pid(predictor.executors[0].pid)
+        async with engine_of(model) as engine:
+            first = running_pid(model.replicas[0].pid)
             await asyncio.to_thread(wait_until, lambda: not alive(first))
-            await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total >= 1)
+            await asyncio.to_thread(wait_until, lambda: model.replicas[0].restarts.total >= 1)
             assert engine.failure is None
 
     asyncio.run(go())
@@ -208,19 +210,19 @@ def test_silent_worker_is_unready_until_its_next_heartbeat(
 ) -> None:
     monkeypatch.setattr(supervisor, "SILENT_SECONDS", 2.0)
 
-    async def go(predictor: Any) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: Any) -> None:
+        async with engine_of(model) as engine:
             await ask(engine, 1)
-            pid = running_pid(predictor.executors[0].pid)
+            pid = running_pid(model.replicas[0].pid)
             os.kill(pid, signal.SIGSTOP)
             await asyncio.to_thread(wait_until, lambda: not engine.ready)
             assert engine.healthy
             os.kill(pid, signal.SIGCONT)
             await asyncio.to_thread(wait_until, lambda: engine.ready)
-            assert predictor.executors[0].pid == pid
+            assert model.replicas[0].pid == pid
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_health_probe_runs_no_model() -> None:

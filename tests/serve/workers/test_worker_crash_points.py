@@ -285,7 +285,7 @@ class Refusing:
 
 def test_unsent_batch_runs_in_full_on_the_next_worker() -> None:
     executor, fake = Refusing(), double()
-    fake.executors = [executor]  # type: ignore[attr-defined]
+    fake.replicas = [executor]  # type: ignore[list-item]
     engine = TensorEngine(fake, ServeLimits(), Metrics("test").model("double", "1"))
 
     async def main() -> None:

@@ -20,9 +20,9 @@ from infer.serve.batching import batch_runner
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
+from infer.serve.served_model import ServedModel
 from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel
-from infer.serve.workers.remote_model import RemotePredictor
 from infer.serve.workers.restart_policy import RestartLimitError, RestartLimits, RestartPolicy, WatchdogLimits
 from tests.support.worker_models import DIE, HANG, RAISE, alive, running_pid, wait_until, x_of
 
@@ -33,7 +33,7 @@ FAST = RestartLimits(first=0.01)
 @contextlib.contextmanager
 def remote(
     replicas: int = 1, watch: WatchdogLimits | None = None, opener: str = "FaultyModel", **options: Any
-) -> Iterator[RemotePredictor]:
+) -> Iterator[ServedModel]:
     source = ModelSource(path="faulty", opener=f"tests.support.worker_models:{opener}", options=options)
     starting = StartingModel(source, replicas, watch=watch, restart=FAST)
     with contextlib.closing(starting):
@@ -41,14 +41,14 @@ def remote(
 
 
 @contextlib.asynccontextmanager
-async def engine_of(predictor: RemotePredictor, **limits: Any) -> AsyncIterator[TensorEngine]:
-    engine = TensorEngine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+async def engine_of(model: ServedModel, **limits: Any) -> AsyncIterator[TensorEngine]:
+    engine = TensorEngine(model, ServeLimits(**limits), Metrics("test").model(model.info.name, "1"))
     engine.start(asyncio.get_running_loop())
     try:
         yield engine
     finally:
         engine.stop(NotReadyError("over"))
-        predictor.close()
+        model.close()
         assert engine.join(10)
 
 
@@ -59,22 +59,22 @@ async def ask(engine: TensorEngine, *values: float, timeout: float = 60) -> Any:
 
 
 def test_worker_outputs_equal_the_model_s() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             first = await ask(engine, 1)
-            assert first.outputs["pid"][0] == predictor.executors[0].pid != os.getpid()
+            assert first.outputs["pid"][0] == model.replicas[0].pid != os.getpid()
             answers = await asyncio.gather(*(ask(engine, *range(i, i + 3)) for i in range(20)))
             assert max(answer.batch_size for answer in answers) > 3
             await ask(engine, *range(30))
             assert engine.ready
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_event_loop_copies_small_batches_and_a_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        (executor,) = predictor.executors
+    async def go(model: ServedModel) -> None:
+        (executor,) = model.replicas
         new, threads = executor.new, list[str]()
 
         def noted(*of: Any) -> Any:
@@ -82,30 +82,30 @@ def test_event_loop_copies_small_batches_and_a_thread_large_ones(monkeypatch: py
             return new(*of)
 
         monkeypatch.setattr(executor, "new", noted)
-        async with engine_of(predictor) as engine:
+        async with engine_of(model) as engine:
             for size in (batch_runner.SMALL_BATCH, 0, batch_runner.SMALL_BATCH):
                 monkeypatch.setattr(batch_runner, "SMALL_BATCH", size)
                 await ask(engine, 1)
-        assert threads == ["MainThread", f"infer-{predictor.name}-0", "MainThread"]
+        assert threads == ["MainThread", f"infer-{model.info.name}-0", "MainThread"]
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_retained_outputs_are_not_overwritten() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             kept = [await ask(engine, value) for value in range(20)]
         for value, answer in enumerate(kept):
             np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_raising_request_fails_alone_in_its_batch() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             values = [1, 2, RAISE, 4, 5, 6, 7]
             tasks = [engine.infer(x_of(value), timeout=60) for value in values]
             answers = await asyncio.gather(*tasks, return_exceptions=True)
@@ -114,15 +114,15 @@ def test_raising_request_fails_alone_in_its_batch() -> None:
                 if value != RAISE:
                     np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
             assert engine.healthy
-            assert predictor.executors[0].restarts.total == 0
+            assert model.replicas[0].restarts.total == 0
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_request_that_kills_two_workers_is_quarantined_others_succeed() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             values = [1, 2, DIE, 4]
             tasks = [engine.infer(x_of(value), timeout=60) for value in values]
             answers = await asyncio.gather(*tasks, return_exceptions=True)
@@ -130,22 +130,22 @@ def test_request_that_kills_two_workers_is_quarantined_others_succeed() -> None:
             for value, answer in zip(values, answers, strict=True):
                 if value != DIE:
                     np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
-            deaths = predictor.executors[0].restarts.total
+            deaths = model.replicas[0].restarts.total
             assert deaths == 2
             with pytest.raises(PoisonError):
                 await engine.infer(x_of(DIE), timeout=60)
             await ask(engine, 7)
-            assert predictor.executors[0].restarts.total == deaths
+            assert model.replicas[0].restarts.total == deaths
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_killed_worker_is_replaced_without_losing_requests() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             await ask(engine, 1)
-            first = predictor.executors[0].pid
+            first = model.replicas[0].pid
             assert first is not None
             running = [asyncio.create_task(ask(engine, value)) for value in range(8)]
             while not engine.running:
@@ -153,91 +153,92 @@ def test_killed_worker_is_replaced_without_losing_requests() -> None:
             os.kill(first, signal.SIGKILL)
             for answer in await asyncio.gather(*running):
                 assert answer.outputs["pid"][0] != first
-            os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)  # while it has nothing to do
-            await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total == 2)
+            os.kill(running_pid(model.replicas[0].pid), signal.SIGKILL)  # while it has nothing to do
+            await asyncio.to_thread(wait_until, lambda: model.replicas[0].restarts.total == 2)
             await asyncio.to_thread(wait_until, lambda: engine.ready)
             await ask(engine, 1)
 
-    with remote(seconds=0.3) as predictor:
-        asyncio.run(go(predictor))
+    with remote(seconds=0.3) as model:
+        asyncio.run(go(model))
 
 
 @pytest.mark.parametrize(("tested", "warmups"), [(True, 1), (False, 2)])
 def test_restarted_worker_skips_timing_after_passing_its_self_test(
     tmp_path: Path, tested: bool, warmups: int
 ) -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        (executor,) = predictor.executors
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        (executor,) = model.replicas
+        async with engine_of(model) as engine:
             os.kill(first := running_pid(executor.pid), signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: executor.restarts.total == 1 and engine.ready)
             assert (await ask(engine, 1)).outputs["pid"][0] == executor.pid != first
-        assert list(executor.speeds) == [(4, 0.5)]
+        assert executor.opened is not None
+        assert executor.opened.speeds == [(4, 0.5)]
 
     tally = tmp_path / "tally"
-    with remote(opener="counts", tally=str(tally), tested=tested) as predictor:
-        asyncio.run(go(predictor))
+    with remote(opener="counts", tally=str(tally), tested=tested) as model:
+        asyncio.run(go(model))
     assert len(tally.read_bytes()) == warmups
 
 
 def test_hanging_worker_is_killed_busy_or_idle() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             await ask(engine, 1)
-            first = running_pid(predictor.executors[0].pid)
+            first = running_pid(model.replicas[0].pid)
             os.kill(first, signal.SIGSTOP)
             await ask(engine, 2)
             assert not alive(first)
-            second = running_pid(predictor.executors[0].pid)
+            second = running_pid(model.replicas[0].pid)
             os.kill(second, signal.SIGSTOP)  # and asked for nothing
             await asyncio.to_thread(wait_until, lambda: not alive(second))
             with pytest.raises(PoisonError):
                 await engine.infer(x_of(HANG), timeout=60)
-            assert predictor.executors[0].restarts.total == 4
+            assert model.replicas[0].restarts.total == 4
 
-    with remote(watch=WatchdogLimits(batch=1.5, idle=2.5)) as predictor:
-        asyncio.run(go(predictor))
+    with remote(watch=WatchdogLimits(batch=1.5, idle=2.5)) as model:
+        asyncio.run(go(model))
 
 
 def test_replicas_share_one_queue() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor, max_batch=1) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model, max_batch=1) as engine:
             answers = await asyncio.gather(*(ask(engine, value) for value in range(8)))
             assert len({int(answer.outputs["pid"][0]) for answer in answers}) == 2
-            os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)
+            os.kill(running_pid(model.replicas[0].pid), signal.SIGKILL)
             await asyncio.gather(*(ask(engine, value) for value in range(8)))
             assert engine.ready
 
-    with remote(replicas=2, seconds=0.1) as predictor:
-        asyncio.run(go(predictor))
+    with remote(replicas=2, seconds=0.1) as model:
+        asyncio.run(go(model))
 
 
 @pytest.mark.parametrize("opener", ["FaultyModel", "proven"])
 def test_many_killing_requests_do_not_end_the_server(opener: str) -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             for value in range(4):
                 if opener == "FaultyModel":  # it is known to answer only by what it answers
                     await ask(engine, value)
                 with pytest.raises(PoisonError):
                     await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
-            assert predictor.executors[0].restarts.total == 8
+            assert model.replicas[0].restarts.total == 8
             await ask(engine, 1)
             assert engine.ready
 
-    with remote(opener=opener) as predictor:
-        asyncio.run(go(predictor))
+    with remote(opener=opener) as model:
+        asyncio.run(go(model))
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_killed_worker_is_given_up_only_if_it_never_answers(answers: bool) -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             for _ in range(5):
                 await asyncio.to_thread(wait_until, lambda: engine.ready)
                 if answers:
                     await ask(engine, 1)
-                os.kill(running_pid(predictor.executors[0].pid), signal.SIGKILL)
+                os.kill(running_pid(model.replicas[0].pid), signal.SIGKILL)
                 await asyncio.to_thread(wait_until, lambda: not engine.ready)
             if answers:
                 await ask(engine, 2)
@@ -245,13 +246,13 @@ def test_killed_worker_is_given_up_only_if_it_never_answers(answers: bool) -> No
             await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
             assert isinstance(engine.failure, RestartLimitError)
 
-    with remote(opener="proven") as predictor:
-        asyncio.run(go(predictor))
+    with remote(opener="proven") as model:
+        asyncio.run(go(model))
 
 
 def test_model_that_dies_of_every_request_is_given_up() -> None:
-    async def go(predictor: RemotePredictor) -> None:
-        async with engine_of(predictor) as engine:
+    async def go(model: ServedModel) -> None:
+        async with engine_of(model) as engine:
             failed = []
             for value in range(3):
                 try:
@@ -263,8 +264,8 @@ def test_model_that_dies_of_every_request_is_given_up() -> None:
             assert isinstance(engine.failure, RestartLimitError)
             assert not engine.ready
 
-    with remote() as predictor:
-        asyncio.run(go(predictor))
+    with remote() as model:
+        asyncio.run(go(model))
 
 
 def test_load_error_is_raised_and_leaves_no_process() -> None:
@@ -279,8 +280,8 @@ def test_load_error_is_raised_and_leaves_no_process() -> None:
 
 
 def test_worker_ends_with_its_server_and_leaks_no_descriptors() -> None:
-    with remote() as predictor:
-        pid = running_pid(predictor.executors[0].pid)
+    with remote() as model:
+        pid = running_pid(model.replicas[0].pid)
         assert alive(pid)
     assert not alive(pid)
     before = len(os.listdir("/proc/self/fd"))
@@ -342,9 +343,9 @@ from infer.serve.workers import __main__ as worker
 from infer.serve.workers.messages import LoadModel, ModelSource
 from infer.serve.workers.opening_progress import OpeningProgress
 asked = LoadModel(ModelSource(path="x", opener="tests.support.worker_models:FaultyModel"))
-predictor, _ = worker._open(asked, {}, OpeningProgress())
+model, _ = worker._open(asked, {}, OpeningProgress())
 import numpy
-assert predictor.predict({"x": numpy.ones((1, 4), "float32")})
+assert model.run({"x": numpy.ones((1, 4), "float32")})
 print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)
 """
     assert run_python(code).strip() == "True True True"
@@ -354,7 +355,7 @@ def test_server_process_with_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys
 import infer.cli.serve, infer.cli.options, infer.serve.server
-import infer.serve.workers.remote_model
+import infer.serve.workers.remote_language_model
 from infer import plugins
 [plugins.get("infer.serve.api", name) for name in plugins.names("infer.serve.api")]
 print("torch" in sys.modules)

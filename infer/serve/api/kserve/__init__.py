@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ....errors import InputError, NotReadyError
 from ...batching.tensor_engine import TensorEngine
 from ...http.request_context import RequestContext
-from ...http.routing import ErrorFormat, Response, Route, error_text
+from ...http.routing import ErrorFormat, Handler, Payload, Response, Route, error_text
 from ...model_admin import ModelAdmin, RepositoryModel
 from ...observability.metrics import stats_dict
 from ...service import Service
@@ -54,7 +54,9 @@ ERROR_FORMAT = ErrorFormat(
 
 
 def routes(service: Service) -> list[Route]:
-    def get(path: str, out: type[Any], handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+    def get(
+        path: str, out: type[Any], handler: Handler, summary: str, *errors: int, open: bool = False
+    ) -> Route:
         return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     table = [
@@ -104,26 +106,26 @@ async def ready(context: RequestContext) -> Ready:
 
 async def index(context: RequestContext) -> ModelIndex:
     state: Literal["READY", "UNAVAILABLE"] = "READY" if context.service.ready else "UNAVAILABLE"
-    return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in context.service.engines.items()])
+    return ModelIndex([ModelState(n, e.info.version, state) for n, e in context.service.engines.items()])
 
 
 async def metadata(context: RequestContext) -> ModelMetadata:
-    model = _engine(context).predictor
+    model = _engine(context).info
     ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
     outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
-    return ModelMetadata(model.name, [model.version], _platform(model), ins, outs)
+    return ModelMetadata(model.name, [model.version], f"infer_{model.backend}", ins, outs)
 
 
 async def model_ready(context: RequestContext) -> ModelReady:
     engine = _engine(context)
     if context.service.state != "ready" or not engine.healthy:
-        raise NotReadyError(f"model {engine.predictor.name} would not answer")
-    return ModelReady(engine.predictor.name, True)
+        raise NotReadyError(f"model {engine.info.name} would not answer")
+    return ModelReady(engine.info.name, True)
 
 
 async def config(context: RequestContext) -> ModelConfig:
     engine = _engine(context)
-    model, batched = engine.predictor, engine.collator.batched
+    model, batched = engine.info, engine.collator.batched
     along_first = (
         batched and engine.collator.plain
     )  # `dims` leave out the axis of `max_batch_size`, the first
@@ -134,7 +136,7 @@ async def config(context: RequestContext) -> ModelConfig:
     )
     return ModelConfig(
         name=model.name,
-        platform=_platform(model),
+        platform=f"infer_{model.backend}",
         backend="infer",
         max_batch_size=engine.collator.max_batch if along_first else 0,
         input=ins,
@@ -163,24 +165,20 @@ async def infer(context: RequestContext) -> Any:
 
 def _engine(context: RequestContext) -> TensorEngine:
     engine = context.service.engine(context.path["model"], context.path.get("version"))
-    context.model = engine.predictor.name
+    context.model = engine.info.name
     return engine
 
 
 def _stats(engine: TensorEngine) -> ModelStats:
-    model = engine.predictor
+    model = engine.info
     return ModelStats(name=model.name, version=model.version, **stats_dict(engine.metrics))
-
-
-def _platform(model: Any) -> str:
-    return f"infer_{getattr(model.manifest, 'backend', None) or 'model'}"
 
 
 def _repository_routes(service: Service) -> list[Route]:
     if service.admin is None:
         return []
 
-    def post(path: str, to: type[Any], out: type[Any] | str, handler: Any, text: str, *errors: int) -> Route:
+    def post(path: str, to: type[Any], out: Payload, handler: Handler, text: str, *errors: int) -> Route:
         return Route("POST", f"/v2/repository/{path}", to, out, handler, text, ERROR_FORMAT, errors)
 
     change = (404, 409, 503)

@@ -49,10 +49,8 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
             raise InputError(
                 "parameter sequence_id is not supported with texts", where="request.parameters.sequence_id"
             )
-        service = context.service
-        arrays = await text_inputs.tokenize(
-            engine, _texts(request, raw), service.pool, max_texts=service.limits.max_queue_rows
-        )
+        most = context.service.limits.max_queue_rows
+        arrays = await text_inputs.tokenize(engine, _texts(request, raw), max_texts=most)
         engine.metrics.prompt_tokens.inc(text_inputs.count_tokens(arrays))
         answer = await text_inputs.infer_rows(
             engine, arrays, timeout=timeout, priority=priority, tenant=tenant
@@ -84,7 +82,7 @@ def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest
         return None
     _, priority = _timeout_and_priority(context, request)
     wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
-    specs = {spec.name: spec for spec in engine.predictor.inputs}
+    specs = {spec.name: spec for spec in engine.info.inputs}
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
@@ -119,7 +117,7 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
 
     At most one size may be unknown once the batch is 1.
     """
-    specs = engine.predictor.inputs
+    specs = engine.info.inputs
     if len(specs) != 1:
         raise InputError(f"a body of raw bytes needs a model with one input, this one has {len(specs)}")
     spec, shape = specs[0], shape_of(specs[0])
@@ -230,7 +228,7 @@ def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]
 
 
 def _arrays(request: InferRequest, raw: memoryview, engine: TensorEngine) -> Arrays:
-    specs = {spec.name: spec for spec in engine.predictor.inputs}
+    specs = {spec.name: spec for spec in engine.info.inputs}
     arrays: Arrays = {}
     for index, (given, section) in enumerate(zip(request.inputs, _sections(request, raw), strict=True)):
         where = f"request.inputs[{index}]"

@@ -42,7 +42,7 @@ def _tensor(spec: TensorSpec) -> bytes:
 
 def _lead(engine: TensorEngine, id: str | None, answer: InferResult) -> bytes:
     return b'%b%b"parameters":{"queue_us":%d,"compute_us":%d,"batch_size":%d},"outputs":[' % (
-        _model(engine.predictor.name, engine.predictor.version),
+        _model(engine.info.name, engine.info.version),
         b"" if id is None else b'"id":%b,' % encode(id),
         answer.queue_seconds * 1e6,
         answer.compute_seconds * 1e6,

@@ -19,7 +19,7 @@ TASK = "image-to-text"
 
 def source_of(engine: LLMEngine) -> ImageSource | None:
     """Return the image that a model reads of which it writes text; None for other models."""
-    return ImageSource.of(getattr(engine.predictor.manifest, "meta", None))
+    return ImageSource.of(engine.info.meta)
 
 
 def find_engine(context: RequestContext, name: str | None, tasks: Sequence[str]) -> LLMEngine | None:
@@ -31,12 +31,12 @@ def find_engine(context: RequestContext, name: str | None, tasks: Sequence[str])
     if name is not None:
         found = models.get(name)
         return found if isinstance(found, LLMEngine) and source_of(found) is not None else None
-    if any(engine.predictor.task in tasks for engine in context.service.engines.values()):
+    if any(engine.info.task in tasks for engine in context.service.engines.values()):
         return None
     able = [engine for engine in context.service.generators.values() if source_of(engine) is not None]
     if len(able) > 1:
         raise InputError(
-            f"expected a model, one of {', '.join(one.predictor.name for one in able)}", where="model"
+            f"expected a model, one of {', '.join(one.info.name for one in able)}", where="model"
         )
     return able[0] if able else None
 
@@ -106,7 +106,7 @@ async def _tokens(engine: LLMEngine, source: ImageSource, text: str, where: str)
 def _source(engine: LLMEngine) -> ImageSource:
     found = source_of(engine)
     if found is None:
-        raise InputError(f"{engine.predictor.name} reads no images", where="model")
+        raise InputError(f"{engine.info.name} reads no images", where="model")
     return found
 
 

@@ -15,6 +15,7 @@ from ....spec import ZERO_SHOT_IMAGES
 from ....tasks import answers
 from ....tasks.media_model import MediaModel
 from ....tasks.score_activation import activation_of, scores_of
+from ...batching import text_inputs
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
@@ -59,7 +60,7 @@ async def predict_files(
     parameters: PredictParameters,
 ) -> list[Prediction]:
     """Return the prediction of each file, labels best first."""
-    if engine.predictor.task == ZERO_SHOT_IMAGES:
+    if engine.info.task == ZERO_SHOT_IMAGES:
         return await _candidates(context, engine, files, where, parameters)
     model, outputs, sizes = await run_files(context, engine, files, where)
     for place, size in zip(where, sizes, strict=True):
@@ -86,10 +87,8 @@ async def _candidates(
     check_files(files, where)
     model = media_request.media_model(engine)
     media_request.check_admission(context, engine, context.timeout())
-    if engine.texts is not None:
-        rows = engine.predictor.pad(*await engine.texts.encode_typed(texts, "parameters.candidate_labels"))
-    else:
-        rows = await media_request.in_thread(context, engine.predictor.tokenize, texts)
+    encoded = await engine.tokenizer.encode_typed(texts, "parameters.candidate_labels")
+    rows = text_inputs.padded_rows(engine, *encoded)
     tensors, _ = await media_request.open_files(context, model, files, where)
     found: list[Prediction] = []
     for image in tensors:

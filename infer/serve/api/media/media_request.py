@@ -26,7 +26,7 @@ TRANSFORMERS_PIXELS = 1 << 24  # of an image whose steps transformers runs, in t
 T = TypeVar("T")
 
 
-async def in_thread(context: RequestContext, function: Callable[..., T], *given: Any) -> T:
+async def in_thread(context: RequestContext, function: Callable[..., T], *given: object) -> T:
     """Call a function in the pool of threads that prepare inputs."""
     return await asyncio.get_running_loop().run_in_executor(context.service.pool, function, *given)
 
@@ -42,7 +42,7 @@ def media_model(engine: TensorEngine | LLMEngine) -> MediaModel:
     """Return the preprocessing and answers of a model of images or sound; raise `NotUsableError` without them."""
     if engine.media is None or engine.media.steps is None:
         raise NotUsableError(
-            f"{engine.predictor.name} takes tensors only: its artifact holds no preprocessing",
+            f"{engine.info.name} takes tensors only: its artifact holds no preprocessing",
             hint="Send tensors to /v2/models/NAME/infer",
         )
     return engine.media
@@ -91,7 +91,7 @@ async def open_files(
     return tensors, sizes
 
 
-async def run_slow(context: RequestContext, timeout: float, function: Callable[..., T], *given: Any) -> T:
+async def run_slow(context: RequestContext, timeout: float, function: Callable[..., T], *given: object) -> T:
     """Call a function that takes its time with a file, in one of the threads for that."""
     return await context.service.decoders.run(context.tenant, timeout, function, *given)
 

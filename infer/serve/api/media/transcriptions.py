@@ -117,7 +117,7 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
         found = found._replace(language=request.language or found.language)
     else:
         options = TranscriptOptions(request.language, task, timed, request.temperature)
-        steps = whisper_windows.by_decoder(model, sound, engine.predictor.inputs, engine.context, options)
+        steps = whisper_windows.by_decoder(model, sound, engine.info.inputs, engine.context, options)
         found = await GenerationCall(context, engine, "transcribe").perform(steps)
     return _response(found, request, task, len(sound) / model.sampling_rate)
 
@@ -161,15 +161,13 @@ def _engine(context: RequestContext, name: str | None) -> Any:
         name = names[0]
     engine = find_model(context, name)
     if not _transcribes(engine):
-        raise InputError(
-            f"{name} is a {engine.predictor.task} model and can't transcribe sound", where="model"
-        )
+        raise InputError(f"{name} is a {engine.info.task} model and can't transcribe sound", where="model")
     return engine
 
 
 def _transcribes(engine: TensorEngine | LLMEngine) -> bool:
     media: MediaModel | None = engine.media
-    decodes = isinstance(engine, LLMEngine) or engine.predictor.task == TASK
+    decodes = isinstance(engine, LLMEngine) or engine.info.task == TASK
     return media is not None and media.reads_sound and decodes
 
 

@@ -10,6 +10,7 @@ import msgspec
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request
 from ....llm.text import tools
+from ....llm.text.chat_template import ChatTemplate
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
@@ -82,7 +83,7 @@ def _refuse_chat(request: ChatRequest) -> None:
 class Tools:
     """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur; `parallel`: many."""
 
-    def __init__(self, request: ChatRequest, template: Any) -> None:
+    def __init__(self, request: ChatRequest, template: ChatTemplate | None) -> None:
         given = [msgspec.to_builtins(tool) for tool in request.tools or ()]
         choice = msgspec.to_builtins(request.tool_choice)
         self.tools = tools.check_tools(given)

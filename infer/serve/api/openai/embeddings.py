@@ -77,11 +77,11 @@ async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddi
     require_json(context)
     request = context.json(EmbeddingsRequest)
     engine = find_model(context, request.model)
-    if not isinstance(engine, TensorEngine) or engine.predictor.task not in TASKS:
+    if not isinstance(engine, TensorEngine) or engine.info.task not in TASKS:
         raise InputError(
-            f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
+            f"{request.model} is a {engine.info.task} model and makes no embeddings", where="model"
         )
-    tokenwise = engine.predictor.task == late_interaction.TASK
+    tokenwise = engine.info.task == late_interaction.TASK
     call = TaskCall(context, engine, strict=tokenwise)
     call.check_admission()
     if request.dimensions not in (None, call.model.width):

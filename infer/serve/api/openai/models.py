@@ -46,4 +46,4 @@ async def model(context: RequestContext) -> Model:
 
 def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None = None) -> Model:
     length = served.context if isinstance(served, LLMEngine) else None
-    return Model(name, served.predictor.task, max_model_len=length, parent=parent)
+    return Model(name, served.info.task, max_model_len=length, parent=parent)

@@ -83,6 +83,6 @@ def find_llm(context: RequestContext, name: str) -> LLMEngine:
     """Return the language model of that name; raise `ModelNotFoundError`, or `InputError` for another kind."""
     model = find_model(context, name)
     if not isinstance(model, LLMEngine):
-        task = model.predictor.task
+        task = model.info.task
         raise InputError(f"{name} is a model for {task} and generates no text", where="model")
     return model

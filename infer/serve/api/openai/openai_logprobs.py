@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from ....llm.engine.requests import TokenLogprob
+from ....llm.text.tokenizer import LLMTokenizer
 
 LOWEST = -9999.0  # JSON has no minus infinity
 CONTEXT = 4  # tokens of a prompt in which a character may begin
@@ -57,7 +57,7 @@ class CompletionLogprobsBuilder:
     """
 
     def __init__(
-        self, text: Any, prompt: Sequence[int] = (), echo: str = "", *, skip_special: bool = True
+        self, text: LLMTokenizer, prompt: Sequence[int] = (), echo: str = "", *, skip_special: bool = True
     ) -> None:
         self._bytes, self._special = text.token_bytes, text.special
         self._prompt, self._echo, self._skip = prompt[-CONTEXT:], echo, skip_special
@@ -103,7 +103,7 @@ class CompletionLogprobsBuilder:
         return found
 
 
-def chat_logprobs(text: Any, new: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(text: LLMTokenizer, new: Iterable[TokenLogprob]) -> ChatLogprobs:
     """Return the log-probabilities of new tokens of one chat choice."""
     content = []
     for one in new:

@@ -196,7 +196,7 @@ def _schema(given: dict[str, Any] | str | None, where: str) -> dict[str, Any] | 
     return _named("json_schema", given)
 
 
-def _named(kind: str, value: Any) -> dict[str, Any] | None:
+def _named(kind: str, value: object) -> dict[str, Any] | None:
     return None if value is None else {kind: value}
 
 

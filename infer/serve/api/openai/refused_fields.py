@@ -66,9 +66,11 @@ def refuse_fields(given: Mapping[str, Any], known: Collection[str]) -> None:
             raise InputError(f"{name} is not offered", where=name, hint=hint)
 
 
-def refuse_unknown(given: Any, known: Collection[str], where: str) -> None:
+def refuse_unknown(given: object, known: Collection[str], where: str) -> None:
     """Raise `InputError` for a field of a constraint that is not `known`, whatever its name, and asks for something."""
-    for name in sorted(given.keys() - known if isinstance(given, dict) else ()):
+    if not isinstance(given, dict):
+        return
+    for name in sorted(given.keys() - known):
         if given[name] not in IDLE:
             where = f"{where}.{name[:64]}"
             raise InputError(f"{where} is not offered: expected {', '.join(sorted(known))}", where=where)

@@ -90,7 +90,7 @@ async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
     model = _model(context, None)
     named = special_tokens(model.language_model.folder)
     return TokenizerInfo(
-        model=model.predictor.name,
+        model=model.info.name,
         vocab_size=model.vocab_size,
         max_model_len=model.context,
         bos_token=named.get("bos_token"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...http.multipart import FORM
-from ...http.routing import JSON, Route
+from ...http.routing import JSON, Handler, Payload, Route
 from ...service import Service
 from ..openai.openai_errors import ERROR_FORMAT
 from . import classify, rerank
@@ -27,7 +27,7 @@ ACCEPTS = (JSON, FORM, "image/*", "audio/*")
 
 
 def routes(service: Service) -> list[Route]:
-    def post(path: str, In: Any, out: Any, handler: Any, summary: str, *errors: int) -> Route:
+    def post(path: str, In: type[Any], out: Payload, handler: Handler, summary: str, *errors: int) -> Route:
         return Route("POST", path, In, out, handler, summary, ERROR_FORMAT, errors, work=True)
 
     ranked, labels = Reranked | list[RankedText], Classified | Predictions

@@ -102,7 +102,7 @@ async def predict(context: RequestContext) -> Predictions | Response:
     return await _predictions(context, _any_engine(context, request.model), request)
 
 
-def _texts(found: Any) -> Response:
+def _texts(found: object) -> Response:
     """Return an answer that is no list of labels."""
     return Response(msgspec.json.encode(found), media=JSON)
 
@@ -121,10 +121,10 @@ async def _of_files(
     """Return the prediction of one file."""
     if engine.media is None:
         raise InputError(
-            f"{engine.predictor.name} is a model of texts", where="model", hint="Send JSON with inputs"
+            f"{engine.info.name} is a model of texts", where="model", hint="Send JSON with inputs"
         )
     parameters = parameters or PredictParameters()
-    text_request.check_parameters(engine.predictor.task, PredictRequest(inputs="", parameters=parameters))
+    text_request.check_parameters(engine.info.task, PredictRequest(inputs="", parameters=parameters))
     (found,) = await media_predictions.predict_files(context, engine, files, where, parameters)
     return [*found]
 
@@ -132,7 +132,7 @@ async def _of_files(
 async def _predictions(
     context: RequestContext, engine: TensorEngine, request: PredictRequest
 ) -> Predictions | Response:
-    task, parameters = engine.predictor.task, request.parameters
+    task, parameters = engine.info.task, request.parameters
     text_request.refuse_uncut(request.truncate)
     text_request.check_parameters(task, request)
     call = TaskCall(context, engine)

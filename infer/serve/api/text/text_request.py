@@ -36,15 +36,15 @@ def find_text_model(
     Raises `NotFoundError`, and `InputError` for a model of another task or for a choice that the request leaves open.
     """
     if name is None:
-        names = [n for n, engine in context.service.engines.items() if engine.predictor.task in tasks]
+        names = [n for n, engine in context.service.engines.items() if engine.info.task in tasks]
         if not names:
             raise NotFoundError(f"no model that can {purpose} is served", hint="/v2/models lists the models")
         if len(names) > 1:
             raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
         name = names[0]
     engine = find_model(context, name)
-    if not isinstance(engine, TensorEngine) or engine.predictor.task not in tasks:
-        raise InputError(f"{name} is a {engine.predictor.task} model and can't {purpose}", where="model")
+    if not isinstance(engine, TensorEngine) or engine.info.task not in tasks:
+        raise InputError(f"{name} is a {engine.info.task} model and can't {purpose}", where="model")
     return engine
 
 

@@ -1,0 +1,55 @@
+"""Text files of a language model: tokenizer, recommended options and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from ...errors import UsageError
+from .chat_template import ChatTemplate
+from .generation_config import GenerationConfig
+from .tokenizer import LLMTokenizer
+
+
+class TextSide:
+    """Text files of a language model in `folder`, each read when it is first needed.
+
+    `end_ids`: tokens that end a text, where the artifact itself names some.
+    """
+
+    def __init__(self, folder: Path, name: str, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
+        self.folder, self.name, self.vocab_size, self._end_ids = folder, name, vocab_size, end_ids
+
+    @cached_property
+    def text_or_none(self) -> LLMTokenizer | None:
+        path = self.folder / "tokenizer.json"
+        return LLMTokenizer(path) if path.is_file() else None
+
+    @property
+    def text(self) -> LLMTokenizer:
+        """Tokenizer of the artifact; raises `UsageError` when it has none."""
+        if self.text_or_none is None:
+            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
+        return self.text_or_none
+
+    @cached_property
+    def config(self) -> GenerationConfig:
+        ids = self.text_or_none.tokenizer.get_vocab(True) if self.text_or_none is not None else {}
+        return GenerationConfig.open(self.folder, ids)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.open(self.folder)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(i for i in self._end_ids or self.config.eos_ids if i < self.vocab_size)
+
+    def translated(
+        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
+    ) -> tuple[list[int], int | None]:
+        """Return a source in the language named, and the token that the decoder is made to begin with, or None."""
+        if src_lang is None and tgt_lang is None:
+            return ids, None
+        return self.text.translated(ids, src_lang, tgt_lang)
