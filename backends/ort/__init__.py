@@ -23,8 +23,7 @@ from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
 from infer.onnx.layers.operands import Weights
 from infer.onnx.layers.rewrite import RewriteResult
-from infer.onnx.source import onnx_source
-from infer.onnx.source.source_weights import FP16, INT8, OPTION, WEIGHTS
+from infer.onnx.source import FORMATS, FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
 from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
@@ -89,7 +88,9 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     elif not plan.device.startswith("cpu"):
         return f"ONNX Runtime does not run on {plan.device} here"
     if isinstance(graph, OnnxGraph):
-        return onnx_source.refusal(graph, plan, (*onnx_source.FORMATS, "int8:static"))
+        from infer.onnx.source import onnx_source
+
+        return onnx_source.refusal(graph, plan, (*FORMATS, "int8:static"))
     return None
 
 
@@ -119,41 +120,19 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
     return None
 
 
-def _batches(graph: OnnxGraph) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the calibration rows of an ONNX source in calls of a few."""
-    if graph.calibration:
-        for start in range(0, count(graph.inputs, graph.calibration), ROWS):
-            yield cut(graph.inputs, graph.calibration, start, start + ROWS)
-
-
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
-    path = folder / MODEL
-    signs = _signs(plan.device)
-    coverage, chosen = None, list[Finding]()
-    if not isinstance(graph, OnnxGraph):
-        (done, _), chosen = integer_or_float.choose(
+    path, signs, more_exact = folder / MODEL, _signs(plan.device), tuple[tuple[str, str], ...]()
+    if isinstance(graph, OnnxGraph):
+        (done, coverage), chosen, more_exact = _lower_file(graph, plan, path, signs)
+    else:
+        (done, coverage), chosen = integer_or_float.choose(
             graph,
             plan,
             path,
             lambda to, weights: (exporter.export(graph, to, rewriter(signs, weights)), None),
             is_decode_step=_is_step(graph.inputs),
         )
-    elif plan.quant != "none":
-        source, is_static = graph.path, plan.quant_option == "static"
-        format = onnx_source.weight_format(plan)
-        ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
-        rows = onnx_source.few_rows(graph)
-
-        def write(to: Path, weights: Weights) -> integer_or_float.Written:
-            stored = weights == "float" and not is_static
-            layers = None if stored else rewriter(signs, weights)
-            return onnx_source.quantize(source, to, layers, ranges, format, rows)
-
-        (done, coverage), chosen = integer_or_float.choose(graph, plan, path, write)
-    else:
-        onnx_source.copy(graph.path, path)
-        done = RewriteResult()
     settings = _settings(plan)
     if settings != ort_session.USUAL:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
@@ -161,7 +140,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     nodes = ort_session.count_executed_ops(path, plan.device, settings=settings)
     seconds = time.perf_counter() - start
     findings = [
-        _finding("opset", onnx_source.opset(path)),
+        _finding("opset", exporter.opset(path)),
         _finding("model", exporter.folder_bytes(path), "B"),
         _finding("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
         _finding("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
@@ -169,10 +148,36 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, signs),
         *chosen,
     ]
-    more_exact = onnx_source.more_exact(plan) if isinstance(graph, OnnxGraph) else ()
     if integer_layers(done) and PRODUCTS not in plan.backend_options:
         more_exact = ((PRODUCTS, FLOAT), *more_exact)
     return Lowered(findings, coverage, more_exact)
+
+
+def _lower_file(
+    graph: OnnxGraph, plan: Plan, path: Path, signs: Signs
+) -> tuple[integer_or_float.Written, list[Finding], tuple[tuple[str, str], ...]]:
+    """Write the file of an ONNX source; the options of `Lowered.more_exact` come last."""
+    from infer.onnx.source import onnx_source
+
+    if plan.quant == "none":
+        onnx_source.copy(graph.path, path)
+        return (RewriteResult(), None), [], ()
+    is_static = plan.quant_option == "static"
+    format, rows = onnx_source.weight_format(plan), onnx_source.few_rows(graph)
+    ranges = onnx_source.input_ranges(graph.path, list(_batches(graph))) if is_static else None
+
+    def write(to: Path, weights: Weights) -> integer_or_float.Written:
+        layers = None if weights == "float" and not is_static else rewriter(signs, weights)
+        return onnx_source.quantize(graph.path, to, layers, ranges, format, rows)
+
+    return *integer_or_float.choose(graph, plan, path, write), onnx_source.more_exact(plan)
+
+
+def _batches(graph: OnnxGraph) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the calibration rows of an ONNX source in calls of a few."""
+    if graph.calibration:
+        for start in range(0, count(graph.inputs, graph.calibration), ROWS):
+            yield cut(graph.inputs, graph.calibration, start, start + ROWS)
 
 
 def _settings(plan: Plan) -> ort_session.SessionSettings:

@@ -172,6 +172,14 @@ def folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
 
 
+def opset(path: Path) -> int:
+    """Return the model's operator set version."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
 def _user_inputs(program: ExportedProgram, graph: Graph) -> list[str]:
     """List the names of the inputs, in the program's order."""
     names, known = [spec.name for spec in graph.inputs], [*map(str, program.graph_signature.user_inputs)]

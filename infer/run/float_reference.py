@@ -23,8 +23,6 @@ from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import ENCODER, Graph, OnnxGraph, StreamedGraph, TorchGraph, flatten, plain_call
 from ..graph.row_independence import Joining
-from ..llm.step import cuda_graphs
-from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
 from ..onnx import packages
@@ -375,4 +373,9 @@ def _content(inputs: Mapping[str, Tensor]) -> bytes:
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
     """Open a runner; of a step, one that runs whole windows."""
-    return runner if shape is None else sequence_runner(cuda_graphs.wrap(runner, device), shape, device)
+    if shape is None:
+        return runner
+    from ..llm.step import cuda_graphs
+    from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+
+    return sequence_runner(cuda_graphs.wrap(runner, device), shape, device)

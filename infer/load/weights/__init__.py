@@ -7,6 +7,7 @@ from pathlib import Path
 from ...regular_files import open_regular
 from .checkpoint import (
     Checkpoint,
+    StoredCodes,
     Weight,
     check_finite,
     finite,
@@ -16,7 +17,6 @@ from .checkpoint import (
     num_bytes,
 )
 from .file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
-from .stored_codes import StoredCodes
 
 
 def open_weight_file(path: Path) -> Checkpoint:

@@ -23,6 +23,7 @@ from .shard_index import shards, weight_map
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 2**63 - 1
+MAX_LENGTH = 1 << 48  # eight bytes of text, read as the length of a header, are far above this
 INDEX = ".json"  # suffix of the index of several shards
 UNREAD = ("F4", "F6_E2M3", "F6_E3M2")  # of the safetensors format, without a dtype of one element in torch
 DTYPES = {
@@ -83,6 +84,11 @@ def _check_index(index: Path, extents: dict[str, FileExtent]) -> None:
         if name not in extents or extents[name].path.name != shard:
             where = f"in {extents[name].path.name}" if name in extents else "in no shard"
             raise SourceError(f"the index promises {name!r} in {shard}, it is {where}", where=str(index))
+
+
+def has_header(head: bytes) -> bool:
+    """Return true for the first bytes of a safetensors file: the length of its header, and its beginning."""
+    return int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{"
 
 
 def read_header(path: Path) -> tuple[dict[str, FileExtent], dict[str, str]]:

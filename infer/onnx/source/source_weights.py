@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...backend_options import BackendOption
 from ...coverage import Coverage
 from ...kernels.ops.linear_int8 import halved as halved_rows
 from ..graph_builder import GraphBuilder
 from ..layers.operands import folded
+from . import AXIS_OPSET, FP16, INT8
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,13 +28,6 @@ SMALLEST = 32 * 32  # values below which a weight is not worth its decoding
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution; a weight with fewer gets fp16 in place of int8
 BLOCK = range(32, 15, -1)  # values with a scale of their own, the most that divide a channel evenly
 STEPS = 255  # of a block's scale, relative to the largest one of its channel
-AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
-INT8, MIXED, FINER, FP16 = "int8", "mixed", "finer", "fp16"
-OPTION = "weights"  # of the backends that store the weights of a file, and its values
-WEIGHTS = BackendOption(
-    "format that --quant int8 gives weights of an ONNX file; mixed, finer: fp16 for those that move its outputs most",
-    (INT8, MIXED, FINER, FP16),
-)
 SEPARATE_IR_VERSION = 4  # the first of files whose weights need not be inputs
 # Exporters reorder the gates of a recurrent layer with these; what is made of constants is computed once.
 _MOVES = ("Slice", "Split", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Identity")

@@ -22,7 +22,7 @@ from ...errors import NotUsableError
 from .. import ort_session
 from ..export import save
 from ..graph_builder import GraphBuilder
-from . import source_weights
+from . import FINER, MIXED, source_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SECONDS = 5.0  # of all calls; where there are more weights than calls, neighbours are tried together
 MOST_BYTES = 1 << 29  # of weights, which the session holds twice
 # Of the error, by weights that get more bits.
-REDUCTIONS = {source_weights.MIXED: 4.0, source_weights.FINER: 16.0}
+REDUCTIONS = {MIXED: 4.0, FINER: 16.0}
 QUIET_SHARE = 0.05  # of the deviation of the liveliest slice, the unit of quieter ones
 LEAST_SHARE = 1e-3  # the unit of outputs from 0 to 1 that vary less: their rounding is that of 1
 SHARES = "infer/shares"

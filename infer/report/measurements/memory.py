@@ -23,7 +23,6 @@ from ... import rows
 from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
-from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ...llm.step.step_shape import StepShape
 from ...process import child, spawn
 from ...process.spawn import describe_exit
@@ -199,7 +198,10 @@ def measure_opened(
     with PeakMemory() as opening:
         start = time.perf_counter()
         runner = encoder_decoder_graphs.open_runner(module, folder, device)
-        runner = runner if shape is None else sequence_runner(runner, shape, device)
+        if shape is not None:
+            from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+
+            runner = sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start
     runtime = opening.before if imported is None else imported.before
     mapped = hardware.resident_split() or (0, 0)
