@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import refused_backends
 from .errors import InferError, UsageError, unknown
 
 KINDS = {
@@ -42,8 +41,11 @@ def get(folder: str, name: str) -> Any:
     """
     base, _, option = name.partition(":")
     if base not in names(folder):
-        if folder == "backends" and (refusal := refused_backends.refusal(base)) is not None:
-            raise refusal
+        if folder == "backends":
+            from . import refused_backends
+
+            if (refusal := refused_backends.refusal(base)) is not None:
+                raise refusal
         raise unknown(KINDS[folder], name, names(folder))
     foreign = _foreign(folder).get(base)
     module = foreign.load() if foreign else importlib.import_module(f"{folder}.{base}")

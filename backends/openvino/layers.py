@@ -23,7 +23,7 @@ import numpy as np
 
 from infer.kernels.ops.bitpack import LEVELS
 from infer.onnx.layers.operands import KEEP_VALUES
-from infer.onnx.layers.rewrite import DOMAIN, RewriteResult
+from infer.onnx.rewrite import DOMAIN, RewriteResult
 
 from .weights import Array, in_dtype, row_scaled, stored, table_coded
 

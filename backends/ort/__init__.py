@@ -22,7 +22,7 @@ from infer.onnx import decompositions, ort_session, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import RewriteResult
+from infer.onnx.rewrite import RewriteResult
 from infer.onnx.source import FORMATS, FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
 from infer.results import IN_FLOAT, LayerForm, Lowered

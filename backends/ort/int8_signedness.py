@@ -14,7 +14,7 @@ import numpy as np
 from infer import paths
 from infer.load.sources.onnx_file import check_external
 from infer.onnx.export import save
-from infer.onnx.graph_builder import drop_unused
+from infer.onnx.rewrite import drop_unused
 
 from .layers.int8_operands import FORM_KEY, Signs, flipped
 

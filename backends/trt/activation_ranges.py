@@ -13,7 +13,7 @@ from infer import rows
 from infer.errors import NotUsableError
 from infer.graph.program import Graph, TorchGraph
 from infer.kernels.ops.linear_fp8 import LARGEST
-from infer.onnx.graph_builder import GraphBuilder
+from infer.onnx.rewrite import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir

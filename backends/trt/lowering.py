@@ -10,7 +10,7 @@ from infer import paths
 from infer.graph.program import Graph, OnnxGraph
 from infer.onnx import export as exporter
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import RewriteResult
+from infer.onnx.rewrite import RewriteResult
 from infer.plan import Plan
 
 from . import activation_ranges, builder, layers, libraries, precision_casts

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal
+
 import torch
 
 from .. import device as hardware

@@ -390,7 +390,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("ink", ["ink", "soft", "good", "bad"])
 def test_text_contrast_is_sufficient_in_light_and_dark_mode(ink: str) -> None:
-    from infer.report.rendering.style import CSS
+    from infer.report.rendering.page import CSS
 
     for palette in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL):
         colours = dict(re.findall(r"--([a-z0-9]+):\s*#([0-9a-f]{3,6})", palette))

@@ -19,10 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from infer.onnx.decompositions import TABLE_EMBEDDING
-from infer.onnx.graph_builder import GraphBuilder, drop_unused
 from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.operands import Weights, float_product, inputs
-from infer.onnx.layers.rewrite import RewriteResult, rewrite
+from infer.onnx.rewrite import GraphBuilder, RewriteResult, drop_unused, rewrite
 
 from . import int8_conv, int8_linear, paged_attention, table_layers
 from .int8_operands import FORM_KEY, Signs
@@ -30,7 +29,7 @@ from .int8_operands import FORM_KEY, Signs
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from infer.onnx.layers.rewrite import Rewriter, Rule
+    from infer.onnx.rewrite import Rewriter, Rule
 
 # Layers that ONNX Runtime can also compute with decoded weights; UNIFORM ones it always multiplies as integers.
 INTEGERS = (int8_linear.DYNAMIC, int8_linear.STATIC, int8_conv.STATIC, table_layers.BLOCKS)

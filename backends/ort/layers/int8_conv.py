@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import KEEP_VALUES, Weights, as_float, conv_options, floats, folded, inputs
+from infer.onnx.rewrite import GraphBuilder, data
 
 from .int8_operands import Signs, bits_of_codes, flipped, is_positive
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import Weights, add_bias, as_float, float_product, floats, inputs
+from infer.onnx.rewrite import GraphBuilder, data
 
 from .int8_operands import Signs, is_positive, packed, token_scale
 

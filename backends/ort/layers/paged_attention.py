@@ -32,7 +32,7 @@ import numpy as np
 
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
-from infer.onnx.graph_builder import GraphBuilder
+from infer.onnx.rewrite import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir

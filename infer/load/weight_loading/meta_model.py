@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ...library_errors import describe
 from ...spec import Finding
 from ..sources.user_module import user_code_errors
 from ..weights import Checkpoint
+from .fill_weights import assign, saved_tensors
 
 _EMPTY = (torch.empty, torch.empty_strided)
 _RANDOM = frozenset(
@@ -119,7 +120,7 @@ def _left_on_meta(module: nn.Module) -> str:
 def _drop_values(module: nn.Module) -> None:
     """Move everything in the state dict to the meta device; tied parameters stay tied."""
     made: dict[int, Tensor] = {}
-    for owner, name, tensor in _saved(module):
+    for owner, name, _, tensor in saved_tensors(module):
         if not tensor.is_meta:
             if id(tensor) not in made:
                 empty = tensor.detach().to("meta")
@@ -131,21 +132,6 @@ def _drop_values(module: nn.Module) -> None:
 
 def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter)
-
-
-def _saved(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for owner in list(module.modules()):
-        hidden = owner._non_persistent_buffers_set
-        pairs = [*owner._parameters.items(), *((k, b) for k, b in owner._buffers.items() if k not in hidden)]
-        for name, tensor in pairs:
-            if tensor is not None:
-                yield owner, name, tensor
-
-
-def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer in place, whatever its old value was."""
-    table = owner._parameters if name in owner._parameters else owner._buffers
-    table[name] = tensor  # type: ignore[assignment]
 
 
 def match_checkpoint(

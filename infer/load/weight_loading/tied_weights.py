@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..weights import BLOCK_BYTES, Checkpoint, num_bytes, row_blocks
-from .meta_model import CheckpointMatch, assign
+from .fill_weights import assign
+from .meta_model import CheckpointMatch
 
 
 @dataclass(frozen=True)

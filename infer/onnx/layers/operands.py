@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels.ops.bitpack import group_of
-from ..graph_builder import GraphBuilder, data
+from ..rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir

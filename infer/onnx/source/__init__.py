@@ -1,4 +1,4 @@
-"""ONNX sources: copied into an artifact, or with weights in the formats named here; files are read and written below."""
+"""ONNX sources, copied into an artifact or with weights in other formats: the names of these."""
 
 from __future__ import annotations
 

@@ -21,15 +21,14 @@ from ...load.sources.onnx_outputs import quantized_nodes
 from ...plan import Plan
 from ...spec import BATCH
 from ..export import IR_VERSION_CAP, save
-from ..graph_builder import GraphBuilder, drop_unused
-from ..layers.rewrite import DOMAIN, RewriteResult
+from ..rewrite import DOMAIN, GraphBuilder, RewriteResult, drop_unused
 from . import FORMATS, FP16, INT8, OPTION, WEIGHTS, source_weights, static_int8, weight_effects
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from ..layers.rewrite import Rewriter
+    from ..rewrite import Rewriter
 
 OLDEST_OPSET = 11  # of the operators that int8 layers are written with
 FEW_ROWS = 8  # of a call that tries a weight

@@ -17,9 +17,9 @@ import torch
 
 from ...coverage import Coverage
 from ...kernels.ops.linear_int8 import halved as halved_rows
-from ..graph_builder import GraphBuilder
 from ..layers.operands import folded
-from . import AXIS_OPSET, FP16, INT8
+from ..rewrite import GraphBuilder
+from . import FP16, INT8
 
 if TYPE_CHECKING:
     import onnx_ir as ir

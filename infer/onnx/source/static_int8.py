@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...errors import NotUsableError
 from .. import ort_session
-from ..graph_builder import GraphBuilder
-from ..layers.rewrite import DOMAIN
+from ..rewrite import DOMAIN, GraphBuilder
 from . import source_weights
 
 if TYPE_CHECKING:

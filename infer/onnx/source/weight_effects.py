@@ -21,7 +21,7 @@ from torch import Tensor
 from ...errors import NotUsableError
 from .. import ort_session
 from ..export import save
-from ..graph_builder import GraphBuilder
+from ..rewrite import GraphBuilder
 from . import FINER, MIXED, source_weights
 
 if TYPE_CHECKING:

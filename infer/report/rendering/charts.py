@@ -8,7 +8,7 @@ from html import escape
 from ...latency import Latency
 from ..document import FidelityRow, LatencyRow
 from . import formatting
-from .cells import words_html
+from .page import words_html
 
 
 def latency_bars(row: LatencyRow, baseline: str) -> str:

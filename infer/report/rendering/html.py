@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from .. import search_plot, search_trials
 from ..document import Report
 from ..sections import VERDICTS, Section, sections, worst_sizes
 from . import charts
-from .cells import cell_html, words_html
-from .style import CSS
+from .page import CSS, cell_html, words_html
 from .text_layout import Table
 
 _KINDS = {VERDICTS[True]: "ok", VERDICTS[False]: "over"}
@@ -19,7 +17,11 @@ _KINDS = {VERDICTS[True]: "ok", VERDICTS[False]: "over"}
 def render_html(report: Report) -> str:
     """Render the whole page."""
     body = "\n".join([_header(report), *(_section(report, section) for section in sections(report))])
-    style = CSS if report.search is None else CSS + search_plot.CSS + search_trials.CSS
+    style = CSS
+    if report.search is not None:
+        from .. import search_page
+
+        style += search_page.CSS
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -63,7 +65,11 @@ def _section(report: Report, section: Section) -> str:
 
 def _search(report: Report) -> str:
     record = report.search
-    return "" if record is None else search_plot.plot(record) + search_trials.trials_table(record)
+    if record is None:
+        return ""
+    from .. import search_page
+
+    return search_page.plot(record) + search_page.trials_table(record)
 
 
 def _latency(report: Report) -> str:
