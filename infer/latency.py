@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from . import device as hardware
-from .device import spinning_threads
+from .device import processors
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
 EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
@@ -286,7 +286,7 @@ def settle(device: str) -> None:
     """Wait for whatever was called before: the device's work, on the CPU threads that spin after a call."""
     hardware.sync(device)
     if device == "cpu":
-        spinning_threads.wait_for_sleep()
+        processors.wait_for_sleep()
 
 
 def timed(call: Call, device: str, clock: Clock) -> float:

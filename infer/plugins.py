@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from .errors import InferError, UsageError, unknown
 
@@ -24,6 +27,17 @@ KINDS = {
     "infer.serve.api": "dialect",
     "infer.families": "family of models",
 }
+
+
+class BackendOption(msgspec.Struct, frozen=True):
+    """An option that a backend declares in `OPTIONS`: what it does (one phrase), its values, the default first.
+
+    `searched_for`: objectives of a search that tries the other values on its best trial.
+    """
+
+    help: str
+    values: tuple[str, ...]
+    searched_for: tuple[str, ...] = ()
 
 
 def names(folder: str) -> list[str]:
@@ -69,6 +83,24 @@ def ahead_of_time(backend: Any) -> str:
 def compiles(name: str) -> bool:
     """Return whether lowering by a backend takes most of a run: `COMPILES`."""
     return bool(getattr(get("backends", name), "COMPILES", False))
+
+
+def declared_options(backend: Any) -> Mapping[str, BackendOption]:
+    """Return the options that a backend declares."""
+    options: Mapping[str, BackendOption] = getattr(backend, "OPTIONS", {})
+    return options
+
+
+def check_options(name: str, backend: Any, chosen: Mapping[str, str]) -> None:
+    """Raise `UsageError` for an option or a value that the backend `name` does not declare."""
+    options = declared_options(backend)
+    if chosen and not options:
+        raise UsageError(f"backend {name} has no options", where="--backend-option")
+    for option, value in chosen.items():
+        if option not in options:
+            raise unknown(f"option of backend {name}", option, options)
+        if value not in options[option].values:
+            raise unknown(f"value of {option}", value, options[option].values)
 
 
 @cache  # a search through every installed package

@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from infer import device as hardware
-from infer.backend_options import BackendOption
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph, TorchGraph
@@ -25,6 +24,7 @@ from infer.onnx.layers.operands import Weights
 from infer.onnx.rewrite import RewriteResult
 from infer.onnx.source import FORMATS, FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
+from infer.plugins import BackendOption
 from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
 from infer.spec import Finding, TensorSpec
@@ -32,7 +32,7 @@ from infer.spec import Finding, TensorSpec
 from . import int8_signedness, integer_or_float, step_runner
 from .integer_or_float import FLOAT, PRODUCTS
 from .layers import integer_layers, rewriter
-from .layers.int8_operands import Signs
+from .layers.int8 import Signs
 
 EXECUTES_CODE = False
 PORTABLE = True

@@ -16,7 +16,7 @@ from infer.load.sources.onnx_file import check_external
 from infer.onnx.export import save
 from infer.onnx.rewrite import drop_unused
 
-from .layers.int8_operands import FORM_KEY, Signs, flipped
+from .layers.int8 import FORM_KEY, Signs, flipped
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import NotUsableError
-from .cpu_features import isa
+from .machine import isa
 
 
 def use_tf32(dtype: str, device: str) -> None:

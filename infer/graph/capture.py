@@ -26,8 +26,7 @@ from ..errors import NotUsableError, UsageError
 from ..sanitize import shortened
 from ..silence_logs import quiet
 from ..spec import BATCH, DTYPE_NAMES, TensorSpec
-from . import functionalize, recurrent_layers
-from .called_paths import padded_encoders
+from . import captured_layers, functionalize
 from .program import TorchGraph
 
 MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
@@ -70,16 +69,16 @@ def capture(
             with (
                 contextlib.redirect_stderr(io.StringIO()),
                 _without_stack_traces(),
-                padded_encoders(),
-                recurrent_layers.captured(),
+                captured_layers.padded_encoders(),
+                captured_layers.recurrent(),
             ):
                 given = {s.keyword: examples[s.name] for s in inputs}
                 program = torch.export.export(
                     module, (), given, dynamic_shapes=shapes, strict=False,
                     prefer_deferred_runtime_asserts_over_guards=asserts,
                 )  # fmt: skip
-            if recurrent_layers.uses_packing():
-                recurrent_layers.drop_unread(program.graph)
+            if captured_layers.uses_packing():
+                captured_layers.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
                 functionalize.copy_inputs(module)

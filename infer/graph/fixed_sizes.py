@@ -28,7 +28,6 @@ from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from . import row_independence
 from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable
-from .called_paths import as_if_called
 from .capture import capture, check_input_names, specialized
 from .program import TorchGraph, flatten
 
@@ -161,7 +160,7 @@ class _Source:
         later = self.task == "text-generation" and not asserts
         found = None if later else disagreement(self.called, graph)
         if found is not None and not found.size:
-            with contextlib.suppress(NotUsableError), as_if_called(self.module):
+            with contextlib.suppress(NotUsableError), _as_if_called(self.module):
                 graph = self._capture(sizes, asserts=asserts)
                 found = disagreement(self.called, graph)
         if found is None:
@@ -375,3 +374,26 @@ def _rows_are_independent(module: nn.Module, graph: TorchGraph, most: int) -> bo
     with buffers_kept(module), quiet(), torch.no_grad():
         found = row_independence.joining(run, graph.inputs, named.outputs, graph.samples, {BATCH: (1, most)})
     return found.joins != "none"
+
+
+@contextlib.contextmanager
+def _as_if_called(module: nn.Module) -> Iterator[None]:
+    """Let the code of `module` that asks whether it is being compiled or exported hear that it is not."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    held: list[dict[str, bool]] = []
+
+    def enter(*_: Any) -> None:
+        held.append({flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)})
+        for flag in held[-1]:
+            setattr(torch.compiler, flag, False)
+
+    def leave(*_: Any) -> None:
+        for flag, value in held.pop().items():
+            setattr(torch.compiler, flag, value)
+
+    handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import latency, library_errors, plugins
-from ..device.other_load import MOST_MISSING, OtherLoad, wait_until_quiet
+from ..device.processors import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
 from ..graph.program import Graph, StreamedGraph, TorchGraph
 from ..graph.typical_inputs import timed_lengths, typical_inputs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import latency
-from infer.device import other_load
+from infer.device import processors
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
@@ -347,7 +347,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
     monkeypatch.setattr(trial_timing, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
     monkeypatch.setattr(trial_timing, "OtherLoad", load)
     monkeypatch.setattr(trial_timing, "MOST_WAITED", 20.0)
-    monkeypatch.setattr(trial_timing, "MOST_MISSING", other_load.MOST_MISSING)
+    monkeypatch.setattr(trial_timing, "MOST_MISSING", processors.MOST_MISSING)
     monkeypatch.setattr(trial_timing, "wait_until_quiet", wait)
     return missing, waits
 

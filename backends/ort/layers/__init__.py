@@ -23,8 +23,8 @@ from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.operands import Weights, float_product, inputs
 from infer.onnx.rewrite import GraphBuilder, RewriteResult, drop_unused, rewrite
 
-from . import int8_conv, int8_linear, paged_attention, table_layers
-from .int8_operands import FORM_KEY, Signs
+from . import int8, paged_attention, table_layers
+from .int8 import FORM_KEY, Signs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infer.onnx.rewrite import Rewriter, Rule
 
 # Layers that ONNX Runtime can also compute with decoded weights; UNIFORM ones it always multiplies as integers.
-INTEGERS = (int8_linear.DYNAMIC, int8_linear.STATIC, int8_conv.STATIC, table_layers.BLOCKS)
+INTEGERS = (int8.DYNAMIC, int8.STATIC, int8.STATIC_CONV, table_layers.BLOCKS)
 
 
 def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
@@ -40,10 +40,10 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
 
     `weights`: ONNX Runtime computes with codes ("blocks"), or with weights that it decodes once ("float").
     """
-    convolution = partial(int8_conv.conv, signs=signs, weights=weights)
+    convolution = partial(int8.conv, signs=signs, weights=weights)
     rules: dict[str, Rule] = {
-        "linear_int8": partial(int8_linear.dynamic, signs=signs, weights=weights),
-        "linear_int8_static": partial(int8_linear.static, signs=signs, weights=weights),
+        "linear_int8": partial(int8.dynamic, signs=signs, weights=weights),
+        "linear_int8_static": partial(int8.static, signs=signs, weights=weights),
         "linear_int8_weight": lambda emit: float_product(emit, *inputs(emit, 4)),
         "linear_lut": partial(table_layers.linear, weights=weights),
         TABLE_EMBEDDING: table_layers.embedding,

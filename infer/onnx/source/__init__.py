@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...backend_options import BackendOption
+from ...plugins import BackendOption
 
 FORMATS = ("int8", "int8:weight", "fp16")  # that the weights of a file get where its graph stays
 AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel

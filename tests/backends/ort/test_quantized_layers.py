@@ -14,7 +14,7 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from backends.ort.layers import rewriter  # noqa: E402
-from backends.ort.layers.int8_operands import Signs  # noqa: E402
+from backends.ort.layers.int8 import Signs  # noqa: E402
 from infer import device  # noqa: E402
 from infer.graph import capture  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
