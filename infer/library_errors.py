@@ -49,9 +49,9 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
     ):
         return ResourceError("out of memory", hint="Try --load offload, or a machine with more")
     if any(map(_means_full, islice(_causes(error), MOST_CAUSES))):
-        said = shortened(" ".join(str(error).split()), MOST_SAID)
+        message = shortened(" ".join(str(error).split()), MOST_SAID)
         return ResourceError(
-            f"no space left on the disk: {said}",
+            f"no space left on the disk: {message}",
             hint="Free some, or set INFER_CACHE and TMPDIR to a disk with more. Nothing was kept",
         )
     return None
@@ -124,17 +124,17 @@ def as_backend_error(name: str, stage: str, error: Exception, others: list[str])
 
 def describe(error: BaseException) -> str:
     """Format an exception as its type and the first line of its message."""
-    said = first_sentence(error)
-    return f"{type(error).__name__}: {said}" if said != type(error).__name__ else said
+    sentence = first_sentence(error)
+    return f"{type(error).__name__}: {sentence}" if sentence != type(error).__name__ else sentence
 
 
 def first_sentence(error: BaseException) -> str:
     """Return the first line of an exception's message, with the next where it ends at a colon; its type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = ""
-    while lines and (not said or said.endswith(":")):
-        said = f"{said} {lines.pop(0)}".strip()
-    return shortened(said.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
+    sentence = ""
+    while lines and (not sentence or sentence.endswith(":")):
+        sentence = f"{sentence} {lines.pop(0)}".strip()
+    return shortened(sentence.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:

@@ -42,10 +42,10 @@ class BackendOption(msgspec.Struct, frozen=True):
 
 def names(folder: str) -> list[str]:
     """List the plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
-    own = sorted(
+    built_in = sorted(
         m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_")
     )
-    return own + [name for name in sorted(_foreign(folder)) if name not in own]
+    return built_in + [name for name in sorted(_foreign(folder)) if name not in built_in]
 
 
 def get(folder: str, name: str) -> Any:
@@ -113,10 +113,10 @@ def _foreign(folder: str) -> dict[str, EntryPoint]:
 def _package(folder: str) -> ModuleType:
     package = importlib.import_module(folder)
     here = Path(__file__).resolve().parent
-    found = Path(str(package.__path__[0])).resolve()
-    if here != found and here not in found.parents and here.parent != found.parent:
+    there = Path(str(package.__path__[0])).resolve()
+    if here != there and here not in there.parents and here.parent != there.parent:
         raise InferError(
-            f"a folder named {folder!r} at {found} hides the one of infer",
+            f"a folder named {folder!r} at {there} hides the one of infer",
             hint="Rename it, or start Python from another folder",
         )
     return package

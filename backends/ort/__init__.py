@@ -232,23 +232,23 @@ def _layer_findings(done: RewriteResult, nodes: Counter[str], signs: Signs) -> l
         "ort-u8u8": "weights unsigned: without VNNI, signed ones saturate",
         "ort-u8s8": "weights signed: this machine multiplies them without saturating",
     }[signs]
-    found = [
+    findings = [
         _finding(f"layers as {form}", count, why="" if "blocks" in form else why)
         for form, count in sorted(done.forms.items())
     ]
     fused = {op: nodes[op] for op in _FUSED if nodes[op]}
     if done.forms and fused:
         text = ", ".join(f"{count} {op}" for op, count in fused.items())
-        found.append(_finding("integer nodes", sum(fused.values()), why=text))
+        findings.append(_finding("integer nodes", sum(fused.values()), why=text))
     if done.in_float:
-        found.append(
+        findings.append(
             _finding(
                 IN_FLOAT,
                 len(done.in_float),
                 why="packed on disk, float32 in memory after load: " + ", ".join(done.in_float[:8]),
             )
         )
-    return found
+    return findings
 
 
 def _half_findings(plan: Plan) -> list[Finding]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infer import paths
-from infer.load.sources.onnx_file import check_external
+from infer.load.sources.onnx_external_data import check_external
 from infer.onnx.export import save
 from infer.onnx.rewrite import drop_unused
 

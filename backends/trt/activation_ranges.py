@@ -69,12 +69,17 @@ def make_static(model: ir.Model, ranges: Mapping[str, float]) -> None:
         replaced, top = _DYNAMIC[node.op_type]
         step = max(largest, 1e-30) / top
         name = f"{emit.prefix}/x_scale"
-        given = list(node.inputs)
-        given.insert(3, emit.constant(name, np.array(step, np.float32)))
+        operands = list(node.inputs)
+        operands.insert(3, emit.constant(name, np.array(step, np.float32)))
         output = ir.val(f"{emit.prefix}/static")
         emit.nodes.append(
             ir.node(
-                replaced, given, dict(node.attributes), domain="infer", outputs=[output], name=f"{name}/layer"
+                replaced,
+                operands,
+                dict(node.attributes),
+                domain="infer",
+                outputs=[output],
+                name=f"{name}/layer",
             )
         )
         emit.replace(output)

@@ -77,8 +77,8 @@ def write_model(
         precision_casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")
     exporter.save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
-    found = {p for form in done.forms for begin, p in _PRECISIONS.items() if form.startswith(begin)}
-    return done, found | ({low} if low is not None else set())
+    precisions = {p for form in done.forms for begin, p in _PRECISIONS.items() if form.startswith(begin)}
+    return done, precisions | ({low} if low is not None else set())
 
 
 def profile_of(graph: Graph, plan: Plan) -> builder.Profile:

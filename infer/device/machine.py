@@ -131,10 +131,10 @@ def _driver() -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the installed versions of relevant packages and of Python."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

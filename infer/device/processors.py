@@ -86,14 +86,14 @@ class OtherLoad:
     def _since(self, threads: int) -> tuple[float, float]:
         """Return the processors that others use of those of a team, and those that this process used."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        own = time.process_time() - self._own
-        others = max(0.0, self._busy_seconds() - self._busy - own - TICKS) / seconds
-        return max(0.0, others - max(0, len(self._processors) - threads)), own / seconds
+        ours = time.process_time() - self._own
+        others = max(0.0, self._busy_seconds() - self._busy - ours - TICKS) / seconds
+        return max(0.0, others - max(0, len(self._processors) - threads)), ours / seconds
 
     def _busy_seconds(self) -> float:
         times = psutil.cpu_times(percpu=True)
         known = [times[i] for i in self._processors if i < len(times)]
-        return sum(getattr(one, name, 0.0) for one in known for name in BUSY)
+        return sum(getattr(processor, name, 0.0) for processor in known for name in BUSY)
 
 
 def wait_until_quiet(threads: int, seconds: float) -> float:
@@ -138,9 +138,9 @@ def wait_for_sleep() -> None:
 
 def _others_running() -> bool:
     """Return whether the system has another thread of this process in the state `R`, running or ready to run."""
-    own = str(threading.get_native_id())
+    this_thread = str(threading.get_native_id())
     for task in os.listdir(_TASKS):
-        if task == own:
+        if task == this_thread:
             continue
         try:
             fields = (_TASKS / task / "stat").read_bytes().rpartition(b")")[2].split()

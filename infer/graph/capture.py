@@ -72,9 +72,9 @@ def capture(
                 captured_layers.padded_encoders(),
                 captured_layers.recurrent(),
             ):
-                given = {s.keyword: examples[s.name] for s in inputs}
+                arguments = {s.keyword: examples[s.name] for s in inputs}
                 program = torch.export.export(
-                    module, (), given, dynamic_shapes=shapes, strict=False,
+                    module, (), arguments, dynamic_shapes=shapes, strict=False,
                     prefer_deferred_runtime_asserts_over_guards=asserts,
                 )  # fmt: skip
             if captured_layers.uses_packing():
@@ -110,11 +110,13 @@ def output_specs(
                 symbols[str(actual)] = size
                 if times := re.fullmatch(r"(\d+)\*(\w+)", str(actual)):  # a size that a number divides
                     symbols[times[2]] = f"({size}//{times[1]})"
-    given = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    arguments = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     are_tensors = [
-        isinstance(argument, TensorArgument) for argument in given
+        isinstance(argument, TensorArgument) for argument in arguments
     ]  # others are left away, as `flatten` does
-    values = [nodes[argument.name].meta["val"] for argument in given if isinstance(argument, TensorArgument)]
+    values = [
+        nodes[argument.name].meta["val"] for argument in arguments if isinstance(argument, TensorArgument)
+    ]
     if not values:
         raise NotUsableError("the model returns no tensor", hint="Return the tensors that it computes")
     for index, value in enumerate(values):
@@ -210,9 +212,9 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
                 hint=f"Its forward takes: {', '.join(known)}. "
                 + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
-    given = {spec.keyword for spec in inputs}
+    wanted = {spec.keyword for spec in inputs}
     needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
-    if inputs and (absent := [name for name in needed if name not in given]):
+    if inputs and (absent := [name for name in needed if name not in wanted]):
         raise UsageError(
             f"the model's forward takes {absent[0]!r} too",
             hint=remedy
@@ -225,9 +227,9 @@ def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dty
     names = [spec.keyword for spec in inputs]
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **named}
+        arguments = {**dict(zip(names, args, strict=False)), **named}
         cast = {
-            name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in arguments.items()
         }
         return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))  # type: ignore[operator]
 
@@ -254,9 +256,11 @@ def _example(
     """Return an input to capture with: fixed sizes as they are, two or more of others, which 0 and 1 would fix."""
     for axis, size in enumerate(spec.shape):
         if isinstance(size, str):
-            own = bounds[size][0]  # of rows two are enough, and quickest
+            fewest = bounds[size][0]  # of rows two are enough, and quickest
             step = steps.get(size, 1)
-            wanted = (2 * step if size == BATCH or not axis else max(2 * step, own)) if size in dims else own
+            wanted = (
+                (2 * step if size == BATCH or not axis else max(2 * step, fewest)) if size in dims else fewest
+            )
             if sample.shape[axis] < wanted:
                 sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
             if axis == 0 or size == BATCH or size not in dims:
@@ -269,15 +273,15 @@ def _example(
 def line_of_model(error: BaseException | None) -> str:
     """Return the line of the model's own code that raised, `net.py:12: return y if y.sum() > 0 else -y`, or ""."""
     others = {Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent}
-    found = ""
+    place = ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
             path = Path(frame.filename)
             installed = {"site-packages", "dist-packages"} & set(path.parts)
             if path.suffix == ".py" and not installed and not others & set(path.resolve().parents):
-                found = f"{path.name}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+                place = f"{path.name}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
         error = error.__cause__
-    return found
+    return place
 
 
 def _refusal(

@@ -177,27 +177,27 @@ def _run(layer: nn.RNNBase, sequence: PackedSequence, hx: Any) -> tuple[PackedSe
     """Compute a recurrent layer over padded values, one level and direction after the other."""
     steps, valid = sequence.data, sequence.batch_sizes
     is_lstm, directions = layer.mode == "LSTM", 2 if layer.bidirectional else 1
-    weights, given = layer._flat_weights, hx if is_lstm or hx is None else (hx,)
-    if given is None:
+    weights, first = layer._flat_weights, hx if is_lstm or hx is None else (hx,)
+    if first is None:
         widths = (layer.proj_size or layer.hidden_size, layer.hidden_size)[: 2 if is_lstm else 1]
         levels = layer.num_layers * directions
-        given = tuple(steps.new_zeros(levels, steps.shape[1], width) for width in widths)
+        first = tuple(steps.new_zeros(levels, steps.shape[1], width) for width in widths)
     count = len(weights) // (layer.num_layers * directions)
     last = (valid.sum(0) - 1).clamp_min(0)[None, :, None]
-    ends: list[list[Tensor]] = [[] for _ in given]
+    ends: list[list[Tensor]] = [[] for _ in first]
     for level in range(layer.num_layers):
-        made = []
+        outputs = []
         for direction in range(directions):
             index = level * directions + direction
-            own = list(weights[index * count : (index + 1) * count])
-            states = tuple(state[index : index + 1].contiguous() for state in given)
+            layer_weights = list(weights[index * count : (index + 1) * count])
+            states = tuple(state[index : index + 1].contiguous() for state in first)
             inward = _turned(steps, valid) if direction else steps
-            out = _call(layer, inward, states, own)[0]
+            out = _call(layer, inward, states, layer_weights)[0]
             ends[0].append(out.gather(0, last.expand(1, -1, out.shape[2])))
             if is_lstm:
-                ends[1].append(_last_cell(layer, inward, valid, states, own))
-            made.append(_turned(out, valid) if direction else out)
-        steps = torch.cat(made, -1) if directions > 1 else made[0]
+                ends[1].append(_last_cell(layer, inward, valid, states, layer_weights))
+            outputs.append(_turned(out, valid) if direction else out)
+        steps = torch.cat(outputs, -1) if directions > 1 else outputs[0]
     final = tuple(torch.cat(each) for each in ends)
     return PackedSequence(steps, valid), final if is_lstm else final[0]
 

@@ -80,8 +80,8 @@ def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 def _without_data(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and dtype over one stored element, so that the file holds no weights."""
     # torch.export.save can not store an empty view of a storage that is not.
-    one = torch.zeros((), dtype=tensor.dtype)
-    hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
+    zero = torch.zeros((), dtype=tensor.dtype)
+    hollow = zero.expand(tensor.shape) if tensor.numel() else zero.new_empty(tensor.shape)
     return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
 
 

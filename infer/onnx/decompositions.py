@@ -135,9 +135,9 @@ def _decompositions(program: ExportedProgram, reader: Reader) -> dict[Any, Calla
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
     if reader.plain_masks:
         table[ATTENTION] = masked_attention
-    own = set(reader.nodes)
+    kept = set(reader.nodes)
     if reader.any_embedding or _has_uniform_embeddings(program):
-        own.add(TABLE_EMBEDDING)
+        kept.add(TABLE_EMBEDDING)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
         if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention_node.TWIN:
@@ -148,7 +148,7 @@ def _decompositions(program: ExportedProgram, reader: Reader) -> dict[Any, Calla
             and op._opname == paged_attention_node.WRITTEN
         ):
             table[op] = paged_attention_node.written_symbol
-        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
+        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in kept:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.infer.recurrent.default] = recurrent_nodes.symbol
     table[torch.ops.aten.index.Tensor] = _index
@@ -180,24 +180,26 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
     schema = op._schema.arguments
 
     def symbol(*args: Any, **named: Any) -> torch.Tensor:
-        given: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
-        given |= dict(zip(given, args, strict=False)) | named
-        tensors = [given[argument.name] for argument in schema if "Tensor" in str(argument.type)]
+        arguments: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
+        arguments |= dict(zip(arguments, args, strict=False)) | named
+        tensors = [arguments[argument.name] for argument in schema if "Tensor" in str(argument.type)]
         x, codes = tensors[:2]
         dtype = x.dtype
         attributes: dict[str, Any] = {}
         if name.startswith("linear"):
             shape: Any = (*x.shape[:-1], codes.shape[0])
         elif name.startswith("embedding"):
-            table = given.get("table", given["scale"])
+            table = arguments.get("table", arguments["scale"])
             columns = codes.shape[1] if name == "embedding_int8" else bitpack.columns_of(codes, table)
             shape, dtype = (*x.shape, columns), table.dtype
         else:
-            options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
+            options: dict[str, Any] = {
+                key: _pair(arguments[key]) for key in ("stride", "padding", "dilation")
+            }
             # By its formula: of a convolution that is traced for its shape alone, the file would hold the convolution.
             sizes = output_size(x.shape[2:], codes.shape[2:], *options.values())
             shape = (x.shape[0], codes.shape[0], *sizes)
-            attributes = {**options, "groups": given["groups"]}
+            attributes = {**options, "groups": arguments["groups"]}
         node = f"{DOMAIN}::{name}"
         return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=dtype, shape=shape, version=1)
 

@@ -74,16 +74,16 @@ _exported: weakref.WeakKeyDictionary[ExportedProgram, dict[Any, ir.Model]] = wea
 
 def _copied(model: ir.Model) -> ir.Model:
     """Copy a model whose tensors stay shared; `ir.Model.clone` also shares the types of values, which are changed."""
-    found = model.clone()
-    for graph in (found.graph, *found.graph.subgraphs()):
+    copied = model.clone()
+    for graph in (copied.graph, *copied.graph.subgraphs()):
         values = [
             *graph.inputs,
             *graph.initializers.values(),
-            *(one for node in graph for one in node.outputs),
+            *(output for node in graph for output in node.outputs),
         ]
         for value in values:
             value.type = copy.deepcopy(value.type)
-    return found
+    return copied
 
 
 def _translated(graph: Graph, program: ExportedProgram, reader: Reader, opset: int) -> ir.Model:
@@ -100,8 +100,8 @@ def _translated(graph: Graph, program: ExportedProgram, reader: Reader, opset: i
                 custom_translation_table=mended_operators(),
             )
         except torch.onnx.errors.OnnxExporterError as error:
-            if (own := _own_error(error)) is not None:
-                raise own from error
+            if (our_error := _own_error(error)) is not None:
+                raise our_error from error
             raise NotUsableError(
                 f"this model has no ONNX form: {_cause(error)}", hint="Use --backend inductor or eager"
             ) from error
@@ -153,8 +153,8 @@ def _name_ends(model: ir.Model, inputs: list[str], outputs: list[str]) -> None:
     """
     ends = [*model.graph.inputs, *model.graph.outputs]
     names = [*inputs, *outputs]
-    made = [value for node in model.graph for value in node.outputs]
-    values = {id(v): v for v in (*ends, *made, *model.graph.initializers.values())}
+    computed = [value for node in model.graph for value in node.outputs]
+    values = {id(v): v for v in (*ends, *computed, *model.graph.initializers.values())}
     for index, value in enumerate(values.values()):
         if value.name in names:
             value.name = f"{value.name}_inner_{index}"
@@ -277,9 +277,9 @@ def _registry_class() -> Any:
 
 def _copied_table(table: Any) -> Any:
     """Copy a table, so that operators registered in one export are not those of the next."""
-    found = copy.copy(table)
-    found.functions = {target: list(forms) for target, forms in table.functions.items()}
-    return found
+    copied = copy.copy(table)
+    copied.functions = {target: list(forms) for target, forms in table.functions.items()}
+    return copied
 
 
 def mended_operators() -> dict[Any, Any]:

@@ -77,23 +77,23 @@ def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Parse `lm_head=int8`, `*.mlp.*=cluster:3` to formats by name; a later one replaces an earlier one."""
     if isinstance(pins, Mapping):
         return dict(pins)
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for text in pins:
         name, equals, format = (part.strip() for part in text.rpartition("="))
         if not equals or not name or not format:
             raise UsageError(
                 f"expected NAME=FORMAT, got {text!r}", where="--layer", hint="Example: lm_head=int8"
             )
-        found.pop(name, None)
-        found[name] = format
-    return found
+        formats.pop(name, None)
+        formats[name] = format
+    return formats
 
 
 def parse_backend_options(texts: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Parse `prepacking=off` to values by name; a later one replaces an earlier one."""
     if isinstance(texts, Mapping):
         return {str(name): str(value) for name, value in texts.items()}
-    found = {}
+    options = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not name or not value:
@@ -102,8 +102,8 @@ def parse_backend_options(texts: Sequence[str] | Mapping[str, str]) -> dict[str,
                 where="--backend-option",
                 hint="Example: prepacking=off",
             )
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
@@ -119,12 +119,12 @@ def parse_adapters(text: str) -> tuple[int, int]:
     slots, _, rank = text.partition(":")
     if not slots.isdigit() or (rank and not rank.isdigit()) or text.endswith(":"):
         raise UsageError(f"expected SLOTS or SLOTS:RANK, got {text!r}", where="--adapters")
-    found = int(slots), int(rank or RANK)
-    if not (1 <= found[0] <= MAX_SLOTS and 1 <= found[1] <= MAX_RANK):
+    sizes = int(slots), int(rank or RANK)
+    if not (1 <= sizes[0] <= MAX_SLOTS and 1 <= sizes[1] <= MAX_RANK):
         raise UsageError(
             f"expected 1 to {MAX_SLOTS} slots of rank 1 to {MAX_RANK}, got {text}", where="--adapters"
         )
-    return found
+    return sizes
 
 
 def check_adapters(text: str) -> str:
@@ -171,13 +171,13 @@ def parse_folders(folders: Mapping[str, str | os.PathLike[str]] | Sequence[str])
     """Parse `style=adapters/style` to folders by name; raise `UsageError` for a name given twice."""
     if isinstance(folders, Mapping):
         return {name: os.fspath(folder) for name, folder in folders.items()}
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for text in folders:
         name, _, folder = text.partition("=")
-        if not name or not folder or name in found:
+        if not name or not folder or name in by_name:
             raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where="--lora")
-        found[name] = folder
-    return found
+        by_name[name] = folder
+    return by_name
 
 
 def parse_seconds(text: str | float) -> float:
@@ -209,8 +209,8 @@ def format_seconds(seconds: float) -> str:
 
 def parse_bytes(text: str | int) -> int:
     """Parse a size, `300MB` or `2GiB`, to bytes; raise `UsageError` for anything else."""
-    found = parse_size(text, "")
-    return int(found or 0)
+    size = parse_size(text, "")
+    return int(size or 0)
 
 
 def format_bytes(size: int) -> str:
@@ -253,16 +253,16 @@ def parse_space(texts: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str,
         pairs = [(name, tuple(map(str, values))) for name, values in texts.items()]
     else:
         pairs = [_pair(text) for text in texts]
-    found: dict[str, tuple[str, ...]] = {}
+    space: dict[str, tuple[str, ...]] = {}
     for name, values in pairs:
         backend, dot, option = name.partition(".")  # which `budget_search.space` checks
         name = name if dot and backend and option else name.replace("-", "_")
         if not dot and name not in SPACE:
             raise unknown("part of --space", name, SPACE)
-        found[name] = tuple(dict.fromkeys((*found.get(name, ()), *values)))
-        for value in found[name]:
+        space[name] = tuple(dict.fromkeys((*space.get(name, ()), *values)))
+        for value in space[name]:
             _check_number(name, value)
-    return found
+    return space
 
 
 def _pair(text: str) -> tuple[str, tuple[str, ...]]:

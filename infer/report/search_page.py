@@ -140,11 +140,11 @@ def plot(record: SearchRecord) -> str:
 
 
 def _point(trial: TrialRecord, record: SearchRecord) -> tuple[float, float] | None:
-    found = trial.measured or Measured()
-    quality = search_tables.loss(found, record)
-    if found.latency is None or quality is None or not math.isfinite(quality):
+    measured = trial.measured or Measured()
+    quality = search_tables.loss(measured, record)
+    if measured.latency is None or quality is None or not math.isfinite(quality):
         return None
-    return found.latency, quality
+    return measured.latency, quality
 
 
 def _memory(trial: TrialRecord) -> int:
@@ -153,14 +153,16 @@ def _memory(trial: TrialRecord) -> int:
 
 def _budgets(record: SearchRecord) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
     """Return the budgets that lie along each axis."""
-    own = record.budgets
+    budgets = record.budgets
     across = (
         []
-        if own.max_latency is None
-        else [(own.max_latency, f"budget {formatting.seconds(own.max_latency)}")]
+        if budgets.max_latency is None
+        else [(budgets.max_latency, f"budget {formatting.seconds(budgets.max_latency)}")]
     )
-    if own.metric is not None:
-        return across, [] if own.min_score is None else [(own.min_score, f"least score {own.min_score:g}")]
+    if budgets.metric is not None:
+        return across, [] if budgets.min_score is None else [
+            (budgets.min_score, f"least score {budgets.min_score:g}")
+        ]
     bound = record.max_drop if record.max_drop is not None else record.max_error
     return across, [] if bound is None else [(bound, f"budget {100 * bound:.3g} %")]
 
@@ -281,8 +283,8 @@ def _values(record: SearchRecord) -> list[Value]:
 
     def of(value: Callable[[Measured], float | None], *, highest: bool = False) -> Value:
         def known(trial: TrialRecord) -> float | None:
-            found = value(trial.measured or Measured())
-            return None if found is None else -found if highest else found
+            figure = value(trial.measured or Measured())
+            return None if figure is None else -figure if highest else figure
 
         return known
 
@@ -301,8 +303,8 @@ def _places(trials: list[TrialRecord], value: Value) -> list[int]:
     """Return the place of each trial in an order; equal ones keep theirs."""
 
     def key(index: int) -> float:
-        found = value(trials[index])
-        return math.inf if found is None or math.isnan(found) else found
+        figure = value(trials[index])
+        return math.inf if figure is None or math.isnan(figure) else figure
 
     order = sorted(range(len(trials)), key=key)
     places = [0] * len(trials)

@@ -69,11 +69,13 @@ def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
         yield Section("Memory", tables=[table], chart="memory")
     yield _graph(report)
     shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)  # by other tables
-    if rows := [_cells(found, f"{found.stage}: ") for found in report.findings if found.stage not in shown]:
+    if rows := [
+        _cells(finding, f"{finding.stage}: ") for finding in report.findings if finding.stage not in shown
+    ]:
         yield Section("Found on the way", tables=[Table(_WHY, rows, "In the order in which it was found")])
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    made = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
-    yield Section("Make it again", pairs=made, commands=[("", report.command)])
+    origin = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
+    yield Section("Make it again", pairs=origin, commands=[("", report.command)])
 
 
 def _cells(finding: Finding, before: str = "") -> tuple[str, str, str]:
@@ -188,8 +190,8 @@ def worst_sizes(report: Report) -> Iterator[FidelityRow]:
     """Yield the fidelity rows; of those that differ only in the size at which they were compared, the worst one."""
     by_metric: dict[tuple[str, str], list[tuple[str, FidelityRow]]] = {}
     for row in report.fidelity:
-        if (found := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):
-            by_metric.setdefault((found["output"] or "", row.metric), []).append((found["size"], row))
+        if (at_size := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):
+            by_metric.setdefault((at_size["output"] or "", row.metric), []).append((at_size["size"], row))
         else:
             yield row
     for (output, metric), sizes in by_metric.items():
@@ -224,12 +226,19 @@ def _layers(report: Report, *, brief: bool) -> Section:
 def _layer_cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
     """Return the texts under `LAYER_COLUMNS`; effects of the chosen format and of the others are those of one layer."""
     error = "" if layer.weight_error is None else f"{layer.weight_error:.4f}"
-    own = layer.effect.get(layer.format)
+    effect = layer.effect.get(layer.format)
     others = ", ".join(
         f"{name} {value:.2g}" for name, value in layer.effect.items() if name != layer.format and value
     )
     why = "; ".join(part for part in (layer.why, f"alone: {others}" if others and effects else "") if part)
-    return layer.name, layer.format, f"{layer.bits:.2f}", error, "" if own is None else f"{own:.3g}", why
+    return (
+        layer.name,
+        layer.format,
+        f"{layer.bits:.2f}",
+        error,
+        "" if effect is None else f"{effect:.3g}",
+        why,
+    )
 
 
 def _has_chosen_formats(report: Report) -> bool:

@@ -158,9 +158,11 @@ class FloatReferences:
         if isinstance(self._original, StreamedGraph):
             return {f"{EAGER}, weights streamed": self._called()}, []
         forms, findings = dict([self._today(plan, shape)]), []
-        made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
+        opened_before = [
+            name for name in plugins.names("backends") if self._key(name, shape) in self._runners
+        ]
         wanted = [name for name in backends if rivals is None or name in rivals]
-        for name in dict.fromkeys([*made, *wanted]) if plan.changes_numbers else ():
+        for name in dict.fromkeys([*opened_before, *wanted]) if plan.changes_numbers else ():
             form = f"{name}{FLOAT_FORM}"
             if name == "ort" and self._onnx_runtime is not None:
                 continue
@@ -184,8 +186,8 @@ class FloatReferences:
             place.mkdir(parents=True)
             graph = self._graph(shape)
             storage.save(graph, place)
-            own = plan.with_(quant="none", dtype="float32", backend_options={})
-            encoder_decoder_graphs.lower(backend, graph, own, place)
+            float_plan = plan.with_(quant="none", dtype="float32", backend_options={})
+            encoder_decoder_graphs.lower(backend, graph, float_plan, place)
             runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
             self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]
@@ -328,8 +330,8 @@ def _unsqueezed(
         return value
     sizes = {
         size: count
-        for given in taken
-        for size, count in zip(given.shape, inputs[given.name].shape, strict=True)
+        for spec_taken in taken
+        for size, count in zip(spec_taken.shape, inputs[spec_taken.name].shape, strict=True)
     }
     shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
     return value.reshape(shape) if math.prod(shape) == value.numel() else value

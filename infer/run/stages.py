@@ -339,12 +339,12 @@ def judge_float_step(
     reporter.step("compare", "the float model in steps")
     samples = original.graph.samples
     ids = samples[original.graph.inputs[-1].name]
-    given = None if shape.source is None else samples
+    source_inputs = None if shape.source is None else samples
     model: torch.nn.Module = original.module.model  # type: ignore[assignment]
     from ..llm.step.schedules.schedule_consistency import require_float_step
 
     known = floats.window_logits if original.users_module is not None else None
-    reporter.found(require_float_step(model, shape, ids, given, known))
+    reporter.found(require_float_step(model, shape, ids, source_inputs, known))
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:

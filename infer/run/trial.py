@@ -128,13 +128,13 @@ class Trial:
         The lower ends of the intervals and the shortest calls count, whichever says less, and the batch size at which
         this does best.
         """
-        found = []
+        ratios = []
         for t in self.latency:
             if (ratio := other.ratios.get(t.rival, {}).get(t.batch)) is not None:
-                found.append(t.pair.low / ratio)
+                ratios.append(t.pair.low / ratio)
                 if t.batch in other.least:
-                    found.append(t.pair.a.min / other.least[t.batch])
-        return min(found, default=None)
+                    ratios.append(t.pair.a.min / other.least[t.batch])
+        return min(ratios, default=None)
 
     @property
     def slower(self) -> bool:
@@ -237,8 +237,8 @@ class Trial:
 
     def violates(self, plan: Plan) -> str | None:
         """Return which limit of the plan is violated, as far as it was compared."""
-        own = plan.with_(dtype=self.dtype) if self.dtype else plan
-        return fidelity.judge(self.fidelity, limits(own, self.task), plan.max_error)
+        judged_plan = plan.with_(dtype=self.dtype) if self.dtype else plan
+        return fidelity.judge(self.fidelity, limits(judged_plan, self.task), plan.max_error)
 
     def failure(self, plan: Plan) -> str | None:
         lost = self.changed and (self.gains_nothing(plan) or (self.slower and not plan.allow_slower))
@@ -256,10 +256,10 @@ class Trial:
 
     def limitations(self, plan: Plan) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""
-        lines = [said for said in (self.ahead_of_time, self.cautious) if said]
+        lines = [sentence for sentence in (self.ahead_of_time, self.cautious) if sentence]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
-        lines += [said for said in (self.rounding, self.compared, self.untested) if said]
+        lines += [sentence for sentence in (self.rounding, self.compared, self.untested) if sentence]
         lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")

@@ -167,8 +167,8 @@ def _by_magic(head: bytes) -> ForeignKind | None:
 def _named_text(text: str) -> ForeignKind | None:
     """Recognise a text file of a known kind by its beginning."""
     flags, begin = re.IGNORECASE | re.DOTALL, _without_prolog(text)
-    found = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
-    return found or (("an XML file", RIGHT_FILE) if text.startswith("<?xml") else None)
+    kind = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
+    return kind or (("an XML file", RIGHT_FILE) if text.startswith("<?xml") else None)
 
 
 def _without_prolog(text: str) -> str:
@@ -199,8 +199,8 @@ def _is_other_adapter(config: Path) -> bool:
     """Return True for the configuration of an adapter that PEFT names, and that is no LoRA."""
     if not config.is_file():
         return False
-    found = re.search(rb'"peft_type"\s*:\s*"(\w+)"', config.read_bytes()[:65536])
-    return found is not None and found[1] != b"LORA"
+    named = re.search(rb'"peft_type"\s*:\s*"(\w+)"', config.read_bytes()[:65536])
+    return named is not None and named[1] != b"LORA"
 
 
 def _named_pickle(head: bytes) -> ForeignKind | None:
@@ -224,8 +224,8 @@ def _msgpack(path: Path) -> ForeignKind | None:
     """Recognise a msgpack map whose first key is a short text, as Flax writes its parameters."""
     with path.open("rb") as file:
         head = file.read(64)
-    found = re.match(rb"[\x81-\x8f](?P<length>[\xa1-\xbf])(?P<key>[A-Za-z_][\w.]*)", head)
-    whole = found is not None and len(found["key"]) >= found["length"][0] - 0xA0
+    first_key = re.match(rb"[\x81-\x8f](?P<length>[\xa1-\xbf])(?P<key>[A-Za-z_][\w.]*)", head)
+    whole = first_key is not None and len(first_key["key"]) >= first_key["length"][0] - 0xA0
     binary = any(byte > 126 for byte in head[1:])
     return FLAX if whole and binary else None
 

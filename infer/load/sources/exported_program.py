@@ -28,8 +28,8 @@ class KeywordModule(nn.Module):
         self.model = model
 
         def forward(**inputs: Tensor) -> Any:
-            given = [inputs[name] for name in positional]
-            return self.model(*given, **{name: inputs[name] for name in keyword})
+            arguments = [inputs[name] for name in positional]
+            return self.model(*arguments, **{name: inputs[name] for name in keyword})
 
         kind = inspect.Parameter.KEYWORD_ONLY
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])

@@ -92,8 +92,8 @@ def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[Checkpoint, l
 def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
     """Set the named buffers of a module to 0, in place."""
     for name in names:
-        owner, _, own = name.rpartition(".")
-        assign(module.get_submodule(owner), own, torch.zeros((), dtype=torch.int64))
+        owner, _, attribute = name.rpartition(".")
+        assign(module.get_submodule(owner), attribute, torch.zeros((), dtype=torch.int64))
     return module
 
 

@@ -66,18 +66,18 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
         return []
     begin = time.perf_counter()
     source = _source_name(loaded)
-    said = ""
+    streamed = ""
     if chosen == "offload":
         from .offload import stream_layers
 
-        said = stream_layers(target, loaded.checkpoint, source)
+        streamed = stream_layers(target, loaded.checkpoint, source)
     values = MappedLoader()
     slots = _slots(target)
     for group in slots.values():
         _fill_one(group, source, loaded.checkpoint, values)
     _refuse_meta_buffers(target)
     seconds = time.perf_counter() - begin
-    why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), said) if text)
+    why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), streamed) if text)
     return [Finding("load", f"fill {chosen}", seconds, "s", why)]
 
 

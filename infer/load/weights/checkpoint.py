@@ -119,15 +119,15 @@ def _held(tensor: Tensor) -> Weight:
 
 def joined(parts: Iterable[tuple[str, Checkpoint]]) -> dict[str, Weight]:
     """Join checkpoints, each name with the prefix of its own; raise `SourceError` when two have the same name."""
-    found: dict[str, Weight] = {}
+    whole: dict[str, Weight] = {}
     for prefix, checkpoint in parts:
         for name, weight in checkpoint.items():
-            if prefix + name in found:
+            if prefix + name in whole:
                 raise SourceError(
                     f"tensor {prefix + name!r} is in two checkpoints", hint="Leave one of the two out"
                 )
-            found[prefix + name] = weight
-    return found
+            whole[prefix + name] = weight
+    return whole
 
 
 def finite(checkpoint: Checkpoint, where: str = "") -> dict[str, Weight]:

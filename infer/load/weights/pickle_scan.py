@@ -38,24 +38,24 @@ def globals_of(file: IO[bytes], where: str, pickles: int = 1) -> list[str]:
 
     Reads opcodes only. A name computed on the pickle's stack, which `torch.save` never does, is "(computed)".
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for _ in range(pickles):
-        _scan(file, where, found)
-    return list(found)
+        _scan(file, where, names)
+    return list(names)
 
 
-def _scan(file: IO[bytes], where: str, found: dict[str, None]) -> None:
+def _scan(file: IO[bytes], where: str, names: dict[str, None]) -> None:
     recent: list[str] = []
     memo: dict[int, str] = {}
     last: str | None = None
     try:
         for op, argument, _ in pickletools.genops(file):
             if op.name in ("GLOBAL", "INST"):
-                found[str(argument).replace(" ", ".", 1)] = None
+                names[str(argument).replace(" ", ".", 1)] = None
             elif op.name == "STACK_GLOBAL":
-                found[".".join(recent[-2:]) if len(recent) > 1 else "(computed)"] = None
+                names[".".join(recent[-2:]) if len(recent) > 1 else "(computed)"] = None
             elif op.name in _EXTENSIONS:
-                found[f"(copyreg extension {argument})"] = None
+                names[f"(copyreg extension {argument})"] = None
             if op.name == "MEMOIZE" or op.name in _MEMO_PUT:
                 memo[len(memo) if argument is None else int(argument)] = last or ""
                 continue
@@ -192,5 +192,5 @@ def in_python_3(name: str) -> str:
 @contextmanager
 def inert_types_allowed() -> Iterator[None]:
     """Register inert stand-in types for the listed names in torch's weights-only loader."""
-    with torch.serialization.safe_globals([(made, name) for name, made in INERT_TYPES.items()]):
+    with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in INERT_TYPES.items()]):
         yield

@@ -57,24 +57,24 @@ class SafetensorsFiles(NamedTuple):
 
 def open_safetensors(paths: Path | Sequence[Path]) -> SafetensorsFiles:
     """Open one file, several shards, or the `*.safetensors.index.json` that names them."""
-    given = [paths] if isinstance(paths, Path) else list(paths)
+    named = [paths] if isinstance(paths, Path) else list(paths)
     extents: dict[str, FileExtent] = {}
     opened = SafetensorsFiles(
-        {}, {}, [shard for path in given for shard in (shards(path) if path.suffix == INDEX else [path])]
+        {}, {}, [shard for path in named for shard in (shards(path) if path.suffix == INDEX else [path])]
     )
     for path in opened.paths:
-        own, metadata = read_header(path)
-        if twice := sorted(own.keys() & extents.keys()):
+        extents_here, metadata = read_header(path)
+        if twice := sorted(extents_here.keys() & extents.keys()):
             raise SourceError(
                 f"tensor {twice[0]!r} is in two shards",
                 where=str(path),
                 hint="Shards of two downloads are mixed: download the folder again, whole",
             )
         file = FileBlocks(path)
-        extents |= own
-        opened.weights.update({name: in_file(file, extent) for name, extent in own.items()})
+        extents |= extents_here
+        opened.weights.update({name: in_file(file, extent) for name, extent in extents_here.items()})
         opened.metadata.update(metadata)
-    for index in (path for path in given if path.suffix == INDEX):
+    for index in (path for path in named if path.suffix == INDEX):
         _check_index(index, extents)
     return opened
 
@@ -115,12 +115,12 @@ def read_header(path: Path) -> tuple[dict[str, FileExtent], dict[str, str]]:
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries_by_name: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in entries_by_name:
                 raise _bad(path, f"duplicate key {key!r} in the header")
-            found[key] = value
-        return found
+            entries_by_name[key] = value
+        return entries_by_name
 
     try:
         entries = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)

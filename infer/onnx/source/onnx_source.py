@@ -17,7 +17,7 @@ from ...coverage import Coverage
 from ...errors import NotUsableError, SourceError
 from ...graph.program import Graph, OnnxGraph
 from ...graph.typical_inputs import typical_inputs
-from ...load.sources.onnx_outputs import quantized_nodes
+from ...load.sources.onnx_file import quantized_nodes
 from ...plan import Plan
 from ...spec import BATCH
 from ..export import IR_VERSION_CAP, save
@@ -106,9 +106,9 @@ def few_rows(graph: OnnxGraph) -> dict[str, Tensor]:
     low, high = graph.sizes.get(BATCH, (1, 1))
     step = graph.multiples.get(BATCH, 1)
     batch = max(min(FEW_ROWS, high) // step * step, low)
-    given = graph.calibration or graph.samples
-    spread = torch.linspace(0, rows_of.count(graph.inputs, given) - 1, batch).long()
-    return typical_inputs(graph.inputs, rows_of.take(graph.inputs, given, spread), graph.sizes, batch)
+    samples = graph.calibration or graph.samples
+    spread = torch.linspace(0, rows_of.count(graph.inputs, samples) - 1, batch).long()
+    return typical_inputs(graph.inputs, rows_of.take(graph.inputs, samples, spread), graph.sizes, batch)
 
 
 def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

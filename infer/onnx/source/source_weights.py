@@ -135,7 +135,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
 
 def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]) -> int:
     """Store the eligible `values` as codes of `stored.format`; return their number."""
-    made = 0
+    count = 0
     for name, value in values.items():
         if not value.uses():
             continue
@@ -146,8 +146,8 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
             stored.reasons[origin] = reason
         else:
             _store(graph, value, array, axis, stored.format_of(name))
-            made += 1
-    return made
+            count += 1
+    return count
 
 
 def rounded(graph: ir.Graph, stored: SourceWeights) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:

@@ -199,8 +199,8 @@ def probe(
     except TimeoutError:
         return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        last = (said or [describe_exit(done.returncode)])[-1]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        last = (lines or [describe_exit(done.returncode)])[-1]
         return msgspec.structs.replace(weights, failure=f"the probe failed: {shortened(last, MOST_SAID)}")
     measured = msgspec.json.decode(done.stdout.splitlines()[-1], type=Memory)
     return msgspec.structs.replace(measured, weights=weights.weights, weights_by_dtype=stored)

@@ -33,14 +33,14 @@ def render_html(report: Report) -> str:
 def _header(report: Report) -> str:
     kind = "passed" if report.passed else "failed"
     lines = [*report.verdict, *([report.failure] if report.failure else [])]
-    said = "".join(f"<p>{words_html(line)}</p>" for line in lines)
+    paragraphs = "".join(f"<p>{words_html(line)}</p>" for line in lines)
     headline = words_html(
         report.headline.replace(" %", "\u00a0%")
     )  # the sign stays on the line of its number
     soft = f"{report.backend} {report.precision}, {report.device}"
     return (
         f'<header class="{kind}"><h1>{words_html(report.name)} <span class="soft">{words_html(soft)}</span></h1>'
-        f'<p class="headline">{headline}</p>{said}</header>'
+        f'<p class="headline">{headline}</p>{paragraphs}</header>'
     )
 
 
@@ -56,8 +56,10 @@ def _section(report: Report, section: Section) -> str:
         rows = (f"<dt>{escape(name)}</dt><dd>{words_html(value)}</dd>" for name, value in section.pairs)
         parts.append(f"<dl>{''.join(rows)}</dl>")
     if section.commands:
-        said = "\n".join(f"# {label}\n{command}" if label else command for label, command in section.commands)
-        shown = f"<pre>{escape(said)}</pre>"
+        listing = "\n".join(
+            f"# {label}\n{command}" if label else command for label, command in section.commands
+        )
+        shown = f"<pre>{escape(listing)}</pre>"
         several = f"<details><summary>The command that makes each</summary>{shown}</details>"
         parts.append(several if len(section.commands) > 1 else shown)
     return f"<section>{''.join(parts)}</section>"
