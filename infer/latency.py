@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -313,6 +314,17 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass
+class Timing:
+    """One batch size: ours against the fastest float form, in one interleaved run."""
+
+    batch: int
+    pair: Paired
+    rival: str = ""  # name of that form
+    lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
+    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 class Workload(msgspec.Struct, frozen=True):

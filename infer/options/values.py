@@ -79,11 +79,7 @@ def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         return dict(pins)
     formats: dict[str, str] = {}
     for text in pins:
-        name, equals, format = (part.strip() for part in text.rpartition("="))
-        if not equals or not name or not format:
-            raise UsageError(
-                f"expected NAME=FORMAT, got {text!r}", where="--layer", hint="Example: lm_head=int8"
-            )
+        name, format = _pair(text, "NAME=FORMAT", "--layer", "lm_head=int8", last=True)
         formats.pop(name, None)
         formats[name] = format
     return formats
@@ -93,17 +89,15 @@ def parse_backend_options(texts: Sequence[str] | Mapping[str, str]) -> dict[str,
     """Parse `prepacking=off` to values by name; a later one replaces an earlier one."""
     if isinstance(texts, Mapping):
         return {str(name): str(value) for name, value in texts.items()}
-    options = {}
-    for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not name or not value:
-            raise UsageError(
-                f"expected NAME=VALUE, got {text!r}",
-                where="--backend-option",
-                hint="Example: prepacking=off",
-            )
-        options[name] = value
-    return options
+    return dict(_pair(text, "NAME=VALUE", "--backend-option", "prepacking=off") for text in texts)
+
+
+def _pair(text: str, form: str, flag: str, example: str, *, last: bool = False) -> tuple[str, str]:
+    """Split a text at its first equals sign, or its `last`; raise `UsageError` unless both sides hold something."""
+    name, _, value = (part.strip() for part in (text.rpartition("=") if last else text.partition("=")))
+    if not name or not value:
+        raise UsageError(f"expected {form}, got {text!r}", where=flag, hint=f"Example: {example}")
+    return name, value
 
 
 def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
@@ -250,9 +244,9 @@ def check_sequences(text: str) -> str:
 def parse_space(texts: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Parse `backend=ort,eager` to values by name, each once; raise `UsageError` for an unknown name and no values."""
     if isinstance(texts, Mapping):
-        pairs = [(name, tuple(map(str, values))) for name, values in texts.items()]
+        pairs = [(name, list(map(str, values))) for name, values in texts.items()]
     else:
-        pairs = [_pair(text) for text in texts]
+        pairs = [_values_of(text) for text in texts]
     space: dict[str, tuple[str, ...]] = {}
     for name, values in pairs:
         backend, dot, option = name.partition(".")  # which `budget_search.space` checks
@@ -265,14 +259,9 @@ def parse_space(texts: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str,
     return space
 
 
-def _pair(text: str) -> tuple[str, tuple[str, ...]]:
-    name, equals, listed = (part.strip() for part in text.partition("="))
-    values = tuple(value.strip() for value in listed.split(",") if value.strip())
-    if not equals or not name or not values:
-        raise UsageError(
-            f"expected NAME=VALUES, got {text!r}", where="--space", hint="Example: backend=ort,inductor"
-        )
-    return name, values
+def _values_of(text: str) -> tuple[str, list[str]]:
+    name, listed = _pair(text.rstrip(" ,"), "NAME=VALUES", "--space", "backend=ort,inductor")
+    return name, [value.strip() for value in listed.split(",") if value.strip()]
 
 
 def _check_number(name: str, value: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import fidelity, latency
 from ..fidelity.thresholds import limits, precision
 from ..graph.row_independence import Joining
-from ..latency import WORKLOAD, Paired
+from ..latency import WORKLOAD, Paired, Timing
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements.step_breakdown import StepBreakdown
@@ -27,17 +27,6 @@ BY_FAR = 0.9  # times a float form, in brief timings, below which a trial is fas
 MUCH_SMALLER = 0.6  # of the source's size, from which on
 LITTLE = 1.1  # times the time of a float form is told, not refused
 UNNOTICED = 2e-4  # seconds of a call that nobody notices
-
-
-@dataclass
-class Timing:
-    """One batch size: ours against the fastest float form, in one interleaved run."""
-
-    batch: int
-    pair: latency.Paired
-    rival: str = ""  # name of that form
-    lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
-    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..device.processors import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
 from ..graph.program import Graph, StreamedGraph, TorchGraph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
-from ..latency import WORKLOAD, Paired
+from ..latency import WORKLOAD, Paired, Timing
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import CheckedRunner
@@ -29,7 +29,7 @@ from ..report.rendering import formatting
 from ..spec import Finding
 from . import compilation_bounds
 from .float_reference import FLOAT_FORM, Eager, FloatReferences
-from .trial import TimesToBeat, Timing, Trial
+from .trial import TimesToBeat, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 BEHIND = 1.5  # times the fastest trial, in brief timings: then a few pairs are enough

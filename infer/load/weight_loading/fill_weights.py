@@ -19,17 +19,8 @@ from ...errors import SourceError, unknown
 from ...plan import Plan
 from ...spec import Choice, Finding
 from ..loaded_model import LoadedModel
-from ..weights import (
-    BLOCK_BYTES,
-    Checkpoint,
-    FileBlocks,
-    FileExtent,
-    Weight,
-    check_finite,
-    num_bytes,
-    raw_bytes,
-    row_blocks,
-)
+from ..weights import Checkpoint, Weight, check_finite, num_bytes
+from ..weights.file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 
 STRATEGIES = ("meta", "offload")
 # Above this share of the available memory, float weights are streamed.

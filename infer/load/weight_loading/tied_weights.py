@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..weights import BLOCK_BYTES, Checkpoint, num_bytes, row_blocks
+from ..weights import Checkpoint, num_bytes
+from ..weights.file_blocks import BLOCK_BYTES, row_blocks
 from .fill_weights import assign
 from .meta_model import CheckpointMatch
 

@@ -17,7 +17,7 @@ import torch
 
 from ...errors import SourceError
 from ...regular_files import open_regular
-from .checkpoint import Weight, in_file
+from . import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 from .shard_index import shards, weight_map
 

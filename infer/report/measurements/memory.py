@@ -7,7 +7,6 @@ Unknown is None, never zero.
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import threading
 import time
@@ -27,21 +26,11 @@ from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
 from ...llm.step.step_shape import StepShape
+from ...load.weights.safetensors_file import read_header
 from ...process import child, spawn
 from ...process.spawn import describe_exit
 from ...sanitize import shortened
 from ...spec import Finding
-
-# The safetensors spelling of a dtype, and ours.
-_STORED = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-}
-_STORED |= {"I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
 
 
 def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -52,8 +41,12 @@ def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
-            total[str(tensor.dtype).removeprefix("torch.")] += storage.nbytes()
+            total[_dtype_name(tensor.dtype)] += storage.nbytes()
     return dict(total.most_common())
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def stored_weights(folder: Path) -> dict[str, int]:
@@ -62,12 +55,8 @@ def stored_weights(folder: Path) -> dict[str, int]:
     for path in sorted(
         [*folder.glob("weights/*.safetensors"), *folder.glob("encoder/weights/*.safetensors")]
     ):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, stop = entry["data_offsets"]
-                total[_STORED.get(entry["dtype"], entry["dtype"].lower())] += stop - start
+        for extent in read_header(path)[0].values():
+            total[_dtype_name(extent.dtype)] += extent.num_bytes
     return dict(total.most_common())
 
 
