@@ -25,10 +25,9 @@ from infer.graph import devices, storage
 from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import compile_library
-from infer.library_errors import first_sentence
+from infer.library_errors import first_sentence, quiet
 from infer.plan import Plan
 from infer.results import Lowered
-from infer.silence_logs import quiet
 from infer.spec import Finding
 
 EXECUTES_CODE = True

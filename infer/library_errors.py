@@ -1,13 +1,15 @@
-"""Translation of library exceptions into `infer` errors: out of memory, full disk, unsupported model."""
+"""Libraries: their exceptions as `infer` errors (out of memory, full disk, unsupported model), their logs silenced."""
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import logging
 import os
 import re
 import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -146,3 +148,20 @@ def log(name: str, error: BaseException) -> Path:
     for old in sorted(folder.glob("*.log"), key=lambda p: p.stat().st_mtime)[:-KEPT]:
         old.unlink(missing_ok=True)
     return Path(path)
+
+
+@contextlib.contextmanager
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Suppress warnings and log records below `level` of exporters, compilers and bitsandbytes; exceptions pass."""
+    names = ("torch", "torch.export", "torch._inductor", "torch.onnx", "bitsandbytes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(level)
+        try:
+            yield
+        finally:
+            for logger, usual in zip(loggers, levels, strict=True):
+                logger.setLevel(usual)

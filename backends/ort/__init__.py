@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ from infer.onnx import decompositions, ort_session, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
 from infer.onnx.layers.operands import Weights
+from infer.onnx.ort_session import OrtRunner
 from infer.onnx.rewrite import RewriteResult
 from infer.onnx.source import FORMATS, FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
@@ -29,10 +31,13 @@ from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
 from infer.spec import Finding, TensorSpec
 
-from . import int8_signedness, integer_or_float, step_runner
+from . import int8_signedness, integer_or_float
 from .integer_or_float import FLOAT, PRODUCTS
 from .layers import integer_layers, rewriter
 from .layers.int8 import Signs
+
+if TYPE_CHECKING:
+    from .step_runner import OrtEncoderRunner, OrtStepRunner
 
 EXECUTES_CODE = False
 PORTABLE = True
@@ -186,9 +191,7 @@ def _settings(plan: Plan) -> ort_session.SessionSettings:
     return ort_session.SessionSettings(options.get("spinning") != "off", level)
 
 
-def open(
-    folder: Path, device: str
-) -> ort_session.OrtRunner | step_runner.OrtStepRunner | step_runner.OrtEncoderRunner:
+def open(folder: Path, device: str) -> OrtRunner | OrtStepRunner | OrtEncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
     settings = ort_session.USUAL
@@ -197,10 +200,11 @@ def open(
     path = int8_signedness.adapt_signedness(folder / MODEL, _signs(device))
     try:
         if _is_step(signature.inputs):
-            is_encoder = signature.task == "encoder"
-            kind = step_runner.OrtEncoderRunner if is_encoder else step_runner.OrtStepRunner
+            from .step_runner import OrtEncoderRunner, OrtStepRunner
+
+            kind = OrtEncoderRunner if signature.task == "encoder" else OrtStepRunner
             return kind(path, signature.inputs, signature.outputs, settings)
-        return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)
+        return OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)
     except NotUsableError as error:
         if not ort_session.is_damaged(error):
             raise

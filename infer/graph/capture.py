@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
+from ..library_errors import quiet
 from ..sanitize import shortened
-from ..silence_logs import quiet
 from ..spec import BATCH, DTYPE_NAMES, TensorSpec
 from . import captured_layers, functionalize
 from .program import TorchGraph

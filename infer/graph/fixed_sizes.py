@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..rows import cut, have_rows, lie_first, without
-from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from . import row_independence
 from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import ArtifactError
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from . import devices
 from .program import ENCODER, Graph, Signature, TorchGraph
 

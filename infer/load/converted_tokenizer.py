@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..paths import OwnedFolder
-from ..silence_logs import quiet
 from ..spec import Finding
 
 NAME = "tokenizer.json"

@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 
 from ..errors import InferError
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import ImagePreprocessor, open_image
 from ..preprocess.transformers_processor import TransformersProcessor
-from ..silence_logs import quiet
 from ..spec import Finding
 
 FILES = ("preprocessor_config.json", "processor_config.json")

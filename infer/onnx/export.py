@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from ..errors import NotUsableError
 from ..graph.program import Graph
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from ..spec import TensorSpec
 from .decompositions import RUNTIMES, Reader, decompose, within_export
 

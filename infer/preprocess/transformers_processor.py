@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ArtifactError, InputError, NotUsableError
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from .audio import open_sound
 from .image import MODES
 

@@ -23,7 +23,7 @@ from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.operands import Weights, float_product, inputs
 from infer.onnx.rewrite import GraphBuilder, RewriteResult, drop_unused, rewrite
 
-from . import int8, paged_attention, table_layers
+from . import int8, table_layers
 from .int8 import FORM_KEY, Signs
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
         "conv2d_int8": convolution,
         "conv2d_int8_weight": convolution,
         "conv2d_int8_static": convolution,
-        paged_attention_node.NAME: paged_attention.attend,
         paged_attention_node.WRITTEN: _written,
     }
     return partial(_rewritten, rules=rules, signs=signs)
@@ -58,10 +57,14 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
 
 def _rewritten(model: ir.Model, rules: Mapping[str, Rule], signs: Signs) -> RewriteResult:
     attention = [node for node in model.graph if node.op_type == paged_attention_node.NAME]
-    done = rewrite(model, rules)
     if attention:
+        from . import paged_attention
+
+        done = rewrite(model, {**rules, paged_attention_node.NAME: paged_attention.attend})
         paged_attention.finish(model, attention)
         drop_unused(model.graph)
+    else:
+        done = rewrite(model, rules)
     if done.forms:
         model.metadata_props[FORM_KEY] = signs
     return done

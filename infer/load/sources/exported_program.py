@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, SourceError
-from ...library_errors import first_sentence
+from ...library_errors import first_sentence, quiet
 from ...plan import Plan
-from ...silence_logs import quiet
 from ...spec import DTYPE_NAMES, TensorSpec
 from ..loaded_model import LoadedModel
 from ..module_copies import own_parameters
