@@ -209,13 +209,13 @@ def _badness(row: FidelityRow) -> tuple[bool, float]:
 
 
 def _layers(report: Report, *, brief: bool) -> Section:
-    shown = _most_costly(report) if brief else report.layers
-    caption = _counts(report.layers)
+    shown = most_costly(report) if brief else report.layers
+    caption = layer_counts(report.layers)
     if any(layer.effect for layer in shown):
         caption += "; effect: what this format of this layer alone does to the output"
     if len(shown) < len(report.layers):
         caption += "; those that cost most, all in report.html"
-    rows = [_layer_cells(layer, effects=not brief) for layer in shown]
+    rows = [layer_cells(layer, effects=not brief) for layer in shown]
     used = [index for index in range(len(LAYER_COLUMNS)) if any(row[index] for row in rows)]
     columns = [LAYER_COLUMNS[index] for index in used]
     return Section(
@@ -223,7 +223,7 @@ def _layers(report: Report, *, brief: bool) -> Section:
     )
 
 
-def _layer_cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
+def layer_cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
     """Return the texts under `LAYER_COLUMNS`; effects of the chosen format and of the others are those of one layer."""
     error = "" if layer.weight_error is None else f"{layer.weight_error:.4f}"
     effect = layer.effect.get(layer.format)
@@ -249,7 +249,7 @@ def _has_chosen_formats(report: Report) -> bool:
     )
 
 
-def _most_costly(report: Report) -> list[LayerChoice]:
+def most_costly(report: Report) -> list[LayerChoice]:
     """Return a few layers in order: those with the largest effect, then not in the format asked, then weight error."""
     keep = BRIEF if _has_chosen_formats(report) else BRIEFEST
 
@@ -262,7 +262,7 @@ def _most_costly(report: Report) -> list[LayerChoice]:
     return [layer for layer in report.layers if layer.name in chosen]
 
 
-def _counts(layers: Sequence[LayerChoice]) -> str:
+def layer_counts(layers: Sequence[LayerChoice]) -> str:
     """Count layers by format: `31 nf4, 20 int8, 5 float`."""
     return ", ".join(
         f"{count} {format}" for format, count in Counter(layer.format for layer in layers).most_common()
