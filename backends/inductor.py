@@ -25,10 +25,9 @@ from infer.graph import devices, storage
 from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import compile_library
-from infer.library_errors import first_sentence
+from infer.library_errors import first_sentence, quiet
 from infer.plan import Plan
 from infer.results import Lowered
-from infer.silence_logs import quiet
 from infer.spec import Finding
 
 EXECUTES_CODE = True
@@ -65,8 +64,8 @@ def searched_dtypes() -> tuple[str, ...]:
 
 def target(device: str) -> dict[str, str]:
     """Return the versions and hardware that the compiled library depends on: torch, instruction set, GPU, kernels."""
-    own = {"kernels": cpu.fingerprint()} if device == "cpu" else {}
-    return {"torch": str(torch.__version__), **hardware.fingerprint(device), **own}
+    marks = {"kernels": cpu.fingerprint()} if device == "cpu" else {}
+    return {"torch": str(torch.__version__), **hardware.fingerprint(device), **marks}
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
@@ -86,16 +85,16 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         # C functions are the CPU's: operators on a GPU go through torch's dispatcher.
         "aot_inductor.custom_ops_to_c_shims": kernels.c_functions() if plan.device == "cpu" else {},
     }
-    program, found = graph.exported, []
+    program, findings = graph.exported, []
     if plan.device != "cpu":
         program = devices.moved(program, plan.device)
         if kernels.gpu.packs(plan.device):
             program, fragments = fragment_fusion.plan_fragments(program)
             (folder / FRAGMENTS).write_bytes(msgspec.json.encode(fragments))
             program, rotary = fuse_rotary(program)
-            found = [*fragment_fusion.findings(fragments), *rotary]
+            findings = [*fragment_fusion.findings(fragments), *rotary]
     else:
-        found = prepack.findings(program)
+        findings = prepack.findings(program)
         if prepack.usable(program):
             program, packings = prepack.plan_packing(program)
             (folder / PACKINGS).write_bytes(msgspec.json.encode(packings))
@@ -113,7 +112,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     except (RuntimeError, torch._inductor.exc.InductorError) as error:
         raise _refusal(error) from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
-    return Lowered([size, *found])
+    return Lowered([size, *findings])
 
 
 def keep_caches() -> None:
@@ -123,8 +122,8 @@ def keep_caches() -> None:
     """
     from torch._inductor import codecache
 
-    given = os.environ.get(CACHE_VARIABLE, "")
-    if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice
+    folder = os.environ.get(CACHE_VARIABLE, "")
+    if not folder or Path(folder).name.startswith("torchinductor_"):  # torch's own choice
         os.environ[CACHE_VARIABLE] = str(paths.cache("inductor"))
     headers = paths.cache("inductor") / "precompiled_headers"
     codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
@@ -193,9 +192,9 @@ class Runner:
 
     def _input_order(self) -> list[str]:
         """Return the input names in the package's order; the package itself takes 0.1 ms per call to find it."""
-        given, _ = self._model.loader.get_call_spec()
+        call_spec, _ = self._model.loader.get_call_spec()
         named = {spec.keyword: spec.name for spec in self.inputs}
-        return list(reorder_kwargs(named, pytree.treespec_loads(given)).values())
+        return list(reorder_kwargs(named, pytree.treespec_loads(call_spec)).values())
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = [inputs[name].to(self._device).contiguous() for name in self._order]

@@ -6,21 +6,21 @@ from typing import Annotated
 
 import msgspec
 
-from .options import Option, search_values
+from .options import Option, values
 
 SEARCH = "Search within budgets"
-OBJECTIVES = search_values.OBJECTIVES
+OBJECTIVES = values.OBJECTIVES
 
 
 def _seconds(text: str) -> Option:
     """Return the option of a time, in seconds or with its unit."""
-    parse, format = search_values.parse_seconds, search_values.format_seconds
+    parse, format = values.parse_seconds, values.format_seconds
     return Option(text, group=SEARCH, metavar="TIME", parse=parse, format=format, above=0)
 
 
 def _bytes(text: str) -> Option:
     """Return the option of a size, in bytes or with its unit."""
-    parse, format = search_values.parse_bytes, search_values.format_bytes
+    parse, format = values.parse_bytes, values.format_bytes
     return Option(text, group=SEARCH, metavar="SIZE", parse=parse, format=format, above=0)
 
 
@@ -67,7 +67,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
             "sequences and tokens of each whose KV cache counts as memory (8x2048)",
             group=SEARCH,
             metavar="COUNTxTOKENS",
-            parse=search_values.check_sequences,
+            parse=values.check_sequences,
         ),
     ] = ""
     metric: Annotated[
@@ -89,7 +89,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
             group=SEARCH,
             flag="--for",
             metavar="OBJECTIVE",
-            parse=search_values.parse_objective,
+            parse=values.parse_objective,
         ),
     ] = ""
     time: Annotated[
@@ -104,8 +104,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
             group=SEARCH,
             metavar="NAME=VALUES",
             repeat=True,
-            parse=search_values.parse_space,
-            format=search_values.format_space,
+            parse=values.parse_space,
+            format=values.format_space,
         ),
     ] = {}
     ray: Annotated[
@@ -148,4 +148,4 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cache_tokens(self) -> tuple[int, int]:
         """Sequences and tokens of each, whose KV cache counts as memory; (0, 0) when not asked for."""
-        return search_values.parse_sequences(self.sequences) if self.sequences else (0, 0)
+        return values.parse_sequences(self.sequences) if self.sequences else (0, 0)

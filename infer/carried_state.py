@@ -32,20 +32,20 @@ def states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[
     outputs that are only numbered, the last ones are the states of inputs that are called so, in order. Another input
     holds the data: what has no other is no state.
     """
-    found: dict[str, str] = {}
-    for given in inputs:
-        same = [out for out in outputs if out.dtype == given.dtype and out.shape == given.shape]
-        essence = _essence(given.name)
+    pairs: dict[str, str] = {}
+    for spec in inputs:
+        same = [out for out in outputs if out.dtype == spec.dtype and out.shape == spec.shape]
+        essence = _essence(spec.name)
         named = [out.name for out in same if essence and _essence(out.name) == essence]
-        if len(named) == 1 and named[0] not in found.values():
-            found[given.name] = named[0]
-    for given in reversed([spec for spec in inputs if spec.name not in found and is_called_state(spec.name)]):
-        same = [out for out in outputs if out.dtype == given.dtype and out.shape == given.shape]
-        numbered = [o.name for o in same if _NUMBERED.fullmatch(o.name) and o.name not in found.values()]
+        if len(named) == 1 and named[0] not in pairs.values():
+            pairs[spec.name] = named[0]
+    for spec in reversed([s for s in inputs if s.name not in pairs and is_called_state(s.name)]):
+        same = [out for out in outputs if out.dtype == spec.dtype and out.shape == spec.shape]
+        numbered = [o.name for o in same if _NUMBERED.fullmatch(o.name) and o.name not in pairs.values()]
         if numbered:
-            found[given.name] = numbered[-1]
-    found = {spec.name: found[spec.name] for spec in inputs if spec.name in found}
-    return found if len(found) < len(inputs) else {}
+            pairs[spec.name] = numbered[-1]
+    pairs = {spec.name: pairs[spec.name] for spec in inputs if spec.name in pairs}
+    return pairs if len(pairs) < len(inputs) else {}
 
 
 def sentence(pairs: Mapping[str, str]) -> list[str]:
@@ -87,7 +87,7 @@ def of_state_shapes(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], seen: Mapping[str, Tensor]
 ) -> tuple[TensorSpec, ...]:
     """Give outputs that are named like an input its shape, where they were seen to have it: files leave it out."""
-    found = []
+    shaped = []
     for out in outputs:
         like = [x for x in inputs if x.dtype == out.dtype and _essence(x.name) == _essence(out.name)]
         fits = len(like) == 1 and len(like[0].shape) == len(out.shape)
@@ -95,8 +95,8 @@ def of_state_shapes(
             want == have or (isinstance(want, int) and isinstance(have, str) and want == size)
             for want, have, size in zip(like[0].shape, out.shape, seen[out.name].shape, strict=True)
         )
-        found.append(TensorSpec(out.name, out.dtype, like[0].shape) if fits else out)
-    return tuple(found)
+        shaped.append(TensorSpec(out.name, out.dtype, like[0].shape) if fits else out)
+    return tuple(shaped)
 
 
 def _essence(name: str) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from . import device as hardware
-from .device import spinning_threads
+from .device import processors
 
 NOISE = "within noise"  # verdict on a pair that tells nothing
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
@@ -287,7 +288,7 @@ def settle(device: str) -> None:
     """Wait for whatever was called before: the device's work, on the CPU threads that spin after a call."""
     hardware.sync(device)
     if device == "cpu":
-        spinning_threads.wait_for_sleep()
+        processors.wait_for_sleep()
 
 
 def timed(call: Call, device: str, clock: Clock) -> float:
@@ -314,6 +315,17 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass
+class Timing:
+    """One batch size: ours against the fastest float form, in one interleaved run."""
+
+    batch: int
+    pair: Paired
+    rival: str = ""  # name of that form
+    lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
+    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 class Workload(msgspec.Struct, frozen=True):

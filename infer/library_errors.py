@@ -1,13 +1,15 @@
-"""Translation of library exceptions into `infer` errors: out of memory, full disk, unsupported model."""
+"""Libraries: their exceptions as `infer` errors (out of memory, full disk, unsupported model), their logs silenced."""
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import logging
 import os
 import re
 import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -49,9 +51,9 @@ def as_resource_error(error: BaseException) -> ResourceError | None:
     ):
         return ResourceError("out of memory", hint="Try --load offload, or a machine with more")
     if any(map(_means_full, islice(_causes(error), MOST_CAUSES))):
-        said = shortened(" ".join(str(error).split()), MOST_SAID)
+        message = shortened(" ".join(str(error).split()), MOST_SAID)
         return ResourceError(
-            f"no space left on the disk: {said}",
+            f"no space left on the disk: {message}",
             hint="Free some, or set INFER_CACHE and TMPDIR to a disk with more. Nothing was kept",
         )
     return None
@@ -124,17 +126,17 @@ def as_backend_error(name: str, stage: str, error: Exception, others: list[str])
 
 def describe(error: BaseException) -> str:
     """Format an exception as its type and the first line of its message."""
-    said = first_sentence(error)
-    return f"{type(error).__name__}: {said}" if said != type(error).__name__ else said
+    sentence = first_sentence(error)
+    return f"{type(error).__name__}: {sentence}" if sentence != type(error).__name__ else sentence
 
 
 def first_sentence(error: BaseException) -> str:
     """Return the first line of an exception's message, with the next where it ends at a colon; its type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = ""
-    while lines and (not said or said.endswith(":")):
-        said = f"{said} {lines.pop(0)}".strip()
-    return shortened(said.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
+    sentence = ""
+    while lines and (not sentence or sentence.endswith(":")):
+        sentence = f"{sentence} {lines.pop(0)}".strip()
+    return shortened(sentence.rstrip(": ").removesuffix("."), MOST_SAID) or type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:
@@ -146,3 +148,20 @@ def log(name: str, error: BaseException) -> Path:
     for old in sorted(folder.glob("*.log"), key=lambda p: p.stat().st_mtime)[:-KEPT]:
         old.unlink(missing_ok=True)
     return Path(path)
+
+
+@contextlib.contextmanager
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Suppress warnings and log records below `level` of exporters, compilers and bitsandbytes; exceptions pass."""
+    names = ("torch", "torch.export", "torch._inductor", "torch.onnx", "bitsandbytes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(level)
+        try:
+            yield
+        finally:
+            for logger, usual in zip(loggers, levels, strict=True):
+                logger.setLevel(usual)

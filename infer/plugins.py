@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import refused_backends
+import msgspec
+
 from .errors import InferError, UsageError, unknown
 
 KINDS = {
@@ -27,12 +29,23 @@ KINDS = {
 }
 
 
+class BackendOption(msgspec.Struct, frozen=True):
+    """An option that a backend declares in `OPTIONS`: what it does (one phrase), its values, the default first.
+
+    `searched_for`: objectives of a search that tries the other values on its best trial.
+    """
+
+    help: str
+    values: tuple[str, ...]
+    searched_for: tuple[str, ...] = ()
+
+
 def names(folder: str) -> list[str]:
     """List the plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
-    own = sorted(
+    built_in = sorted(
         m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_")
     )
-    return own + [name for name in sorted(_foreign(folder)) if name not in own]
+    return built_in + [name for name in sorted(_foreign(folder)) if name not in built_in]
 
 
 def get(folder: str, name: str) -> Any:
@@ -42,8 +55,11 @@ def get(folder: str, name: str) -> Any:
     """
     base, _, option = name.partition(":")
     if base not in names(folder):
-        if folder == "backends" and (refusal := refused_backends.refusal(base)) is not None:
-            raise refusal
+        if folder == "backends":
+            from . import refused_backends
+
+            if (refusal := refused_backends.refusal(base)) is not None:
+                raise refusal
         raise unknown(KINDS[folder], name, names(folder))
     foreign = _foreign(folder).get(base)
     module = foreign.load() if foreign else importlib.import_module(f"{folder}.{base}")
@@ -69,6 +85,24 @@ def compiles(name: str) -> bool:
     return bool(getattr(get("backends", name), "COMPILES", False))
 
 
+def declared_options(backend: Any) -> Mapping[str, BackendOption]:
+    """Return the options that a backend declares."""
+    options: Mapping[str, BackendOption] = getattr(backend, "OPTIONS", {})
+    return options
+
+
+def check_options(name: str, backend: Any, chosen: Mapping[str, str]) -> None:
+    """Raise `UsageError` for an option or a value that the backend `name` does not declare."""
+    options = declared_options(backend)
+    if chosen and not options:
+        raise UsageError(f"backend {name} has no options", where="--backend-option")
+    for option, value in chosen.items():
+        if option not in options:
+            raise unknown(f"option of backend {name}", option, options)
+        if value not in options[option].values:
+            raise unknown(f"value of {option}", value, options[option].values)
+
+
 @cache  # a search through every installed package
 def _foreign(folder: str) -> dict[str, EntryPoint]:
     group = f"infer.{folder.rpartition('.')[2]}"
@@ -79,10 +113,10 @@ def _foreign(folder: str) -> dict[str, EntryPoint]:
 def _package(folder: str) -> ModuleType:
     package = importlib.import_module(folder)
     here = Path(__file__).resolve().parent
-    found = Path(str(package.__path__[0])).resolve()
-    if here != found and here not in found.parents and here.parent != found.parent:
+    there = Path(str(package.__path__[0])).resolve()
+    if here != there and here not in there.parents and here.parent != there.parent:
         raise InferError(
-            f"a folder named {folder!r} at {found} hides the one of infer",
+            f"a folder named {folder!r} at {there} hides the one of infer",
             hint="Rename it, or start Python from another folder",
         )
     return package

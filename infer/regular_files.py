@@ -37,8 +37,10 @@ def is_there(path: Path, *, error: type[InferError] = SourceError) -> bool:
         os.fsencode(path)
         return path.exists()
     except (OSError, ValueError) as reason:  # a name too long; a NUL or a lone surrogate in it
-        said = getattr(reason, "strerror", None) or str(reason).partition(":")[0]
-        raise error(f"no file can be opened there: {said}", where=repr(shortened(str(path), 200))) from reason
+        reason_text = getattr(reason, "strerror", None) or str(reason).partition(":")[0]
+        raise error(
+            f"no file can be opened there: {reason_text}", where=repr(shortened(str(path), 200))
+        ) from reason
 
 
 def open_regular(path: Path, *, follow_links: bool = True, error: type[InferError] = SourceError) -> BinaryIO:

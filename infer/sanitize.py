@@ -25,13 +25,13 @@ def sanitize_text(text: str, most: int = MAX_ERROR) -> str:
     return "".join(c if c == " " or unicodedata.category(c)[0] not in "CZ" else _escape(c) for c in cut)
 
 
-def sanitize_values(found: Any, most: int = 1 << 16) -> Any:
+def sanitize_values(value: Any, most: int = 1 << 16) -> Any:
     """Apply `sanitize_text` to every string, dictionary keys included, of decoded JSON."""
-    if isinstance(found, str):
-        return found if found.isprintable() and len(found) <= most else sanitize_text(found, most)
-    if isinstance(found, dict):
-        return {sanitize_values(key, most): sanitize_values(value, most) for key, value in found.items()}
-    return [sanitize_values(value, most) for value in found] if isinstance(found, list) else found
+    if isinstance(value, str):
+        return value if value.isprintable() and len(value) <= most else sanitize_text(value, most)
+    if isinstance(value, dict):
+        return {sanitize_values(key, most): sanitize_values(item, most) for key, item in value.items()}
+    return [sanitize_values(item, most) for item in value] if isinstance(value, list) else value
 
 
 def _escape(character: str) -> str:

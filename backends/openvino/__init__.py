@@ -14,14 +14,14 @@ import msgspec
 import torch
 
 from infer import device as hardware
+from infer.coverage import Coverage
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph
 from infer.onnx import decompositions, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers.operands import group_of_any_table
-from infer.onnx.source import onnx_source
-from infer.onnx.source.source_weights import OPTION, WEIGHTS
+from infer.onnx.source import OPTION, WEIGHTS
 from infer.plan import Plan
 from infer.results import LayerForm, Lowered
 from infer.spec import Finding
@@ -63,7 +63,11 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"
     if plan.quant == "int8:static" and not hardware.has_vnni():
         return "int8 products saturate on a CPU without VNNI and give wrong sums; use --quant int8"
-    return onnx_source.refusal(graph, plan) if isinstance(graph, OnnxGraph) else None
+    if isinstance(graph, OnnxGraph):
+        from infer.onnx.source import onnx_source
+
+        return onnx_source.refusal(graph, plan)
+    return None
 
 
 def searched_dtypes() -> tuple[str, ...]:
@@ -85,21 +89,16 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.xml, its weights and its settings; the findings list the layers that OpenVINO runs."""
     path, layers, coverage = folder / MODEL, LayerConverter(), None
+    more_exact: tuple[tuple[str, str], ...] = ()
     path.parent.mkdir(parents=True, exist_ok=True)
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
-    is_tried = not isinstance(
-        graph, OnnxGraph
-    )  # other graphs are written here, a stranger's no exporter has seen
+    is_tried = not isinstance(graph, OnnxGraph)  # of a stranger's graph nobody knows
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         source = Path(work) / "model.onnx"
-        if not isinstance(graph, OnnxGraph):
+        if isinstance(graph, OnnxGraph):
+            coverage, more_exact = _write_file(graph, plan, source)
+        else:
             exporter.save(exporter.to_ir(graph), source)
-        elif plan.quant == "none":
-            onnx_source.copy(graph.path, source)
-        else:  # activations stay float: what an artifact multiplies is the same with and without VNNI
-            format = onnx_source.weight_format(plan)
-            rows = onnx_source.few_rows(graph)
-            _, coverage = onnx_source.quantize(graph.path, source, None, format=format, rows=rows)
         is_tried = is_tried or require_compilable(source, NumericSettings(precision))
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
@@ -124,7 +123,22 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     ]
     if layers.columns or layers.groups:
         findings.append(_group_finding(layers))
-    return Lowered(findings, coverage, () if coverage is None else onnx_source.more_exact(plan))
+    return Lowered(findings, coverage, more_exact)
+
+
+def _write_file(
+    graph: OnnxGraph, plan: Plan, path: Path
+) -> tuple[Coverage | None, tuple[tuple[str, str], ...]]:
+    """Write the file of an ONNX source, as it is or with its weights in the plan's format."""
+    from infer.onnx.source import onnx_source
+
+    if plan.quant == "none":
+        onnx_source.copy(graph.path, path)
+        return None, ()
+    # Activations stay float: what an artifact multiplies is the same with and without VNNI.
+    format, rows = onnx_source.weight_format(plan), onnx_source.few_rows(graph)
+    _, coverage = onnx_source.quantize(graph.path, path, None, format=format, rows=rows)
+    return coverage, onnx_source.more_exact(plan)
 
 
 def open(folder: Path, device: str) -> OpenvinoRunner:

@@ -23,7 +23,7 @@ import numpy as np
 
 from infer.kernels.ops.bitpack import LEVELS
 from infer.onnx.layers.operands import KEEP_VALUES
-from infer.onnx.layers.rewrite import DOMAIN, RewriteResult
+from infer.onnx.rewrite import DOMAIN, RewriteResult
 
 from .weights import Array, in_dtype, row_scaled, stored, table_coded
 
@@ -128,8 +128,8 @@ def _outputs(rule: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 def _inputs(node: Any, count: int) -> list[Any]:
     """Return the node's inputs padded with None to `count`."""
-    given = node.get_input_size()
-    return [node.get_input(index) if index < given else None for index in range(count)]
+    num_inputs = node.get_input_size()
+    return [node.get_input(index) if index < num_inputs else None for index in range(count)]
 
 
 def _product(x: Any, weight: Any, bias: Any) -> Any:

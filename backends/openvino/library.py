@@ -13,11 +13,11 @@ def library() -> Any:
     """Import `openvino` without its telemetry, which would fork and send an event over the network."""
     if "openvino" in sys.modules:
         return sys.modules["openvino"]
-    own, absent = sys.modules.get(_TELEMETRY), _TELEMETRY not in sys.modules
+    telemetry, absent = sys.modules.get(_TELEMETRY), _TELEMETRY not in sys.modules
     sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
     try:
         return importlib.import_module("openvino")
     finally:
         sys.modules.pop(_TELEMETRY)
         if not absent:
-            sys.modules[_TELEMETRY] = own  # type: ignore[assignment]
+            sys.modules[_TELEMETRY] = telemetry  # type: ignore[assignment]

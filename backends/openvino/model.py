@@ -110,10 +110,10 @@ def require_compilable(path: Path, settings: NumericSettings) -> bool:
 
 def count_executed_ops(model: Any) -> Counter[str]:
     """Count the layers of a compiled model by type, constants and ends left out."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for node in model.get_runtime_model().get_ordered_ops():
-        found[str(node.get_rt_info()["layerType"].astype(str))] += 1
-    return Counter({name: n for name, n in found.items() if name not in ("Const", "Input", "Output")})
+        counts[str(node.get_rt_info()["layerType"].astype(str))] += 1
+    return Counter({name: n for name, n in counts.items() if name not in ("Const", "Input", "Output")})
 
 
 class OpenvinoRunner:

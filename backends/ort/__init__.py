@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from infer import device as hardware
-from infer.backend_options import BackendOption
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph, TorchGraph
@@ -22,18 +22,22 @@ from infer.onnx import decompositions, ort_session, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import RewriteResult
-from infer.onnx.source import onnx_source
-from infer.onnx.source.source_weights import FP16, INT8, OPTION, WEIGHTS
+from infer.onnx.ort_session import OrtRunner
+from infer.onnx.rewrite import RewriteResult
+from infer.onnx.source import FORMATS, FP16, INT8, OPTION, WEIGHTS
 from infer.plan import Plan
+from infer.plugins import BackendOption
 from infer.results import IN_FLOAT, LayerForm, Lowered
 from infer.rows import count, cut
 from infer.spec import Finding, TensorSpec
 
-from . import int8_signedness, integer_or_float, step_runner
+from . import int8_signedness, integer_or_float
 from .integer_or_float import FLOAT, PRODUCTS
 from .layers import integer_layers, rewriter
-from .layers.int8_operands import Signs
+from .layers.int8 import Signs
+
+if TYPE_CHECKING:
+    from .step_runner import OrtEncoderRunner, OrtStepRunner
 
 EXECUTES_CODE = False
 PORTABLE = True
@@ -89,7 +93,9 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     elif not plan.device.startswith("cpu"):
         return f"ONNX Runtime does not run on {plan.device} here"
     if isinstance(graph, OnnxGraph):
-        return onnx_source.refusal(graph, plan, (*onnx_source.FORMATS, "int8:static"))
+        from infer.onnx.source import onnx_source
+
+        return onnx_source.refusal(graph, plan, (*FORMATS, "int8:static"))
     return None
 
 
@@ -119,41 +125,19 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
     return None
 
 
-def _batches(graph: OnnxGraph) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the calibration rows of an ONNX source in calls of a few."""
-    if graph.calibration:
-        for start in range(0, count(graph.inputs, graph.calibration), ROWS):
-            yield cut(graph.inputs, graph.calibration, start, start + ROWS)
-
-
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
-    path = folder / MODEL
-    signs = _signs(plan.device)
-    coverage, chosen = None, list[Finding]()
-    if not isinstance(graph, OnnxGraph):
-        (done, _), chosen = integer_or_float.choose(
+    path, signs, more_exact = folder / MODEL, _signs(plan.device), tuple[tuple[str, str], ...]()
+    if isinstance(graph, OnnxGraph):
+        (done, coverage), chosen, more_exact = _lower_file(graph, plan, path, signs)
+    else:
+        (done, coverage), chosen = integer_or_float.choose(
             graph,
             plan,
             path,
             lambda to, weights: (exporter.export(graph, to, rewriter(signs, weights)), None),
             is_decode_step=_is_step(graph.inputs),
         )
-    elif plan.quant != "none":
-        source, is_static = graph.path, plan.quant_option == "static"
-        format = onnx_source.weight_format(plan)
-        ranges = onnx_source.input_ranges(source, list(_batches(graph))) if is_static else None
-        rows = onnx_source.few_rows(graph)
-
-        def write(to: Path, weights: Weights) -> integer_or_float.Written:
-            stored = weights == "float" and not is_static
-            layers = None if stored else rewriter(signs, weights)
-            return onnx_source.quantize(source, to, layers, ranges, format, rows)
-
-        (done, coverage), chosen = integer_or_float.choose(graph, plan, path, write)
-    else:
-        onnx_source.copy(graph.path, path)
-        done = RewriteResult()
     settings = _settings(plan)
     if settings != ort_session.USUAL:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
@@ -161,7 +145,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     nodes = ort_session.count_executed_ops(path, plan.device, settings=settings)
     seconds = time.perf_counter() - start
     findings = [
-        _finding("opset", onnx_source.opset(path)),
+        _finding("opset", exporter.opset(path)),
         _finding("model", exporter.folder_bytes(path), "B"),
         _finding("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
         _finding("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
@@ -169,10 +153,36 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         *_layer_findings(done, nodes, signs),
         *chosen,
     ]
-    more_exact = onnx_source.more_exact(plan) if isinstance(graph, OnnxGraph) else ()
     if integer_layers(done) and PRODUCTS not in plan.backend_options:
         more_exact = ((PRODUCTS, FLOAT), *more_exact)
     return Lowered(findings, coverage, more_exact)
+
+
+def _lower_file(
+    graph: OnnxGraph, plan: Plan, path: Path, signs: Signs
+) -> tuple[integer_or_float.Written, list[Finding], tuple[tuple[str, str], ...]]:
+    """Write the file of an ONNX source; the options of `Lowered.more_exact` come last."""
+    from infer.onnx.source import onnx_source
+
+    if plan.quant == "none":
+        onnx_source.copy(graph.path, path)
+        return (RewriteResult(), None), [], ()
+    is_static = plan.quant_option == "static"
+    format, rows = onnx_source.weight_format(plan), onnx_source.few_rows(graph)
+    ranges = onnx_source.input_ranges(graph.path, list(_batches(graph))) if is_static else None
+
+    def write(to: Path, weights: Weights) -> integer_or_float.Written:
+        layers = None if weights == "float" and not is_static else rewriter(signs, weights)
+        return onnx_source.quantize(graph.path, to, layers, ranges, format, rows)
+
+    return *integer_or_float.choose(graph, plan, path, write), onnx_source.more_exact(plan)
+
+
+def _batches(graph: OnnxGraph) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the calibration rows of an ONNX source in calls of a few."""
+    if graph.calibration:
+        for start in range(0, count(graph.inputs, graph.calibration), ROWS):
+            yield cut(graph.inputs, graph.calibration, start, start + ROWS)
 
 
 def _settings(plan: Plan) -> ort_session.SessionSettings:
@@ -181,9 +191,7 @@ def _settings(plan: Plan) -> ort_session.SessionSettings:
     return ort_session.SessionSettings(options.get("spinning") != "off", level)
 
 
-def open(
-    folder: Path, device: str
-) -> ort_session.OrtRunner | step_runner.OrtStepRunner | step_runner.OrtEncoderRunner:
+def open(folder: Path, device: str) -> OrtRunner | OrtStepRunner | OrtEncoderRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
     settings = ort_session.USUAL
@@ -192,10 +200,11 @@ def open(
     path = int8_signedness.adapt_signedness(folder / MODEL, _signs(device))
     try:
         if _is_step(signature.inputs):
-            is_encoder = signature.task == "encoder"
-            kind = step_runner.OrtEncoderRunner if is_encoder else step_runner.OrtStepRunner
+            from .step_runner import OrtEncoderRunner, OrtStepRunner
+
+            kind = OrtEncoderRunner if signature.task == "encoder" else OrtStepRunner
             return kind(path, signature.inputs, signature.outputs, settings)
-        return ort_session.OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)
+        return OrtRunner(path, signature.inputs, signature.outputs, device, settings=settings)
     except NotUsableError as error:
         if not ort_session.is_damaged(error):
             raise
@@ -227,23 +236,23 @@ def _layer_findings(done: RewriteResult, nodes: Counter[str], signs: Signs) -> l
         "ort-u8u8": "weights unsigned: without VNNI, signed ones saturate",
         "ort-u8s8": "weights signed: this machine multiplies them without saturating",
     }[signs]
-    found = [
+    findings = [
         _finding(f"layers as {form}", count, why="" if "blocks" in form else why)
         for form, count in sorted(done.forms.items())
     ]
     fused = {op: nodes[op] for op in _FUSED if nodes[op]}
     if done.forms and fused:
         text = ", ".join(f"{count} {op}" for op, count in fused.items())
-        found.append(_finding("integer nodes", sum(fused.values()), why=text))
+        findings.append(_finding("integer nodes", sum(fused.values()), why=text))
     if done.in_float:
-        found.append(
+        findings.append(
             _finding(
                 IN_FLOAT,
                 len(done.in_float),
                 why="packed on disk, float32 in memory after load: " + ", ".join(done.in_float[:8]),
             )
         )
-    return found
+    return findings
 
 
 def _half_findings(plan: Plan) -> list[Finding]:

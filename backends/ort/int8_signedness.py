@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infer import paths
-from infer.load.sources.onnx_file import check_external
+from infer.load.sources.onnx_external_data import check_external
 from infer.onnx.export import save
-from infer.onnx.graph_builder import drop_unused
+from infer.onnx.rewrite import drop_unused
 
-from .layers.int8_operands import FORM_KEY, Signs, flipped
+from .layers.int8 import FORM_KEY, Signs, flipped
 
 if TYPE_CHECKING:
     import onnx_ir as ir

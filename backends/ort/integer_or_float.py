@@ -19,8 +19,8 @@ from infer.coverage import Coverage
 from infer.graph.program import Graph, OnnxGraph
 from infer.graph.typical_inputs import typical_inputs
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import RewriteResult
 from infer.onnx.ort_session import OrtRunner
+from infer.onnx.rewrite import RewriteResult
 from infer.plan import Plan
 from infer.spec import Finding
 

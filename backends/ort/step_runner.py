@@ -66,8 +66,8 @@ class _CacheRunner:
             self._session.run_with_iobinding(binding)
         except runtime_errors() as error:
             raise RuntimeError(f"ONNX Runtime: {clean_error_message(error)}") from error
-        found: Array = binding.get_outputs()[0].numpy()
-        return found
+        logits: Array = binding.get_outputs()[0].numpy()
+        return logits
 
 
 class OrtStepRunner(_CacheRunner):
@@ -129,8 +129,8 @@ def _pages(form: StepForm, table: Array, lengths: Array, num_pages: int) -> Arra
     """Return the rows of the keys of each sequence, int64 [batch, kv_heads, blocks]."""
     blocks = -(-int(lengths.max()) // form.page)
     pages = np.clip(table[:, :blocks].astype(np.int64), 0, num_pages - 1)
-    found: Array = pages[:, None] * (2 * form.kv_heads) + np.arange(form.kv_heads)[None, :, None]
-    return found
+    indices: Array = pages[:, None] * (2 * form.kv_heads) + np.arange(form.kv_heads)[None, :, None]
+    return indices
 
 
 def _indices(

@@ -146,12 +146,16 @@ class TrtBackend:
                 raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
             signature = storage.load_signature(folder)
             return stand_in.OrtStandIn(folder, signature.inputs, signature.outputs)
-        made = json.loads((folder / BUILD_INFO).read_text())
-        library = libraries.RTX if libraries.RTX in made else libraries.TENSORRT
+        build_info = json.loads((folder / BUILD_INFO).read_text())
+        library = libraries.RTX if libraries.RTX in build_info else libraries.TENSORRT
         if reason := libraries.missing(library):
             raise NotUsableError(f"the engine was built by {libraries.TITLES[library]}: {reason}")
         here = build_info(device, library)
-        differs = [f"{key} {made.get(key)}, here {here[key]}" for key in here if made.get(key) != here[key]]
+        differs = [
+            f"{key} {build_info.get(key)}, here {here[key]}"
+            for key in here
+            if build_info.get(key) != here[key]
+        ]
         if differs:
             raise NotUsableError(
                 f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"

@@ -13,7 +13,7 @@ from infer import rows
 from infer.errors import NotUsableError
 from infer.graph.program import Graph, TorchGraph
 from infer.kernels.ops.linear_fp8 import LARGEST
-from infer.onnx.graph_builder import GraphBuilder
+from infer.onnx.rewrite import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -69,12 +69,17 @@ def make_static(model: ir.Model, ranges: Mapping[str, float]) -> None:
         replaced, top = _DYNAMIC[node.op_type]
         step = max(largest, 1e-30) / top
         name = f"{emit.prefix}/x_scale"
-        given = list(node.inputs)
-        given.insert(3, emit.constant(name, np.array(step, np.float32)))
+        operands = list(node.inputs)
+        operands.insert(3, emit.constant(name, np.array(step, np.float32)))
         output = ir.val(f"{emit.prefix}/static")
         emit.nodes.append(
             ir.node(
-                replaced, given, dict(node.attributes), domain="infer", outputs=[output], name=f"{name}/layer"
+                replaced,
+                operands,
+                dict(node.attributes),
+                domain="infer",
+                outputs=[output],
+                name=f"{name}/layer",
             )
         )
         emit.replace(output)

@@ -103,11 +103,11 @@ def build(
     if options.device is None:
         return SerializedEngine(blob, Counter(), *sizes)
     runtime = trt.Runtime(logger)
-    found = inspect(runtime.deserialize_cuda_engine(blob), trt)
-    if found and (absent := sorted(precisions - found.keys())):
-        got = ", ".join(f"{count} layers {name}" for name, count in found.items())
+    compiled = inspect(runtime.deserialize_cuda_engine(blob), trt)
+    if compiled and (absent := sorted(precisions - compiled.keys())):
+        got = ", ".join(f"{count} layers {name}" for name, count in compiled.items())
         raise NotUsableError(f"{title} built no layer in {' or '.join(absent)}: {got}")
-    return SerializedEngine(blob, found, *sizes)
+    return SerializedEngine(blob, compiled, *sizes)
 
 
 def inspect(engine: Any, trt: Any) -> Counter[str]:
@@ -119,7 +119,7 @@ def inspect(engine: Any, trt: Any) -> Counter[str]:
 
 def layer_precisions(text: str) -> Counter[str]:
     """Count precisions in the inspector's JSON; formats hidden by dynamic shapes count by kernel name."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for layer in json.loads(text).get("Layers", ()):
         if not isinstance(layer, dict):
             continue
@@ -127,8 +127,8 @@ def layer_precisions(text: str) -> Counter[str]:
         words = [str(tensor.get("Format/Datatype", "")) for tensor in tensors if isinstance(tensor, dict)]
         words.append(str(layer.get("TacticName", "")))
         line = " ".join(words).lower()
-        found.update(name for name, pattern in PRECISIONS.items() if re.search(pattern, line))
-    return found
+        counts.update(name for name, pattern in PRECISIONS.items() if re.search(pattern, line))
+    return counts
 
 
 def _config(trt: Any, builder: Any, profile: Profile, options: BuildOptions) -> Any:

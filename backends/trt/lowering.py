@@ -10,7 +10,7 @@ from infer import paths
 from infer.graph.program import Graph, OnnxGraph
 from infer.onnx import export as exporter
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import RewriteResult
+from infer.onnx.rewrite import RewriteResult
 from infer.plan import Plan
 
 from . import activation_ranges, builder, layers, libraries, precision_casts
@@ -77,8 +77,8 @@ def write_model(
         precision_casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")
     exporter.save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
-    found = {p for form in done.forms for begin, p in _PRECISIONS.items() if form.startswith(begin)}
-    return done, found | ({low} if low is not None else set())
+    precisions = {p for form in done.forms for begin, p in _PRECISIONS.items() if form.startswith(begin)}
+    return done, precisions | ({low} if low is not None else set())
 
 
 def profile_of(graph: Graph, plan: Plan) -> builder.Profile:

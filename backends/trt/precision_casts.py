@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from infer.errors import NotUsableError
-from infer.onnx.graph_builder import drop_unused
+from infer.onnx.rewrite import drop_unused
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -62,12 +62,12 @@ class TrtRunner:
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one batch; outputs are new tensors. Raise `InputError` for dtypes and shapes that were not built for."""
         with torch.cuda.device(self.device):
-            given = {  # the engine lacks the inputs that nothing reads
+            bound = {  # the engine lacks the inputs that nothing reads
                 spec.name: self._given(spec, inputs[spec.name])
                 for spec in self.inputs
                 if spec.name in self._bounds
             }
-            for name, value in given.items():
+            for name, value in bound.items():
                 self._take(
                     self._context.set_input_shape(name, tuple(value.shape)),
                     f"input {name} {list(value.shape)}",
@@ -79,7 +79,7 @@ class TrtRunner:
                 spec.name: self._output(spec, name)
                 for spec, name in zip(self.outputs, self._names, strict=True)
             }
-            self._execute([*given.values(), *results.values()])
+            self._execute([*bound.values(), *results.values()])
         return results
 
     def close(self) -> None:

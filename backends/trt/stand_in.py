@@ -67,8 +67,8 @@ class OrtStandIn:
             name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
             for name, value in inputs.items()
         }
-        found = self._runner.run(wide)
-        return {spec.name: found[spec.name].to(spec.torch_dtype) for spec in self.outputs}
+        outputs = self._runner.run(wide)
+        return {spec.name: outputs[spec.name].to(spec.torch_dtype) for spec in self.outputs}
 
     def close(self) -> None:
         self._runner.close()

@@ -23,8 +23,8 @@ from infer.kernels import cpu
 from infer.kernels.cpu.large_pages import LargePages
 from infer.kernels.ops import bitpack, linear_packed
 from infer.kernels.passes.fused_program import partition
+from infer.library_errors import quiet
 from infer.plan import Plan
-from infer.silence_logs import quiet
 
 EXACT = 1e-5  # relative: what the order of float32 additions may change
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import device as hardware
-from infer.silence_logs import quiet
+from infer.library_errors import quiet
 
 Inputs = Mapping[str, Tensor]
 Call = Callable[[Inputs], Tensor]

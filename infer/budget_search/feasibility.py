@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..budgets import Budgets
 from ..errors import GateError
-from ..options.search_values import format_bytes, format_seconds
+from ..options.values import format_bytes, format_seconds
 from ..plan import Plan
 from ..report.rendering import formatting
 from ..report.search_record import Measured, TrialRecord

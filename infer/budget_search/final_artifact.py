@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from ..budgets import Budgets
 from ..options import command_line
 from ..plan import Plan
 from ..report import document
-from ..report.pareto_front import Costs, front
 from ..report.rendering import html
 from ..report.search_record import Candidate, Measured, SearchRecord, TrialRecord
 from ..run.publish import Outcome
@@ -23,6 +23,7 @@ from . import finalists
 from .feasibility import Limit, misses, objective_text
 from .known_trials import KnownTrials
 
+Costs = Sequence[float | None]  # smaller is better; None is unknown and counts as worst
 _REPORT = ("report.json", "report.html")
 _SEALED = (store.MANIFEST, store.SIGNATURE)
 
@@ -74,7 +75,7 @@ def mark(
     sequences, tokens = budgets.cache_tokens
     complete = [r for r in records if r.outcome == "published" and r.measured is not None]
     costs = [_costs(r.measured, sequences, tokens) for r in complete if r.measured is not None]
-    best = {complete[index].candidate for index in front(costs)}
+    best = {complete[index].candidate for index in pareto_front(costs)}
     return [
         msgspec.structs.replace(
             record,
@@ -108,3 +109,21 @@ def search_command(plan: Plan, budgets: Budgets, output: str) -> str:
     source, *options = command_line(plan)
     asked = msgspec.structs.replace(budgets, keep_best=False, fresh=False)
     return shlex.join(["infer", "optimize", source, "--output", output, *options, *command_line(asked)])
+
+
+def pareto_front(points: Sequence[Costs]) -> list[int]:
+    """Return the indices, in order, of the points that no other one dominates; of equal points the first.
+
+    Points are sorted by their costs, so that a point can be dominated only by one before it: O(n log n + n f) for a
+    front of f.
+    """
+    known = [tuple(math.inf if c is None or math.isnan(c) else float(c) for c in point) for point in points]
+    kept: list[int] = []
+    for index in sorted(range(len(known)), key=lambda i: (known[i], i)):
+        if not any(_no_worse(known[other], known[index]) for other in kept):
+            kept.append(index)
+    return sorted(kept)
+
+
+def _no_worse(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x <= y for x, y in zip(a, b, strict=True))

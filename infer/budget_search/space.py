@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from .. import backend_options, compress, plugins
+from .. import compress, plugins
 from .. import device as hardware
 from ..budgets import Budgets
 from ..fidelity.thresholds import default_kv_dtype
@@ -156,7 +156,7 @@ def _with_options(best: Candidate, plan: Plan, budgets: Budgets) -> list[Candida
     aims = {budgets.aim, *(["memory"] if memory_matters(budgets) else [])}
     now = parse_backend_options(best.options)
     found = []
-    for name, option in backend_options.declared(backend).items():
+    for name, option in plugins.declared_options(backend).items():
         usual = option.values if aims & set(option.searched_for) else ()
         values = budgets.space.get(f"{best.backend}.{name}", usual)
         for value in values:
@@ -167,7 +167,7 @@ def _with_options(best: Candidate, plan: Plan, budgets: Budgets) -> list[Candida
 
 
 def _default(backend: Any, option: str) -> str:
-    return backend_options.declared(backend)[option].values[0]
+    return plugins.declared_options(backend)[option].values[0]
 
 
 def check_options(budgets: Budgets) -> None:
@@ -175,7 +175,7 @@ def check_options(budgets: Budgets) -> None:
     for key, values in budgets.space.items():
         name, dot, option = key.partition(".")
         for value in values if dot else ():
-            backend_options.check(name, plugins.get(BACKENDS, name), {option: value})
+            plugins.check_options(name, plugins.get(BACKENDS, name), {option: value})
 
 
 def memory_matters(budgets: Budgets) -> bool:

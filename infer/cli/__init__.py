@@ -73,12 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in words
+    words = [argument for argument in words if argument != "--debug"]
     try:
-        app = application(given[:1] if COMMANDS.keys() & given[:1] else COMMANDS)
-        result: Any = app(given, standalone_mode=False)
+        app = application(words[:1] if COMMANDS.keys() & words[:1] else COMMANDS)
+        result: Any = app(words, standalone_mode=False)
         if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
@@ -91,29 +91,29 @@ def main(arguments: list[str] | None = None) -> int:
     except InferError as error:
         if debug:
             traceback.print_exc()
-        return _fail(str(error), error.exit_code, error.code if "--json" in given else "")
+        return _fail(str(error), error.exit_code, error.code if "--json" in words else "")
     except typer.TyperException as error:  # type: ignore[attr-defined]
-        return _fail(_usage_message(error, given), 2)
+        return _fail(_usage_message(error, words), 2)
     except Exception as error:
         if debug:
             raise
         from .. import library_errors
 
         if refusal := library_errors.as_resource_error(error):
-            return _fail(str(refusal), refusal.exit_code, refusal.code if "--json" in given else "")
+            return _fail(str(refusal), refusal.exit_code, refusal.code if "--json" in words else "")
         return _fail(
             f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1
         )
 
 
-def _usage_message(error: Exception, given: list[str]) -> str:
+def _usage_message(error: Exception, words: list[str]) -> str:
     """Return the message of a parser error; for an unknown option with the nearest known one."""
     option = getattr(error, "option_name", None)
     if option is None or not hasattr(error, "possibilities"):
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         return text or "expected a command, got none. The commands are listed above"
     nearest = difflib.get_close_matches(option, error.possibilities or (), n=1, cutoff=0)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"infer {given[0]} --help lists the options"
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"infer {words[0]} --help lists the options"
     return f"no option named {option!r}. {hint}"
 
 

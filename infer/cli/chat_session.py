@@ -100,25 +100,25 @@ class ChatSession:
             self.turns.pop()
             self.notes.print(Text(str(error), style="red"))
             return
-        said: list[str] = []
+        pieces: list[str] = []
         with stream:
             try:
                 for piece in stream:
-                    said.append(piece.text)
+                    pieces.append(piece.text)
                     self.console.print(piece.text, end="", markup=False)
                     self.console.file.flush()
             except KeyboardInterrupt:
                 stream.close()
                 self.console.print(Text(" (stopped)", style="dim"), end="")
         self.console.print()
-        made = stream.completion
-        made.text = "".join(said)
-        self.turns.append({"role": "assistant", "content": made.text})
-        self.answers.append(made)
-        if made.finish_reason is not None and (why := made.why_empty):
+        completion = stream.completion
+        completion.text = "".join(pieces)
+        self.turns.append({"role": "assistant", "content": completion.text})
+        self.answers.append(completion)
+        if completion.finish_reason is not None and (why := completion.why_empty):
             self._print_note(why)
         if self.terminal:
-            self.console.print(Text(_cost(made), style="dim"))
+            self.console.print(Text(_cost(completion), style="dim"))
 
     def _messages(self, first: int = 0) -> list[dict[str, str]]:
         told = [{"role": "system", "content": self.system}] if self.system else []
@@ -141,8 +141,10 @@ class ChatSession:
 
     def _statistics(self) -> str:
         stats = self.predictor.engine_client.stats()
-        lines = [f"{i}: {_cost(made)}" for i, made in enumerate(self.answers, 1)] or ["no answer yet"]
-        tokens = sum(len(made.token_ids) for made in self.answers)
+        lines = [f"{i}: {_cost(completion)}" for i, completion in enumerate(self.answers, 1)] or [
+            "no answer yet"
+        ]
+        tokens = sum(len(completion.token_ids) for completion in self.answers)
         used, total = stats.cached_tokens, stats.pages_total * stats.page
         lines.append(f"{tokens} tokens answered; the KV cache holds {used} of {total} tokens")
         return "\n".join(lines)
@@ -153,12 +155,12 @@ class ChatSession:
             self.notes.print(Text(text, style="dim"))
 
 
-def _cost(made: Completion) -> str:
+def _cost(completion: Completion) -> str:
     """Format the cost: `42 tokens, the first after 35 ms, then 210 tokens/s; prompt 120 tokens, 96 of them cached`."""
-    parts = [f"{len(made.token_ids)} tokens"]
-    if made.first_token_seconds is not None:
-        parts.append(f"the first after {1e3 * made.first_token_seconds:.0f} ms")
-    if made.tokens_per_second is not None:
-        parts.append(f"then {made.tokens_per_second:.1f} tokens/s")
-    cached = f", {made.cached_tokens} of them cached" if made.cached_tokens else ""
-    return f"{', '.join(parts)}; prompt {made.prompt_tokens} tokens{cached}"
+    parts = [f"{len(completion.token_ids)} tokens"]
+    if completion.first_token_seconds is not None:
+        parts.append(f"the first after {1e3 * completion.first_token_seconds:.0f} ms")
+    if completion.tokens_per_second is not None:
+        parts.append(f"then {completion.tokens_per_second:.1f} tokens/s")
+    cached = f", {completion.cached_tokens} of them cached" if completion.cached_tokens else ""
+    return f"{', '.join(parts)}; prompt {completion.prompt_tokens} tokens{cached}"

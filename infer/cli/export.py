@@ -33,9 +33,10 @@ def export(
     from ..export import export_model
     from . import output as printed
 
-    found = export_model(source, to, output, kind=kind, replace=force)
+    findings = export_model(source, to, output, kind=kind, replace=force)
     printed.print_facts(
-        {one.what: f"{_shown(one.value)} {one.unit}, {one.why}" for one in found}, as_json=as_json
+        {finding.what: f"{_shown(finding.value)} {finding.unit}, {finding.why}" for finding in findings},
+        as_json=as_json,
     )
 
 

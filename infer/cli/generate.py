@@ -76,10 +76,10 @@ def generate(
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
             return
-        found = predictor.generate(text, **options)
-        rows = found if isinstance(found, list) else [found]
+        completions = predictor.generate(text, **options)
+        rows = completions if isinstance(completions, list) else [completions]
         if as_json:
-            print(_encoded(found))
+            print(_encoded(completions))
         else:
             print("\n---\n".join(row.text for row in rows))
             _say_if_empty(rows)
@@ -142,5 +142,5 @@ def _say_if_empty(rows: Sequence[Completion]) -> None:
             print(f"infer: {why}", file=sys.stderr)
 
 
-def _encoded(found: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
+def _encoded(completions: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(completions), indent=1).decode()

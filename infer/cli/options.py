@@ -45,13 +45,13 @@ def with_options(
 
         def run(context: typer.Context, **typed: Any) -> Any:
             texts = {field.name: _from_typer(field, typed.pop(field.name)) for field in offered}
-            made = [
+            structs = [
                 from_values(each, {f.name: texts[f.name] for f in fields(each) if texts[f.name] is not None})
                 for each in kinds
             ]
             if wants_given:
                 typed["given"] = {name for name in texts if _was_given(context, name)}
-            return command(*made, **typed)
+            return command(*structs, **typed)
 
         return _typer_command(run, command, list(map(parameter, ordered)), own_from=after + wants_given)
 
@@ -99,18 +99,21 @@ def _typer_command(
     def typed(**values: Any) -> Any:
         return run(values.pop(CONTEXT), **values)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[own_from:]
+    own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[own_from:]
     context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    ordered = [context, *sorted((*offered, *own), key=_is_option)]  # arguments first, also in --help
-    made = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
-    typed.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-    typed.__annotations__ = {one.name: one.annotation for one in made}
+    ordered = [
+        context,
+        *sorted((*offered, *own_parameters), key=_is_option),
+    ]  # arguments first, also in --help
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     typed.__doc__, typed.__name__ = command.__doc__, command.__name__
     return typed
 
 
-def _is_option(one: inspect.Parameter) -> bool:
-    return not any(isinstance(part, ArgumentInfo) for part in get_args(one.annotation))
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return not any(isinstance(part, ArgumentInfo) for part in get_args(parameter.annotation))
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -57,9 +57,9 @@ def answer_file(predictor: Predictor, source: str) -> Any:
     if source.endswith(TENSORS) or not predictor.answers_task or predictor.task == "embedding":
         return run_file(predictor, source)
     rows = _rows(predictor, source)
-    found = predictor.answer(rows)
+    answers = predictor.answer(rows)
     is_list = predictor.preprocessor is None and _is_text_file(source)
-    return found if is_list else found[0]
+    return answers if is_list else answers[0]
 
 
 def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:

@@ -50,16 +50,17 @@ def view(now: State, spinner: Spinner | None = None) -> Group:
     best = "nothing within the budgets yet" if now.best is None else now.best.candidate.label
     rows = []
     for record in now.front[:MOST]:
-        found = record.measured or Measured()
-        rate = found.throughput
+        measured = record.measured or Measured()
+        rate = measured.throughput
         cells = (
             record.candidate.label,
-            seconds(found.latency),
+            seconds(measured.latency),
             "-" if rate is None else f"{rate:,.0f}",
-            size(found.memory_with_cache(*now.budgets.cache_tokens)),
-            size(found.size),
+            size(measured.memory_with_cache(*now.budgets.cache_tokens)),
+            size(measured.size),
             loss_value_text(
-                found.error if found.score is None else found.score, is_score=found.score is not None
+                measured.error if measured.score is None else measured.score,
+                is_score=measured.score is not None,
             ),
         )
         rows.append(cells)

@@ -45,25 +45,25 @@ def trials(
         return
     from ..budget_search import journal
 
-    found = journal.listed(source)
+    listed = journal.listed(source)
     if fresh:
         journal.forget(source)
     if as_json:
         rows = [
-            {"source": s, "made": made, **msgspec.to_builtins(record, str_keys=True)}
-            for s, made, record in found
+            {"source": s, "made": when, **msgspec.to_builtins(record, str_keys=True)}
+            for s, when, record in listed
         ]
         print(json.dumps(rows))
         return
-    if not found:
+    if not listed:
         print("no trials are kept")
         return
     console = Console()
-    _print(console, found)
-    console.print(f"{len(found)} trials{', forgotten' if fresh else ''}", highlight=False)
+    _print(console, listed)
+    console.print(f"{len(listed)} trials{', forgotten' if fresh else ''}", highlight=False)
 
 
-def _print(console: Console, found: Sequence[tuple[str, float, TrialRecord]]) -> None:
+def _print(console: Console, listed: Sequence[tuple[str, float, TrialRecord]]) -> None:
     """Print a table of the trials of each source; trials are (source, seconds since 1970, record)."""
     from ..report.rendering.formatting import seconds, size
     from ..report.rendering.text_layout import Column, Table, show, show_lines, width_of, wrap
@@ -75,11 +75,11 @@ def _print(console: Console, found: Sequence[tuple[str, float, TrialRecord]]) ->
         Column("outcome"),
     )
     by_source: dict[str, list[tuple[str, ...]]] = {}
-    for source, made, record in found:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))
-        own = record.measured or Measured()
-        said = record.outcome if record.outcome == "published" else f"{record.outcome}: {record.reason}"
-        row = when, record.candidate.label, seconds(own.latency), size(own.size), said
+    for source, ended, record in listed:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended))
+        measured = record.measured or Measured()
+        outcome = record.outcome if record.outcome == "published" else f"{record.outcome}: {record.reason}"
+        row = when, record.candidate.label, seconds(measured.latency), size(measured.size), outcome
         by_source.setdefault(source, []).append(row)
     for source, rows in by_source.items():
         show_lines(console, wrap(source, width_of(console)), style="bold")
@@ -91,29 +91,33 @@ def watch_searches(source: str | None, *, as_json: bool = False) -> None:
     """Draw the running searches anew every second until none is left, or once where nobody sees it change."""
     from ..budget_search.progress import running_searches
 
-    found, console = running_searches(source), Console()
+    searches, console = running_searches(source), Console()
     if as_json:
-        rows = [{"pid": one.pid, **msgspec.to_builtins(one.now(), str_keys=True)} for one in found]
+        rows = [
+            {"pid": search.pid, **msgspec.to_builtins(search.now(), str_keys=True)} for search in searches
+        ]
         print(json.dumps(rows))
-    elif not found:
+    elif not searches:
         print("no search is running")
     elif not console.is_terminal:
-        console.print(_view(found))
+        console.print(_view(searches))
     else:
-        with Live(_view(found), console=console, auto_refresh=False) as live:
-            while found:
-                live.update(_view(found), refresh=True)
+        with Live(_view(searches), console=console, auto_refresh=False) as live:
+            while searches:
+                live.update(_view(searches), refresh=True)
                 time.sleep(INTERVAL)
-                found = running_searches(source)
+                searches = running_searches(source)
         print("the search ended")
 
 
-def _view(found: Sequence[RunningSearch]) -> Group:
+def _view(searches: Sequence[RunningSearch]) -> Group:
     """Render each running search below a line with its source and output."""
     from .search_display import view
 
     parts: list[RenderableType] = []
-    for one in found:
-        parts += [Text(f"{one.state.source} to {one.state.output} (process {one.pid})", style="bold")]
-        parts += [view(one.now())]
+    for search in searches:
+        parts += [
+            Text(f"{search.state.source} to {search.state.output} (process {search.pid})", style="bold")
+        ]
+        parts += [view(search.now())]
     return Group(*parts)

@@ -13,7 +13,7 @@ import torch
 from ..errors import NotUsableError
 from ..spec import DTYPES
 from .memory import memory_available
-from .other_load import one_thread
+from .processors import one_thread
 
 SMALL_BLOCK = 256 << 10  # bytes; of less a sum takes hardly longer than the call
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

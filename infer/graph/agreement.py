@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from .. import library_errors
 from ..errors import SourceError
+from ..library_errors import quiet
 from ..rows import have_rows
-from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from .program import Graph, flatten
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import logging
 import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
+from ..library_errors import quiet
 from ..sanitize import shortened
-from ..silence_logs import quiet
-from ..spec import BATCH, TensorSpec
-from . import functionalize, recurrent_layers
-from .called_paths import padded_encoders
-from .outputs import drop_other_outputs, output_specs
+from ..spec import BATCH, DTYPE_NAMES, TensorSpec
+from . import captured_layers, functionalize
 from .program import TorchGraph
 
 MOST_LINE, MOST_REASON = 160, 400  # characters of a line of code, and of what the exporter says
@@ -68,16 +69,16 @@ def capture(
             with (
                 contextlib.redirect_stderr(io.StringIO()),
                 _without_stack_traces(),
-                padded_encoders(),
-                recurrent_layers.captured(),
+                captured_layers.padded_encoders(),
+                captured_layers.recurrent(),
             ):
-                given = {s.keyword: examples[s.name] for s in inputs}
+                arguments = {s.keyword: examples[s.name] for s in inputs}
                 program = torch.export.export(
-                    module, (), given, dynamic_shapes=shapes, strict=False,
+                    module, (), arguments, dynamic_shapes=shapes, strict=False,
                     prefer_deferred_runtime_asserts_over_guards=asserts,
                 )  # fmt: skip
-            if recurrent_layers.uses_packing():
-                recurrent_layers.drop_unread(program.graph)
+            if captured_layers.uses_packing():
+                captured_layers.drop_unread(program.graph)
             program, wrote_inputs = functionalize.functionalize(program)
             if wrote_inputs:
                 functionalize.copy_inputs(module)
@@ -91,6 +92,89 @@ def capture(
     drop_other_outputs(program)
     sized = {d: bounds[d] for d in used}
     return TorchGraph(inputs, named, samples, sized, task, steps, program=program, asserts=asserts)
+
+
+def output_specs(
+    program: ExportedProgram, inputs: tuple[TensorSpec, ...], names: tuple[str, ...]
+) -> tuple[TensorSpec, ...]:
+    """Return name, dtype and shape of each output tensor; symbolic sizes are named as those of the inputs.
+
+    Raises `UsageError` for another number of `names` than outputs and `NotUsableError` for outputs that no
+    artifact can hold.
+    """
+    signature, nodes = program.graph_signature, {n.name: n for n in program.graph.nodes}
+    symbols: dict[str, str] = {}
+    for spec, node in zip(inputs, signature.user_inputs, strict=True):
+        for size, actual in zip(spec.shape, nodes[str(node)].meta["val"].shape, strict=True):
+            if isinstance(size, str):
+                symbols[str(actual)] = size
+                if times := re.fullmatch(r"(\d+)\*(\w+)", str(actual)):  # a size that a number divides
+                    symbols[times[2]] = f"({size}//{times[1]})"
+    arguments = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    are_tensors = [
+        isinstance(argument, TensorArgument) for argument in arguments
+    ]  # others are left away, as `flatten` does
+    values = [
+        nodes[argument.name].meta["val"] for argument in arguments if isinstance(argument, TensorArgument)
+    ]
+    if not values:
+        raise NotUsableError("the model returns no tensor", hint="Return the tensors that it computes")
+    for index, value in enumerate(values):
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"output {index} of the model is of dtype {str(value.dtype).removeprefix('torch.')}",
+                hint=f"Return one of {', '.join(DTYPE_NAMES.values())}; torch.view_as_real gives both parts of "
+                "a complex tensor",
+            )
+    names = names or _output_names(program, are_tensors)
+    if len(names) != len(values):
+        raise UsageError(f"expected {len(values)} output names, got {len(names)}: {', '.join(names)}")
+    return tuple(
+        TensorSpec(name, DTYPE_NAMES[value.dtype], tuple(_named(size, symbols) for size in value.shape))
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def _output_names(program: ExportedProgram, are_tensors: list[bool]) -> tuple[str, ...]:
+    spec, count = program.call_spec.out_spec, sum(are_tensors)
+    if spec is not None and spec.type is dict and len(spec.context) == len(are_tensors):
+        keys = tuple(str(key) for key, kept in zip(spec.context, are_tensors, strict=True) if kept)
+        if all(keys) and len(set(keys)) == len(keys):  # 1 and "1" are two keys
+            return keys
+    return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
+
+
+def drop_other_outputs(program: ExportedProgram) -> None:
+    """Take the outputs that are no tensors (numbers, strings, sizes) from a program.
+
+    ONNX can't express them, and torch can't load a saved program that returns a string.
+    """
+    signature, graph = program.graph_signature, program.graph
+    kept = [
+        spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+        for spec in signature.output_specs
+    ]
+    if all(kept):
+        return
+    output = next(node for node in graph.nodes if node.op == "output")
+    values: Any = output.args[0]
+    output.args = (tuple(itertools.compress(values, kept)),)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    specs = list(itertools.compress(signature.output_specs, kept))
+    program._graph_signature = replace(signature, output_specs=specs)
+    whole = program.module_call_graph[0]
+    if whole.signature is not None:
+        tree = pytree.tree_structure((0,) * len(program.graph_signature.user_outputs))
+        whole.signature = replace(whole.signature, out_spec=tree)
+
+
+def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    if str(size) in symbols:
+        return symbols[str(size)]
+    return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))
 
 
 @contextlib.contextmanager
@@ -128,9 +212,9 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
                 hint=f"Its forward takes: {', '.join(known)}. "
                 + (remedy or f"Name it with --input {TensorSpec(free[0], spec.dtype, spec.shape).format()}"),
             )
-    given = {spec.keyword for spec in inputs}
+    wanted = {spec.keyword for spec in inputs}
     needed = [p.name for p in parameters if p.name in known and p.default is inspect.Parameter.empty]
-    if inputs and (absent := [name for name in needed if name not in given]):
+    if inputs and (absent := [name for name in needed if name not in wanted]):
         raise UsageError(
             f"the model's forward takes {absent[0]!r} too",
             hint=remedy
@@ -143,9 +227,9 @@ def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dty
     names = [spec.keyword for spec in inputs]
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **named}
+        arguments = {**dict(zip(names, args, strict=False)), **named}
         cast = {
-            name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in arguments.items()
         }
         return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))  # type: ignore[operator]
 
@@ -172,9 +256,11 @@ def _example(
     """Return an input to capture with: fixed sizes as they are, two or more of others, which 0 and 1 would fix."""
     for axis, size in enumerate(spec.shape):
         if isinstance(size, str):
-            own = bounds[size][0]  # of rows two are enough, and quickest
+            fewest = bounds[size][0]  # of rows two are enough, and quickest
             step = steps.get(size, 1)
-            wanted = (2 * step if size == BATCH or not axis else max(2 * step, own)) if size in dims else own
+            wanted = (
+                (2 * step if size == BATCH or not axis else max(2 * step, fewest)) if size in dims else fewest
+            )
             if sample.shape[axis] < wanted:
                 sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
             if axis == 0 or size == BATCH or size not in dims:
@@ -187,15 +273,15 @@ def _example(
 def line_of_model(error: BaseException | None) -> str:
     """Return the line of the model's own code that raised, `net.py:12: return y if y.sum() > 0 else -y`, or ""."""
     others = {Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent}
-    found = ""
+    place = ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
             path = Path(frame.filename)
             installed = {"site-packages", "dist-packages"} & set(path.parts)
             if path.suffix == ".py" and not installed and not others & set(path.resolve().parents):
-                found = f"{path.name}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+                place = f"{path.name}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
         error = error.__cause__
-    return found
+    return place
 
 
 def _refusal(

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
-from ..silence_logs import quiet
+from ..library_errors import quiet
 
 
 def moved(program: ExportedProgram, device: str) -> ExportedProgram:

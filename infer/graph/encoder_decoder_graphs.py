@@ -64,8 +64,8 @@ class TwoGraphs:
         self.inputs, self.outputs = step.inputs, step.outputs
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found: Mapping[str, Tensor] = (self.step if "token_ids" in inputs else self.encoder).run(inputs)
-        return found
+        outputs: Mapping[str, Tensor] = (self.step if "token_ids" in inputs else self.encoder).run(inputs)
+        return outputs
 
     def close(self) -> None:
         self.step.close()

@@ -7,7 +7,7 @@ row's output depends on that row alone, which is tried on the model itself, a ba
 rows: they run one after the other.
 
 A graph that gives other numbers than its module at a size is no capture of it: it is captured again without that size,
-or as if it were not being captured (`called_paths`).
+or as if it were not being captured.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..rows import cut, have_rows, lie_first, without
-from ..silence_logs import quiet
 from ..spec import BATCH, TensorSpec
 from . import row_independence
 from .agreement import Disagreement, buffers_kept, clones, disagreement, require_comparable
-from .called_paths import as_if_called
 from .capture import capture, check_input_names, specialized
 from .program import TorchGraph, flatten
 
@@ -159,19 +157,19 @@ class _Source:
         """
         graph = self._capture(sizes, asserts=asserts)
         later = self.task == "text-generation" and not asserts
-        found = None if later else disagreement(self.called, graph)
-        if found is not None and not found.size:
-            with contextlib.suppress(NotUsableError), as_if_called(self.module):
+        difference = None if later else disagreement(self.called, graph)
+        if difference is not None and not difference.size:
+            with contextlib.suppress(NotUsableError), _as_if_called(self.module):
                 graph = self._capture(sizes, asserts=asserts)
-                found = disagreement(self.called, graph)
-        if found is None:
+                difference = disagreement(self.called, graph)
+        if difference is None:
             return graph
-        where = f" at {found.size} {found.value}" if found.size else ""
+        where = f" at {difference.size} {difference.value}" if difference.size else ""
         raise NotUsableError(
-            f"the captured model gives other numbers than its own code{where}: {found.text}",
+            f"the captured model gives other numbers than its own code{where}: {difference.text}",
             hint="Its code takes another path while it is captured, or by the size of its inputs: write one path for "
             f"all, or give the sizes that it is used with as numbers: {_as_numbers(graph)}",
-        ) from _OtherNumbersError(found)
+        ) from _OtherNumbersError(difference)
 
     def _capture(self, sizes: Sizes, *, asserts: bool) -> TorchGraph:
         return capture(
@@ -254,27 +252,27 @@ def _sizes_to_fix(
     seen = {size: n for spec in inputs for size, n in zip(spec.shape, samples[spec.name].shape, strict=True)}
     if narrow := _narrower(reason, free, seen):
         yield narrow
-    found: dict[str, int] = {}
+    fixed: dict[str, int] = {}
     for spec in inputs:
         for size, have in zip(spec.shape, samples[spec.name].shape, strict=True):
             if isinstance(size, str) and sizes.get(size, (1, 2))[0] < sizes.get(size, (1, 2))[1]:
-                found.setdefault(size, 1 if size == BATCH else have)
+                fixed.setdefault(size, 1 if size == BATCH else have)
     named = specialized(reason)
     tried: list[set[str]] = []
-    groups = [named, [BATCH], [name for name in found if name != BATCH], list(found)]
+    groups = [named, [BATCH], [name for name in fixed if name != BATCH], list(fixed)]
     if isinstance(cause, _OtherNumbersError):
         size, value = cause.found.size, cause.found.value
-        if size not in found:
+        if size not in fixed:
             return
         low, high = sizes.get(size, (1, 1))
         if size != BATCH and value == low and low + 1 < high:
             yield {size: (low + 1, high)}
         groups = [[size]]
     for group in groups:
-        names = {name for name in group if name in found}
+        names = {name for name in group if name in fixed}
         if names and names not in tried:
             tried.append(names)
-            yield {name: (found[name], found[name]) for name in found if name in names}
+            yield {name: (fixed[name], fixed[name]) for name in fixed if name in names}
 
 
 def _narrower(reason: str, sizes: Sizes, samples: Mapping[Any, int]) -> dict[str, tuple[int, int]]:
@@ -292,8 +290,8 @@ def _narrower(reason: str, sizes: Sizes, samples: Mapping[Any, int]) -> dict[str
         formula = guard.replace(size, "v")
         if _FORMULA.fullmatch(formula) and "**" not in formula:
             guards.setdefault(name, []).append(formula)
-    found = {name: _run_around(samples[name], every, *sizes[name]) for name, every in guards.items()}
-    return {name: bounds for name, bounds in found.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
+    runs = {name: _run_around(samples[name], every, *sizes[name]) for name, every in guards.items()}
+    return {name: bounds for name, bounds in runs.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
 
 
 def _run_around(have: int, guards: list[str], low: int, high: int) -> tuple[int, int]:
@@ -317,10 +315,9 @@ def _run_around(have: int, guards: list[str], low: int, high: int) -> tuple[int,
 def _fixing_reason(cause: BaseException, fixed: Sizes) -> str:
     reason = str(cause)
     if isinstance(cause, _OtherNumbersError):
-        found = cause.found
-        return (
-            f"the graph gives other numbers than the model's code at {found.size} {found.value}: {found.text}"
-        )
+        difference = cause.found
+        place = f"{difference.size} {difference.value}"
+        return f"the graph gives other numbers than the model's code at {place}: {difference.text}"
     named = [name for name in specialized(reason) if name in fixed]
     if named:
         return f"the model's code makes a constant of {' and '.join(named)}"
@@ -369,9 +366,34 @@ def _rows_are_independent(module: nn.Module, graph: TorchGraph, most: int) -> bo
     named = with_named_rows(graph)
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = flatten(module(**clones(inputs)))
-        return {spec.name: value for spec, value in zip(named.outputs, found, strict=True)}
+        outputs = flatten(module(**clones(inputs)))
+        return {spec.name: value for spec, value in zip(named.outputs, outputs, strict=True)}
 
     with buffers_kept(module), quiet(), torch.no_grad():
-        found = row_independence.joining(run, graph.inputs, named.outputs, graph.samples, {BATCH: (1, most)})
-    return found.joins != "none"
+        joining = row_independence.joining(
+            run, graph.inputs, named.outputs, graph.samples, {BATCH: (1, most)}
+        )
+    return joining.joins != "none"
+
+
+@contextlib.contextmanager
+def _as_if_called(module: nn.Module) -> Iterator[None]:
+    """Let the code of `module` that asks whether it is being compiled or exported hear that it is not."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    held: list[dict[str, bool]] = []
+
+    def enter(*_: Any) -> None:
+        held.append({flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)})
+        for flag in held[-1]:
+            setattr(torch.compiler, flag, False)
+
+    def leave(*_: Any) -> None:
+        for flag, value in held.pop().items():
+            setattr(torch.compiler, flag, value)
+
+    handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

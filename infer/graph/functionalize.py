@@ -17,7 +17,7 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import NotUsableError
-from ..silence_logs import quiet
+from ..library_errors import quiet
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
 # Operators whose result is memory of its own.

@@ -57,15 +57,17 @@ class Tolerance:
         ]
         squares = sum(float(_squares(wanted).sum()) for wanted in pairs[0])
         whole = math.sqrt(squares / expected.numel())
-        wrong = sum(self._count_wrong(wanted, found, whole) for wanted, found in zip(*pairs, strict=True))
+        wrong = sum(
+            self._count_wrong(wanted, computed, whole) for wanted, computed in zip(*pairs, strict=True)
+        )
         return self._too_many(wrong, expected)
 
     def _count_wrong(self, expected: Tensor, got: Tensor, whole: float) -> int:
-        wanted, found = expected.double(), got.double()
+        wanted, computed = expected.double(), got.double()
         by_value = _squares(expected).mean(0, keepdim=True).sqrt()
-        near = (found - wanted).abs() <= self.value * by_value + self.output * whole
-        same = (wanted == found) | (wanted.isnan() & found.isnan())
-        return int(torch.count_nonzero(~torch.where(wanted.isfinite() & found.isfinite(), near, same)))
+        near = (computed - wanted).abs() <= self.value * by_value + self.output * whole
+        same = (wanted == computed) | (wanted.isnan() & computed.isnan())
+        return int(torch.count_nonzero(~torch.where(wanted.isfinite() & computed.isfinite(), near, same)))
 
     def _too_many(self, wrong: int, values: Tensor) -> bool:
         return wrong > int(self.share * values.numel())
@@ -240,27 +242,27 @@ class _Trial:
         low, high = self.sizes.get(name, (1, 1 << 20))
         rows = distinct_rows(self.samples, self.inputs, max(min(FEW, self.high), self.low))
         longest = int(row_lengths(rows[MASK]).max()) if MASK in rows else _length(rows, self.inputs, name)
-        own = max(low, min(longest, high) // 2, 1)
-        if own >= high:
+        length = max(low, min(longest, high) // 2, 1)
+        if length >= high:
             return ""
         padding = text_padding(_pad_id(self.samples))
-        short = _cut(rows, self.inputs, name, own)
+        short = _cut(rows, self.inputs, name, length)
         padded = {
-            spec.name: _padded(short[spec.name], spec, name, min(high, own * 2), padding[spec.name])
+            spec.name: _padded(short[spec.name], spec, name, min(high, length * 2), padding[spec.name])
             for spec in self.inputs
         }
         wanted, got = self._run(short), self._run(padded)
         real = short[MASK] != 0 if MASK in short else None
         for output in wanted:
-            one, other = wanted[output], got[output]
-            axes = [axis for axis in range(1, one.dim()) if one.shape[axis] != other.shape[axis]]
+            expected, other = wanted[output], got[output]
+            axes = [axis for axis in range(1, expected.dim()) if expected.shape[axis] != other.shape[axis]]
             for axis in axes:
-                other = other.narrow(axis, 0, min(one.shape[axis], other.shape[axis]))
-            if one.shape != other.shape:
+                other = other.narrow(axis, 0, min(expected.shape[axis], other.shape[axis]))
+            if expected.shape != other.shape:
                 return f"{output} has another shape after padding"
-            if axes == [1] and real is not None and real.shape == one.shape[:2]:
-                one, other = one[real], other[real]
-            if self.tolerances.sizes.differs(one, other):
+            if axes == [1] and real is not None and real.shape == expected.shape[:2]:
+                expected, other = expected[real], other[real]
+            if self.tolerances.sizes.differs(expected, other):
                 return f"{output} of a row changes when the row is padded"
         return ""
 
@@ -269,10 +271,10 @@ class _Trial:
         began = time.perf_counter()
         outputs = self._model({name: value.contiguous() for name, value in rows.items()})
         self.seconds = time.perf_counter() - began
-        found = {name: outputs[name].detach().cpu() for name in self.outputs if name in outputs}
+        kept = {name: outputs[name].detach().cpu() for name in self.outputs if name in outputs}
         return {
             name: value.movedim(self._axes[name], 0) if value.dim() > self._axes[name] else value.new_zeros(0)
-            for name, value in found.items()
+            for name, value in kept.items()
         }
 
     def _other_count(self, outputs: Rows, count: int) -> str:
@@ -313,19 +315,19 @@ def _strangers(rows: Rows, specs: Sequence[TensorSpec], at: Tensor, source: int)
         lambda value, i: torch.zeros_like(value[i]) if value.is_floating_point() else value.amin(0),
         lambda value, _: value[source],
     ]
-    made = {name: value.clone() for name, value in rows.items()}
+    others = {name: value.clone() for name, value in rows.items()}
     axes = {spec.name: spec.batch_axis for spec in specs if spec.batch_axis is not None}
     for place, index in enumerate(at.tolist()):
         for name, axis in axes.items():
             value = rows[name].movedim(axis, 0)
-            made[name].movedim(axis, 0)[index] = kinds[place % len(kinds)](_ordered(value), index)
-    yield made
+            others[name].movedim(axis, 0)[index] = kinds[place % len(kinds)](_ordered(value), index)
+    yield others
     if any(rows[name].is_floating_point() for name in axes):
         yield {
             name: value.index_fill(axes[name], at, float("nan"))
             if value.is_floating_point() and name in axes
             else value
-            for name, value in made.items()
+            for name, value in others.items()
         }
 
 

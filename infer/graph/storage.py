@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import ArtifactError
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from . import devices
 from .program import ENCODER, Graph, Signature, TorchGraph
 
@@ -80,8 +80,8 @@ def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 def _without_data(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and dtype over one stored element, so that the file holds no weights."""
     # torch.export.save can not store an empty view of a storage that is not.
-    one = torch.zeros((), dtype=tensor.dtype)
-    hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
+    zero = torch.zeros((), dtype=tensor.dtype)
+    hollow = zero.expand(tensor.shape) if tensor.numel() else zero.new_empty(tensor.shape)
     return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..paths import OwnedFolder
-from ..silence_logs import quiet
 from ..spec import Finding
 
 NAME = "tokenizer.json"
@@ -35,12 +34,12 @@ def convert_tokenizer(folder: Path) -> ConvertedTokenizer:
         with quiet():
             from transformers import AutoTokenizer
 
-            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            found.backend_tokenizer.save(str(directory.path / NAME))
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            tokenizer.backend_tokenizer.save(str(directory.path / NAME))
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, RuntimeError) as error:
-        said = first_sentence(error)
-        why = f"the folder has no {NAME}, and transformers can't make one of {held[0]}: {said}"
+        reason = first_sentence(error)
+        why = f"the folder has no {NAME}, and transformers can't make one of {held[0]}: {reason}"
         return ConvertedTokenizer({}, [Finding("load", "tokenizer", "none", why=why)])
-    why = f"made of {held[0]} by transformers' {type(found).__name__}: the folder has no {NAME}"
+    why = f"made of {held[0]} by transformers' {type(tokenizer).__name__}: the folder has no {NAME}"
     done = Finding("load", "tokenizer", NAME, why=why)
     return ConvertedTokenizer({NAME: directory.path / NAME}, [done], directory)

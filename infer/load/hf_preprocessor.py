@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 
 from ..errors import InferError
-from ..library_errors import first_sentence
+from ..library_errors import first_sentence, quiet
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import ImagePreprocessor, open_image
 from ..preprocess.transformers_processor import TransformersProcessor
-from ..silence_logs import quiet
 from ..spec import Finding
 
 FILES = ("preprocessor_config.json", "processor_config.json")
@@ -43,11 +42,11 @@ def read_preprocessor(folder: Path, reads: str, channels: int) -> tuple[Preproce
         return None, f"transformers' processor of the folder can't be used: {first_sentence(error)}"
 
 
-def preprocessing_finding(found: Preprocessor | None, why: str) -> Finding:
+def preprocessing_finding(preprocessor: Preprocessor | None, why: str) -> Finding:
     """Report the steps that travel with the artifact, or the reason why it takes tensors only."""
-    if found is None:
+    if preprocessor is None:
         return Finding("load", "preprocessing", "none", why=f"{why}: the artifact takes tensors only")
-    return Finding("load", "preprocessing", _steps(found), why=why)
+    return Finding("load", "preprocessing", _steps(preprocessor), why=why)
 
 
 def _image(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
@@ -58,12 +57,12 @@ def _image(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
         processor = AutoImageProcessor.from_pretrained(folder, backend="pil", **named)
     except TypeError:
         processor = AutoImageProcessor.from_pretrained(folder, use_fast=False, **named)
-    found = _image_steps(processor, channels)
-    if _image_difference(processor, found) <= LARGEST_DIFFERENCE:
-        return found, _same(processor)
+    steps = _image_steps(processor, channels)
+    if _image_difference(processor, steps) <= LARGEST_DIFFERENCE:
+        return steps, _same(processor)
     inputs = [processor(images=image, return_tensors="np") for image in _made_up_images(channels)]
     tensors = tuple(name for name in IMAGE_TENSORS if name in inputs[0])
-    sizes = {tuple(np.asarray(one["pixel_values"]).shape[2:]) for one in inputs}
+    sizes = {tuple(np.asarray(batch["pixel_values"]).shape[2:]) for batch in inputs}
     size = sizes.pop() if len(sizes) == 1 else None
     carried = _settings(processor)
     return TransformersProcessor(**carried, tensors=tensors, channels=channels, output_size=size), _own(
@@ -106,8 +105,8 @@ def _plain(size: Any) -> dict[str, int]:
         return {}
     if isinstance(size, int):
         return {"height": size, "width": size}
-    found = {} if isinstance(size, dict) else {name: getattr(size, name, None) for name in _SIZES}
-    pairs = size.items() if isinstance(size, dict) else found.items()
+    sizes = {} if isinstance(size, dict) else {name: getattr(size, name, None) for name in _SIZES}
+    pairs = size.items() if isinstance(size, dict) else sizes.items()
     return {name: int(number) for name, number in pairs if number is not None}
 
 
@@ -122,18 +121,18 @@ def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
 def _made_up_images(channels: int) -> list[Any]:
     from PIL import Image
 
-    generator, found = np.random.default_rng(0), []
+    generator, images = np.random.default_rng(0), []
     for height, width in ((61, 97), (143, 80)):
         noise = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
         image = open_image(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
-        found.append(image.convert("L") if channels == 1 else image)
-    return found
+        images.append(image.convert("L") if channels == 1 else image)
+    return images
 
 
-def _image_difference(processor: Any, found: ImagePreprocessor) -> float:
-    images = _made_up_images(found.channels)
+def _image_difference(processor: Any, steps: ImagePreprocessor) -> float:
+    images = _made_up_images(steps.channels)
     return max(
-        _difference(processor(images=image, return_tensors="np"), found.batch([image])) for image in images
+        _difference(processor(images=image, return_tensors="np"), steps.batch([image])) for image in images
     )
 
 
@@ -159,7 +158,7 @@ def _audio(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
             return steps, _same(processor)
     inputs = [processor([sound], **named) for sound in sounds]
     tensors = tuple(name for name in SOUND_TENSORS if name in inputs[0])
-    fixed = len({np.asarray(one[tensors[0]]).shape for one in inputs}) == 1
+    fixed = len({np.asarray(tensors_of_one[tensors[0]]).shape for tensors_of_one in inputs}) == 1
     return TransformersProcessor(
         **_settings(processor), tensors=tensors, sampling_rate=rate, masks=fixed or "attention_mask" in tensors,
         longest=_longest(processor) if fixed else 0,
@@ -199,8 +198,8 @@ def _own(processor: Any) -> str:
     return f"transformers' {type(processor).__name__} does more than infer's steps, so transformers runs it"
 
 
-def _steps(found: Preprocessor) -> str:
+def _steps(preprocessor: Preprocessor) -> str:
     """Describe the enabled preprocessing steps."""
-    values: dict[str, Any] = msgspec.to_builtins(found)
+    values: dict[str, Any] = msgspec.to_builtins(preprocessor)
     values.pop("config", None)
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, False))[:300]

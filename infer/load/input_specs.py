@@ -28,16 +28,16 @@ def resolve_inputs(
     plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
     """Return the input specs, `--input` before `known`; raise `UsageError` when neither determines them."""
-    given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
-    if len(given) != len(plan.inputs):
+    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
+    if len(asked) != len(plan.inputs):
         names = [TensorSpec.parse(text).name for text in plan.inputs]
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"input {twice!r} is given twice", where="--input", hint="Give each input once")
     if known:
-        merged = {spec.name: spec for spec in known} | given
+        merged = {spec.name: spec for spec in known} | asked
         return tuple(merged.values()), []
-    if given:
-        return tuple(given.values()), []
+    if asked:
+        return tuple(asked.values()), []
     proposed, why = (
         propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
     )
@@ -88,12 +88,12 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
     for path, layer in module.named_modules():
         if isinstance(layer, _OPAQUE):
             break
-        said = f"from its first layer {path or type(layer).__name__} ({type(layer).__name__})"
+        reason = f"from its first layer {path or type(layer).__name__} ({type(layer).__name__})"
         if (taken := _taken(layer)) is not None:
             dtype, (rows, *sizes) = taken
             if isinstance(layer, nn.Conv2d) and sizes[0] == 1 and _takes_colour(module):
-                sizes[0], said = COLOURS, f"{said}, before which it makes one channel of any number"
-            return TensorSpec(name, dtype, (rows, *sizes)), said
+                sizes[0], reason = COLOURS, f"{reason}, before which it makes one channel of any number"
+            return TensorSpec(name, dtype, (rows, *sizes)), reason
         if any(True for _ in layer.parameters(recurse=False)):
             break
     return None, f"the size of {name!r} can't be seen from its layers"
@@ -120,5 +120,5 @@ def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]
     first = {spec.shape[0] if spec.shape else 0 for spec in listed}
     rows = {BATCH} | {size for size in first if isinstance(size, str) and len(first) == 1}
     sizes = {size for spec in listed for size in spec.shape}
-    found = dict.fromkeys(LENGTHS, (1, plan.max_length)) | dict.fromkeys(rows, (1, plan.max_batch))
-    return {name: limits for name, limits in found.items() if name in sizes}
+    by_size = dict.fromkeys(LENGTHS, (1, plan.max_length)) | dict.fromkeys(rows, (1, plan.max_batch))
+    return {name: limits for name, limits in by_size.items() if name in sizes}

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..paths import OwnedFolder
 from ..spec import Finding, TensorSpec
-from .hf_preprocessor import Preprocessor
 from .weights import Checkpoint
+
+if TYPE_CHECKING:
+    from .hf_preprocessor import Preprocessor
 
 
 @dataclass(frozen=True)

@@ -28,43 +28,43 @@ LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise `SourceError` for anything else."""
     try:
-        found = json.loads(read_regular(path, MAX_JSON))
+        content = json.loads(read_regular(path, MAX_JSON))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"expected JSON: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
-    return found
+    if not isinstance(content, dict):
+        raise SourceError(f"expected a JSON object, got {type(content).__name__}", where=str(path))
+    return content
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
     """Return the tokens that answers of masked language models and CTC need, as tokenizer_config.json names them."""
-    path, found = folder / "tokenizer_config.json", dict[str, str]()
+    path, tokens = folder / "tokenizer_config.json", dict[str, str]()
     config = read_json(path) if path.is_file() else {}
     for name, key in (("mask_token", "mask_token"), ("word_delimiter", "word_delimiter_token")):
         token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
-            found[name] = token
-    return found
+            tokens[name] = token
+    return tokens
 
 
 def head_metadata(
     head: heads.Head, preprocessor: Preprocessor | None, settings: Any, folder: Path
 ) -> dict[str, Any]:
     """Return what serving needs of a head and of its image processor or feature extractor."""
-    found = processor_metadata(preprocessor, settings)
+    meta = processor_metadata(preprocessor, settings)
     if head.decodes_images:
-        found |= image_decoder_metadata(head.ending, settings, folder)
+        meta |= image_decoder_metadata(head.ending, settings, folder)
     if head == heads.DUAL_TOWERS:
-        found |= heads.whole_meta(settings)
-    return found
+        meta |= heads.whole_meta(settings)
+    return meta
 
 
 def processor_metadata(preprocessor: Preprocessor | None, settings: Any) -> dict[str, Any]:
     """Return the preprocessing, and of CTC the samples of sound that a frame of outputs stands for, where known."""
-    found = {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}
+    meta = {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}
     ratio = getattr(settings, "inputs_to_logits_ratio", None)
-    return {**found, "samples_per_frame": int(ratio)} if ratio else found
+    return {**meta, "samples_per_frame": int(ratio)} if ratio else meta
 
 
 def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[str]:
@@ -73,23 +73,23 @@ def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[
     Such checkpoints are often published with beam search; the engine takes one token after the other.
     """
     path = folder / "generation_config.json"
-    given = {**config, **(read_json(path) if path.is_file() else {})}
-    beams = given.get("num_beams")
-    found = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
-    applied = TRANSCRIPT_SETTINGS if "no_timestamps_token_id" in given else ()
+    merged = {**config, **(read_json(path) if path.is_file() else {})}
+    beams = merged.get("num_beams")
+    ignored = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
+    applied = TRANSCRIPT_SETTINGS if "no_timestamps_token_id" in merged else ()
     unused = (name for name in UNUSED_SETTINGS if name not in applied)
-    found += [name for name in unused if given.get(name) not in (None, 0, [], False)]
-    if not config.get("is_encoder_decoder") or not found:
+    ignored += [name for name in unused if merged.get(name) not in (None, 0, [], False)]
+    if not config.get("is_encoder_decoder") or not ignored:
         return []
-    return [f"the checkpoint asks for {', '.join(found)}, which generation here does not apply"]
+    return [f"the checkpoint asks for {', '.join(ignored)}, which generation here does not apply"]
 
 
 def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
     """Return the tokens with which the decoder of an encoder-decoder begins, a forced first one among them."""
     path = folder / "generation_config.json"
-    given = {**config, **(read_json(path) if path.is_file() else {})}
-    start = given.get("decoder_start_token_id")
-    named = (given.get("bos_token_id") if start is None else start, given.get("forced_bos_token_id"))
+    merged = {**config, **(read_json(path) if path.is_file() else {})}
+    start = merged.get("decoder_start_token_id")
+    named = (merged.get("bos_token_id") if start is None else start, merged.get("forced_bos_token_id"))
     return [token for token in named if isinstance(token, int)]
 
 
@@ -99,11 +99,11 @@ def image_decoder_metadata(name: str, settings: Any, folder: Path) -> dict[str, 
     `name`: the class. The latter only where the checkpoint's generation settings lack them or the family has others.
     """
     path = folder / "generation_config.json"
-    given = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
-    found = own_prompts(name, settings)
-    end = None if given.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
+    merged = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
+    meta = own_prompts(name, settings)
+    end = None if merged.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
     end = own_tokens(name, settings).get("eos_token_id", end)
-    return found if end is None else {**found, "end_ids": end if isinstance(end, list) else [end]}
+    return meta if end is None else {**meta, "end_ids": end if isinstance(end, list) else [end]}
 
 
 def metadata(
@@ -115,9 +115,9 @@ def metadata(
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
     ):
-        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
-        if isinstance(found, int | float) and 0 < found < LARGE_VOCAB:
-            limits.append(int(found))
+        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        if isinstance(value, int | float) and 0 < value < LARGE_VOCAB:
+            limits.append(int(value))
     meta: dict[str, Any] = {
         "architecture": heads.architecture(config),
         "model_type": config.get("model_type"),

@@ -48,11 +48,11 @@ def copy_structure(module: nn.Module) -> nn.Module:
 
 def own_parameters(module: nn.Module) -> None:
     """Give `module` parameter objects of its own, in place, with the same values: `Module.to` writes into them."""
-    made: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Parameter] = {}
     for layer in module.modules():
         for name, parameter in layer._parameters.items():
             if parameter is not None:
-                layer._parameters[name] = made.setdefault(id(parameter), _own(parameter))
+                layer._parameters[name] = copies.setdefault(id(parameter), _own(parameter))
 
 
 def _own(parameter: nn.Parameter) -> nn.Parameter:

@@ -41,18 +41,18 @@ def load(
     _refuse_weights(plan)
     if not is_user_module(plan.source):
         plan = plan.with_(source=str(whole_source(Path(plan.source))))
-    found = identify(Path(plan.source))
-    if found.code and not plan.trust_code:
-        raise _untrusted(plan, found)
-    loaded, user_module = _open(plan, found)
-    findings = [Finding("load", "source", found.kind, why=found.says), *loaded.findings]
-    if found.code:
-        why = f"it names {', '.join(found.globals[:8])}" if found.globals else found.says
+    identified = identify(Path(plan.source))
+    if identified.code and not plan.trust_code:
+        raise _untrusted(plan, identified)
+    loaded, user_module = _open(plan, identified)
+    findings = [Finding("load", "source", identified.kind, why=identified.says), *loaded.findings]
+    if identified.code:
+        why = f"it names {', '.join(identified.globals[:8])}" if identified.globals else identified.says
         findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
     inputs, size = loaded.inputs, loaded.weight_bytes
     if loaded.module is not None:
-        inputs, said = resolve_inputs(plan, inputs, loaded.module)
-        findings += said
+        inputs, proposed = resolve_inputs(plan, inputs, loaded.module)
+        findings += proposed
         if size is None:
             tensors = (*loaded.module.parameters(), *loaded.module.buffers())
             size = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
@@ -73,47 +73,47 @@ def load(
     return read_samples.with_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
 
 
-def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
+def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule | None]:
     """Open a source by its kind; only what opens that kind is imported."""
-    by_name = found.kind in STATE_DICTS and is_library_name(plan.model or "")
-    if found.kind == "library" or by_name:
+    by_name = identified.kind in STATE_DICTS and is_library_name(plan.model or "")
+    if identified.kind == "library" or by_name:
         from .model_libraries import load_library_model
 
         name, weights = (plan.model or "", plan.source) if by_name else (plan.source, plan.weights)
         return load_library_model(plan, name, weights), None
-    if found.kind == "diffusers" and not plan.ignore_keys:
+    if identified.kind == "diffusers" and not plan.ignore_keys:
         from .diffusers_models import load_diffusers_part
 
         return load_diffusers_part(plan), None
-    if found.kind in STATE_DICTS:
+    if identified.kind in STATE_DICTS:
         from .sources.state_dict_source import load_state_dict
 
-        return load_state_dict(plan, found.kind)
-    _refuse_names(plan, found)
-    if found.kind in ("huggingface", "gguf", "timm"):
-        return _load_folder(plan, found.kind), None
+        return load_state_dict(plan, identified.kind)
+    _refuse_names(plan, identified)
+    if identified.kind in ("huggingface", "gguf", "timm"):
+        return _load_folder(plan, identified.kind), None
     user_module = UserModule(plan.model) if plan.model else None
-    if found.kind == "recipe":
+    if identified.kind == "recipe":
         from .sources.python_sources import load_user_module
 
         return load_user_module(plan)
-    if found.kind == "onnx":
+    if identified.kind == "onnx":
         from .sources.onnx_file import load_onnx
 
         return load_onnx(plan), user_module
-    if found.kind == "torchscript":
+    if identified.kind == "torchscript":
         from .sources.torchscript import load_torchscript
 
         return load_torchscript(plan, user_module), user_module
-    if found.kind == "exported":
+    if identified.kind == "exported":
         from .sources.exported_program import load_exported
 
         return load_exported(plan), user_module
-    if found.kind in ("module", "legacy-module"):
+    if identified.kind in ("module", "legacy-module"):
         from .sources.python_sources import load_pickled
 
         return load_pickled(plan, user_module), user_module
-    raise UsageError(f"can't open a source of kind {found.kind!r}", where=plan.source)
+    raise UsageError(f"can't open a source of kind {identified.kind!r}", where=plan.source)
 
 
 def _load_folder(plan: Plan, kind: str) -> LoadedModel:
@@ -142,12 +142,12 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
     )
 
 
-def _refuse_names(plan: Plan, found: Identified) -> None:
+def _refuse_names(plan: Plan, identified: Identified) -> None:
     """Raise `UsageError` for an option about a checkpoint's names where the source has none to choose from."""
-    takes_key = found.kind in ("module", "legacy-module", "huggingface")
+    takes_key = identified.kind in ("module", "legacy-module", "huggingface")
     if plan.ignore_keys or (plan.key and not takes_key):
         raise UsageError(
-            f"names are chosen in a state dict only, and the source is {found.says}",
+            f"names are chosen in a state dict only, and the source is {identified.says}",
             where="--ignore-keys" if plan.ignore_keys else "--key",
         )
 
@@ -165,7 +165,7 @@ def _refuse_weights(plan: Plan) -> None:
         raise UsageError(f"{plan.source} is a model already", where="--model", hint="Leave --model out")
 
 
-def _untrusted(plan: Plan, found: Identified) -> UnsafeSourceError:
-    named = f": {', '.join(found.globals[:8])}" if found.globals else ""
-    kind = found.kind.removeprefix("legacy-")
-    return UnsafeSourceError(f"{found.says}; it is code{named}", where=plan.source, hint=HINTS[kind])
+def _untrusted(plan: Plan, identified: Identified) -> UnsafeSourceError:
+    named = f": {', '.join(identified.globals[:8])}" if identified.globals else ""
+    kind = identified.kind.removeprefix("legacy-")
+    return UnsafeSourceError(f"{identified.says}; it is code{named}", where=plan.source, hint=HINTS[kind])

@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.fx import traceback
 
 from .. import kernels
 from ..kernels.ops import bitpack
 from ..kernels.ops.conv2d_int8 import output_size
-from . import masked_attention
 from .layers import paged_attention_node, recurrent_nodes
 from .layers.operands import uniform_step
-from .layers.rewrite import DOMAIN
+from .rewrite import DOMAIN
 
 MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
 
 INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 TABLE_EMBEDDING = "embedding_lut"
 _lock = threading.RLock()
 
@@ -77,7 +79,7 @@ def needed(program: ExportedProgram, reader: Reader) -> bool:
     """Return whether a program has `infer::` operators, or attention with masks, to decompose for a reader."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     has_own = any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called)
-    return has_own or (reader.plain_masks and masked_attention.has_masks(program))
+    return has_own or (reader.plain_masks and has_masks(program))
 
 
 def decompose(
@@ -132,10 +134,10 @@ def _decompositions(program: ExportedProgram, reader: Reader) -> dict[Any, Calla
     """Build the decompositions of one program: int8 layers to symbolic nodes, other operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
     if reader.plain_masks:
-        table[masked_attention.ATTENTION] = masked_attention.attention
-    own = set(reader.nodes)
+        table[ATTENTION] = masked_attention
+    kept = set(reader.nodes)
     if reader.any_embedding or _has_uniform_embeddings(program):
-        own.add(TABLE_EMBEDDING)
+        kept.add(TABLE_EMBEDDING)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
         if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention_node.TWIN:
@@ -146,7 +148,7 @@ def _decompositions(program: ExportedProgram, reader: Reader) -> dict[Any, Calla
             and op._opname == paged_attention_node.WRITTEN
         ):
             table[op] = paged_attention_node.written_symbol
-        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
+        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in kept:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.infer.recurrent.default] = recurrent_nodes.symbol
     table[torch.ops.aten.index.Tensor] = _index
@@ -178,24 +180,26 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
     schema = op._schema.arguments
 
     def symbol(*args: Any, **named: Any) -> torch.Tensor:
-        given: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
-        given |= dict(zip(given, args, strict=False)) | named
-        tensors = [given[argument.name] for argument in schema if "Tensor" in str(argument.type)]
+        arguments: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
+        arguments |= dict(zip(arguments, args, strict=False)) | named
+        tensors = [arguments[argument.name] for argument in schema if "Tensor" in str(argument.type)]
         x, codes = tensors[:2]
         dtype = x.dtype
         attributes: dict[str, Any] = {}
         if name.startswith("linear"):
             shape: Any = (*x.shape[:-1], codes.shape[0])
         elif name.startswith("embedding"):
-            table = given.get("table", given["scale"])
+            table = arguments.get("table", arguments["scale"])
             columns = codes.shape[1] if name == "embedding_int8" else bitpack.columns_of(codes, table)
             shape, dtype = (*x.shape, columns), table.dtype
         else:
-            options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
+            options: dict[str, Any] = {
+                key: _pair(arguments[key]) for key in ("stride", "padding", "dilation")
+            }
             # By its formula: of a convolution that is traced for its shape alone, the file would hold the convolution.
             sizes = output_size(x.shape[2:], codes.shape[2:], *options.values())
             shape = (x.shape[0], codes.shape[0], *sizes)
-            attributes = {**options, "groups": given["groups"]}
+            attributes = {**options, "groups": arguments["groups"]}
         node = f"{DOMAIN}::{name}"
         return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=dtype, shape=shape, version=1)
 
@@ -205,3 +209,58 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
 def _pair(value: int | list[int] | tuple[int, ...]) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values
+
+
+def has_masks(program: ExportedProgram) -> bool:
+    """Return True if an attention of the program has a mask."""
+    return any(
+        node.target is ATTENTION and _mask(node.args, node.kwargs) is not None for node in program.graph.nodes
+    )
+
+
+def _mask(args: Any, named: Any) -> Any:
+    return args[3] if len(args) > 3 else named.get("attn_mask")
+
+
+def masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute `F.scaled_dot_product_attention` with a mask, bool or float; leaves it alone without one.
+
+    query [..., T, D], key [..., S, D], value [..., S, E], mask [..., T, S] → [..., T, E]. A query that sees no key gets
+    zeros, as in torch, whose exporter writes the lowest finite number where a boolean mask is false, so that it gets
+    the mean of all values; where a float mask is -inf it gets NaN, which the next layer spreads over all tokens.
+    Queries of padding see nothing where attention is local (ModernBERT), and behind a mask both causal and of keys.
+    """
+    if attn_mask is None or dropout_p or is_causal:
+        return NotImplemented
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    factor = query.shape[-1] ** -0.25 if scale is None else scale**0.5
+    scores = (query * factor) @ (key * factor).transpose(-2, -1)
+    if attn_mask.dtype == torch.bool:
+        hidden = attn_mask.logical_not()
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    else:
+        hidden = attn_mask == -torch.inf
+        scores = scores + attn_mask
+    out = scores.softmax(-1).masked_fill(hidden, 0.0) @ value
+    return out.transpose(1, 2).contiguous().transpose(1, 2) if _heads_are_columns() else out
+
+
+def _heads_are_columns() -> bool:
+    """Return True if the captured output lies as [batch, T, heads, E], as torch's fused kernels write it.
+
+    The program may view it so; `_fused_sdp_choice` does not tell, since it says MATH for every fake tensor.
+    """
+    captured = traceback.get_current_meta().get("val")
+    return captured is not None and captured.dim() == 4 and captured.stride(2) != captured.shape[3]

@@ -1,7 +1,7 @@
 """ONNX export of a graph: names and symbolic sizes of the specs, quantized layers for the library that reads it.
 
 The linear and convolutional `infer::` operators pass through torch's exporter as symbolic nodes of the domain
-`infer`; the reader's rules then write them (`layers.rewrite`). The others are decomposed to plain torch before the
+`infer`; the reader's rules then write them (`rewrite`). The others are decomposed to plain torch before the
 export.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import copy
 import io
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,20 +22,22 @@ from torch.export import ExportedProgram
 
 from ..errors import NotUsableError
 from ..graph.program import Graph
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from ..spec import TensorSpec
-from . import operator_table
 from .decompositions import RUNTIMES, Reader, decompose, within_export
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from .layers.rewrite import Rewriter, RewriteResult
+    from .rewrite import Rewriter, RewriteResult
 
 OPSET = 20
 OPSET_CAP = 23
 IR_VERSION_CAP = 10
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
+# Building the table of operators takes 0.4 s of CPU (torch 2.13), four fifths of the export of a single layer.
+_table_lock = threading.RLock()
+_tables: dict[Any, Any] = {}  # by the arguments of `from_torchlib`
 
 
 def export(
@@ -71,21 +74,21 @@ _exported: weakref.WeakKeyDictionary[ExportedProgram, dict[Any, ir.Model]] = wea
 
 def _copied(model: ir.Model) -> ir.Model:
     """Copy a model whose tensors stay shared; `ir.Model.clone` also shares the types of values, which are changed."""
-    found = model.clone()
-    for graph in (found.graph, *found.graph.subgraphs()):
+    copied = model.clone()
+    for graph in (copied.graph, *copied.graph.subgraphs()):
         values = [
             *graph.inputs,
             *graph.initializers.values(),
-            *(one for node in graph for one in node.outputs),
+            *(output for node in graph for output in node.outputs),
         ]
         for value in values:
             value.type = copy.deepcopy(value.type)
-    return found
+    return copied
 
 
 def _translated(graph: Graph, program: ExportedProgram, reader: Reader, opset: int) -> ir.Model:
     # With gradients a learned mask (T5) takes another kernel, of another layout.
-    with _quiet(), operator_table.built_once(), torch.no_grad(), within_export(reader) as in_one_trace:
+    with _quiet(), table_built_once(), torch.no_grad(), within_export(reader) as in_one_trace:
         program = program if in_one_trace else decompose(program, reader)
         try:
             exported = torch.onnx.export(
@@ -94,11 +97,11 @@ def _translated(graph: Graph, program: ExportedProgram, reader: Reader, opset: i
                 dynamo=True,
                 opset_version=opset,
                 verbose=False,
-                custom_translation_table=operator_table.mended(),
+                custom_translation_table=mended_operators(),
             )
         except torch.onnx.errors.OnnxExporterError as error:
-            if (own := _own_error(error)) is not None:
-                raise own from error
+            if (our_error := _own_error(error)) is not None:
+                raise our_error from error
             raise NotUsableError(
                 f"this model has no ONNX form: {_cause(error)}", hint="Use --backend inductor or eager"
             ) from error
@@ -150,8 +153,8 @@ def _name_ends(model: ir.Model, inputs: list[str], outputs: list[str]) -> None:
     """
     ends = [*model.graph.inputs, *model.graph.outputs]
     names = [*inputs, *outputs]
-    made = [value for node in model.graph for value in node.outputs]
-    values = {id(v): v for v in (*ends, *made, *model.graph.initializers.values())}
+    computed = [value for node in model.graph for value in node.outputs]
+    values = {id(v): v for v in (*ends, *computed, *model.graph.initializers.values())}
     for index, value in enumerate(values.values()):
         if value.name in names:
             value.name = f"{value.name}_inner_{index}"
@@ -170,6 +173,14 @@ def save(model: ir.Model, path: Path) -> None:
 def folder_bytes(path: Path) -> int:
     """Sum the bytes in the folder of an ONNX file: the file and its external data."""
     return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+
+
+def opset(path: Path) -> int:
+    """Return the model's operator set version."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
 def _user_inputs(program: ExportedProgram, graph: Graph) -> list[str]:
@@ -229,3 +240,68 @@ def _quiet() -> Iterator[None]:
     """Suppress output and logs of the exporter: progress, deprecations inside torch, missing torchvision."""
     with quiet(), contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+@contextlib.contextmanager
+def table_built_once() -> Iterator[None]:
+    """Let exports in this context share the exporter's table of operators; of a torch without one nothing changes."""
+    kind = _registry_class()
+    if kind is None:
+        yield
+        return
+    with _table_lock:
+        usual = kind.__dict__["from_torchlib"]
+
+        def shared(cls: Any, *args: Any, **named: Any) -> Any:
+            key = (cls, args, tuple(sorted(named.items())))
+            if key not in _tables:
+                _tables[key] = usual.__get__(None, cls)(*args, **named)
+            return _copied_table(_tables[key])
+
+        kind.from_torchlib = classmethod(shared)
+        try:
+            yield
+        finally:
+            kind.from_torchlib = usual
+
+
+def _registry_class() -> Any:
+    """Return the class of the table, a private one of torch; None where it has another name or form."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:
+        return None
+    known = isinstance(ONNXRegistry.__dict__.get("from_torchlib"), classmethod)
+    return ONNXRegistry if known and hasattr(ONNXRegistry(), "functions") else None
+
+
+def _copied_table(table: Any) -> Any:
+    """Copy a table, so that operators registered in one export are not those of the next."""
+    copied = copy.copy(table)
+    copied.functions = {target: list(forms) for target, forms in table.functions.items()}
+    return copied
+
+
+def mended_operators() -> dict[Any, Any]:
+    """Return forms of ours for operators that the exporter writes wrongly or fails on, by operator of torch.
+
+    A remainder by a size that is not fixed (an index of padding by reflection) fails there: it expects a number.
+    """
+    import onnx_ir as ir
+    import torch
+    from onnxscript import opset18 as op
+
+    def remainder(value: Any, divisor: Any) -> Any:
+        if isinstance(divisor, int | float):
+            divisor = op.Constant(value=ir.serde.serialize_tensor(ir.tensor(divisor, dtype=value.dtype)))
+        else:
+            divisor = op.CastLike(divisor, value)
+        if value.dtype.is_integer():
+            return op.Mod(value, divisor)
+        rest = op.Mod(value, divisor, fmod=1)
+        zero = op.Constant(value=ir.serde.serialize_tensor(ir.tensor(0.0, dtype=value.dtype)))
+        other_sign = op.Xor(op.Less(rest, zero), op.Less(divisor, zero))
+        wrong = op.And(other_sign, op.Not(op.Equal(rest, zero)))
+        return op.Where(wrong, op.Add(rest, divisor), rest)
+
+    return {torch.ops.aten.remainder.Scalar: remainder}

@@ -208,11 +208,11 @@ def operator_seconds(path: Path, inputs: Mapping[str, np.ndarray]) -> Counter[st
             events = msgspec.json.decode(Path(session.end_profiling()).read_bytes())
         except runtime_errors() as error:
             raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(error)}") from error
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            found[event["args"]["op_name"]] += event["dur"] / 1e6 / PROFILED_CALLS
-    return found
+            seconds[event["args"]["op_name"]] += event["dur"] / 1e6 / PROFILED_CALLS
+    return seconds
 
 
 class OrtRunner:

@@ -68,18 +68,20 @@ class Field(NamedTuple):
 
     def texts(self, value: Any) -> list[str]:
         """Format a value as typed on a command line; several texts for a repeated flag, NAME=VALUE for a dict."""
-        made = self.option.format(value) if self.option.format else value
+        written = self.option.format(value) if self.option.format else value
         if not self.option.repeat:
-            return [str(made)]
+            return [str(written)]
         return (
-            [f"{n}={v}" for n, v in made.items()] if isinstance(made, dict) else [str(item) for item in made]
+            [f"{n}={v}" for n, v in written.items()]
+            if isinstance(written, dict)
+            else [str(item) for item in written]
         )
 
 
 @cache
 def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
     """List the options of a struct, in order; raise `TypeError` for a field without `Option` or help."""
-    found = []
+    options = []
     hints = get_type_hints(kind, include_extras=True)
     for info in msgspec.structs.fields(kind):
         hint = hints[info.name]
@@ -87,10 +89,10 @@ def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
         option = next((part for part in parts[1:] if isinstance(part, Option)), None)
         if option is None or not option.help.strip():
             raise TypeError(f"{kind.__name__}.{info.name} has no Option with a help text")
-        made = info.default_factory is not msgspec.NODEFAULT
-        default = info.default_factory() if made else info.default
-        found.append(Field(info.name, parts[0], default, option))
-    return tuple(found)
+        has_factory = info.default_factory is not msgspec.NODEFAULT
+        default = info.default_factory() if has_factory else info.default
+        options.append(Field(info.name, parts[0], default, option))
+    return tuple(options)
 
 
 def from_values(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
@@ -99,22 +101,22 @@ def from_values(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
     Raises `UsageError` for an unknown name, a wrong type, and a number out of its bounds; `where` names the file.
     """
     known = {field.name: field for field in fields(kind)}
-    made: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise unknown("option", name[:64], known)
         parse = known[name].option.parse
         try:
-            made[name] = value if parse is None or value is None else parse(value)
+            parsed[name] = value if parse is None or value is None else parse(value)
         except (TypeError, AttributeError) as error:
             raise UsageError(f"option {name} can't be {value!r:.64}", where=where) from error
     try:
-        found = msgspec.convert(made, kind)
+        struct = msgspec.convert(parsed, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"an option has the wrong type: {error}", where=where) from error
     for field in known.values():
-        _check_bounds(field, getattr(found, field.name), where)
-    return found
+        _check_bounds(field, getattr(struct, field.name), where)
+    return struct
 
 
 def checked(value: S) -> S:
@@ -167,15 +169,15 @@ def command_line(value: msgspec.Struct, *, secrets: bool = False) -> list[str]:
     """
     words: list[str] = []
     for field in sorted(fields(type(value)), key=lambda field: field.flag != ""):
-        own = getattr(value, field.name)
-        if own == field.default or (field.option.secret and not secrets):
+        current = getattr(value, field.name)
+        if current == field.default or (field.option.secret and not secrets):
             continue
         if not field.flag:
-            words += field.texts(own)
+            words += field.texts(current)
         elif field.plain_type is bool:
-            words.append(field.flag if own is not field.option.negative else _off(field))
+            words.append(field.flag if current is not field.option.negative else _off(field))
         else:
-            words += [word for text in field.texts(own) for word in (field.flag, text)]
+            words += [word for text in field.texts(current) for word in (field.flag, text)]
     return words
 
 
@@ -189,10 +191,10 @@ def to_toml(value: msgspec.Struct, *, every: bool = False) -> str:
     lines: list[str] = []
     tables: list[str] = []
     for field in fields(type(value)):
-        own = getattr(value, field.name)
-        if field.option.secret or (own == field.default and not every):
+        current = getattr(value, field.name)
+        if field.option.secret or (current == field.default and not every):
             continue
-        plain = _plain(own)
+        plain = _plain(current)
         comment = [f"# {field.option.help}"] if every else []
         if isinstance(plain, dict):  # tables come last, or what follows would be part of them
             tables += [

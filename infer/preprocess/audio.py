@@ -103,8 +103,8 @@ def _wav(data: bytes, where: str) -> tuple[Iterator[np.ndarray], int] | None:
     except (wave.Error, EOFError, ValueError, RuntimeError) as error:
         if "unknown format" in str(error):
             return None
-        said = str(error) or "it ends within a chunk, or a chunk is longer than it says"
-        raise SourceError(f"expected a WAV file: {said}", where=where) from error
+        reason = str(error) or "it ends within a chunk, or a chunk is longer than it says"
+        raise SourceError(f"expected a WAV file: {reason}", where=where) from error
     if width not in (1, 2, 3, 4):
         raise SourceError(f"expected samples of 1 to 4 bytes, got {width}", where=where)
     _check(rate, channels, where)

@@ -91,14 +91,14 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
     def _normalized(self, pixels: np.ndarray) -> np.ndarray:
         """Return float32 [C, H, W] of uint8 [H, W, C], computed in float64 channel by channel to bound memory."""
         values = np.empty((pixels.shape[2], *pixels.shape[:2]), dtype=np.float32)
-        for channel, found in enumerate(values):
+        for channel, value in enumerate(values):
             plane = pixels[:, :, channel].astype(np.float64)
             if self.scale is not None:
                 plane *= self.scale
             if self.mean is not None and self.std is not None:
                 plane -= self.mean[channel % len(self.mean)]
                 plane /= self.std[channel % len(self.std)]
-            found[:] = plane
+            value[:] = plane
         return values
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
@@ -189,11 +189,11 @@ def load_plugins() -> None:
 def _has_more_scans(data: bytes, limit: int) -> bool:
     """Return whether the first image of a JPEG file has more than `limit` scans."""
     at, scans = 2, 0
-    while (found := SCAN.search(data, at)) is not None and found[1] != b"\xd9":  # the end of the image
-        scans += found[1] == b"\xda"
+    while (scan := SCAN.search(data, at)) is not None and scan[1] != b"\xd9":  # the end of the image
+        scans += scan[1] == b"\xda"
         if scans > limit:
             return True
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+        at = scan.end() + int.from_bytes(data[scan.end() : scan.end() + 2], "big")
     return False
 
 
@@ -202,7 +202,7 @@ def _center_crop(pixels: np.ndarray, height: int, width: int, *, rounds: bool) -
 
     With `rounds` the odd zero comes after it, and half a pixel of the cut is rounded to even, as torchvision does.
     """
-    found = np.zeros((height, width, pixels.shape[2]), dtype=pixels.dtype)
+    cropped = np.zeros((height, width, pixels.shape[2]), dtype=pixels.dtype)
     places: list[tuple[slice, slice]] = []
     for have, want in zip(pixels.shape, (height, width), strict=False):
         if have >= want:
@@ -212,5 +212,5 @@ def _center_crop(pixels: np.ndarray, height: int, width: int, *, rounds: bool) -
             start = (want - have) // 2 if rounds else -(-(want - have) // 2)
             places.append((slice(0, have), slice(start, start + have)))
     (from_rows, to_rows), (from_columns, to_columns) = places
-    found[to_rows, to_columns] = pixels[from_rows, from_columns]
-    return found
+    cropped[to_rows, to_columns] = pixels[from_rows, from_columns]
+    return cropped

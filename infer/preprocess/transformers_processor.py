@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ArtifactError, InputError, NotUsableError
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from .audio import open_sound
 from .image import MODES
 
@@ -55,8 +55,8 @@ class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True):
         if len(sound) <= self.longest:
             return self.batch([sound])["input_features"][0]
         named = {"truncation": False, "padding": "longest", "return_tensors": "np"}
-        found = _opened(self.processor, self.config)(sound, sampling_rate=self.sampling_rate, **named)
-        return np.ascontiguousarray(found["input_features"][0], np.float32)
+        features = _opened(self.processor, self.config)(sound, sampling_rate=self.sampling_rate, **named)
+        return np.ascontiguousarray(features["input_features"][0], np.float32)
 
     def open(
         self, source: str | Path | bytes, where: str = "", max_seconds: float | None = None
@@ -76,8 +76,8 @@ class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True):
     def _converted(self, image: Image) -> Image:
         return image.convert(MODES[self.channels])
 
-    def _tensors(self, found: Any) -> dict[str, np.ndarray]:
-        values = {name: np.asarray(found[name]) for name in self.tensors}
+    def _tensors(self, features: Any) -> dict[str, np.ndarray]:
+        values = {name: np.asarray(features[name]) for name in self.tensors}
         return {
             name: np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else np.int64)
             for name, value in values.items()
@@ -98,9 +98,9 @@ def _opened(name: str, config: str) -> Any:
     with quiet():
         import transformers
 
-        found = getattr(transformers, name, None)
-        if found is None:
+        kind = getattr(transformers, name, None)
+        if kind is None:
             raise NotUsableError(
                 f"this version of transformers has no {name}", hint="Install the version of the artifact"
             )
-        return found.from_dict(msgspec.json.decode(config))
+        return kind.from_dict(msgspec.json.decode(config))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -12,7 +11,7 @@ from .. import device as hardware
 from ..artifact.store import Manifest
 from ..fidelity.gate import judge, limit
 from ..fidelity.thresholds import Limits, limits, precision
-from ..latency import Paired
+from ..latency import Timing
 from ..plan import Plan
 from ..results import BackendResult, Metric
 from .document import CacheSize, FidelityRow, LatencyRow, Report
@@ -24,23 +23,12 @@ from .rendering import formatting
 MOST_PINS = 8  # on a command line that people read
 
 
-class Timed(Protocol):
-    """Paired times at one batch size: `pair.a` of the artifact, `pair.b` of the form it is compared with.
-
-    `lengths`: tokens of the shortest and the longest row, of a model with an attention mask.
-    """
-
-    batch: int
-    pair: Paired
-    lengths: tuple[int, int] | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """Measurements of a run: the contents of a report besides the manifest."""
 
     fidelity: Sequence[Metric]
-    latency: Sequence[Timed]
+    latency: Sequence[Timing]
     size: int  # bytes of the artifact
     baseline: str = ""  # what it was timed against
     backends: Sequence[BackendResult] = ()
@@ -123,7 +111,7 @@ def _headline(rows: Sequence[LatencyRow], results: Results, *, passed: bool, dec
     return " · ".join(part for part in parts if part)
 
 
-def _latency_row(timed: Timed, ceiling: MachineRoofline | None) -> LatencyRow:
+def _latency_row(timed: Timing, ceiling: MachineRoofline | None) -> LatencyRow:
     p50 = timed.pair.a.p50
     per_second = timed.batch / max(p50, 1e-12)
     least = ceiling.floor(timed.batch) if ceiling is not None else None

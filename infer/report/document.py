@@ -123,9 +123,9 @@ def decode(data: bytes) -> Report:
     """Invert `encode`; texts are stripped of what a terminal would obey. Raises `msgspec.MsgspecError` for what this
     version of infer did not write.
     """
-    found = msgspec.json.decode(data, type=dict[str, Any])
-    if found.get("format") != REPORT_FORMAT:
+    stored = msgspec.json.decode(data, type=dict[str, Any])
+    if stored.get("format") != REPORT_FORMAT:
         raise msgspec.ValidationError(
-            f"expected report format {REPORT_FORMAT}, got {found.get('format')!r:.40}"
+            f"expected report format {REPORT_FORMAT}, got {stored.get('format')!r:.40}"
         )
-    return msgspec.convert(sanitize_values(found), Report, str_keys=True)
+    return msgspec.convert(sanitize_values(stored), Report, str_keys=True)

@@ -47,8 +47,8 @@ def inspect(path: Path) -> dict[str, Any]:
             "made with": manifest.made_with,
             "verdict": list(manifest.verdict),
         }
-    found = load.identify(path)
-    return {"kind": found.kind, "says": found.says, "holds code": found.code}
+    source = load.identify(path)
+    return {"kind": source.kind, "says": source.says, "holds code": source.code}
 
 
 def verify(path: Path, *, trust_code: bool = False) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def doctor() -> list[Finding]:
 
 def _details(backend: str) -> list[Finding]:
     """Return what a backend says of itself besides whether it can run: its `doctor()`."""
-    found: list[Finding] = getattr(plugins.get("backends", backend), "doctor", list)()
-    return found
+    details: list[Finding] = getattr(plugins.get("backends", backend), "doctor", list)()
+    return details
 
 
 def _cuda() -> str:
@@ -109,7 +109,7 @@ def _cuda() -> str:
 
 def _conflicts() -> list[Finding]:
     """List installed packages outside infer's version bounds, with the pip command that fixes them."""
-    found = []
+    conflicts = []
     try:
         wanted = [Requirement(text) for text in requires("infer") or []]
     except PackageNotFoundError:
@@ -121,5 +121,5 @@ def _conflicts() -> list[Finding]:
             continue
         if not requirement.specifier.contains(have, prereleases=True):
             bare = f"{requirement.name}{requirement.specifier}"
-            found.append(Finding("conflict", requirement.name, have, why=f"pip install '{bare}'"))
-    return found
+            conflicts.append(Finding("conflict", requirement.name, have, why=f"pip install '{bare}'"))
+    return conflicts

@@ -45,24 +45,24 @@ def backends(record: SearchRecord) -> list[str]:
 
 
 def _latency(record: TrialRecord) -> float:
-    found = record.measured
-    return float("inf") if found is None or found.latency is None else found.latency
+    measured = record.measured
+    return float("inf") if measured is None or measured.latency is None else measured.latency
 
 
 def cells(trial: TrialRecord, record: SearchRecord) -> tuple[str, ...]:
     """Return the row of a trial, under `COLUMNS`."""
     mark = CHOSEN if trial.chosen else FRONT if trial.on_front else ""
-    found = trial.measured or Measured()
-    rate = found.throughput
-    memory = found.memory_with_cache(*record.budgets.cache_tokens)
+    measured = trial.measured or Measured()
+    rate = measured.throughput
+    memory = measured.memory_with_cache(*record.budgets.cache_tokens)
     return (
         mark,
         trial.candidate.label,
-        formatting.seconds(found.latency),
+        formatting.seconds(measured.latency),
         "-" if rate is None else f"{rate:,.0f}",
         formatting.size(memory),
-        formatting.size(found.size),
-        loss_text(found, record),
+        formatting.size(measured.size),
+        loss_text(measured, record),
         outcome(trial),
     )
 
@@ -87,15 +87,15 @@ def in_turns(trial: TrialRecord) -> str:
     interval = f"({turns.low:.2f} to {turns.high:.2f})"
     if turns.verdict == "slower":
         return f"takes {turns.ratio:.2f}x the time of {turns.against} {interval}"
-    said = "as fast as" if turns.verdict == "same" else "within noise of"
-    return f"{said} {turns.against} {interval}"
+    relation = "as fast as" if turns.verdict == "same" else "within noise of"
+    return f"{relation} {turns.against} {interval}"
 
 
-def loss(found: Measured, record: SearchRecord) -> float | None:
+def loss(measured: Measured, record: SearchRecord) -> float | None:
     """Return the quality measure of a trial: the user's score, else a budgeted drop, else the error."""
     if record.budgets.metric is not None:
-        return found.score
-    return found.drop if record.max_drop is not None else found.error
+        return measured.score
+    return measured.drop if record.max_drop is not None else measured.error
 
 
 def loss_name(record: SearchRecord) -> str:
@@ -104,8 +104,8 @@ def loss_name(record: SearchRecord) -> str:
     return "drop" if record.max_drop is not None else "relative error"
 
 
-def loss_text(found: Measured, record: SearchRecord) -> str:
-    return loss_value_text(loss(found, record), is_score=record.budgets.metric is not None)
+def loss_text(measured: Measured, record: SearchRecord) -> str:
+    return loss_value_text(loss(measured, record), is_score=record.budgets.metric is not None)
 
 
 def loss_value_text(value: float | None, *, is_score: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from ..llm.step.full_sequence_runner import CONTEXT
-from ..spec import Finding
-from . import layers, search_tables
+from ..spec import Finding, LayerChoice
+from . import search_tables
 from .document import FidelityRow, LatencyRow, Report
 from .measurements import step_breakdown
 from .rendering import formatting
@@ -21,6 +22,12 @@ from .rendering.text_layout import Column, Table
 VERDICTS = {True: "within", False: "outside", None: ""}  # of a metric and its limit
 # Subject of a metric that was taken at one size of an axis: `logits at batch 3`, of all outputs `batch 3`.
 _AT_SIZE = re.compile(r"(?:(?P<output>.+) at )?(?P<size>\w+ \d+)")
+LAYER_COLUMNS = (
+    *(Column("layer"), Column("format")),
+    *(Column("bits", right=True), Column("weight error", right=True), Column("effect", right=True)),
+    Column("why"),
+)
+BRIEF, BRIEFEST = 12, 3  # layers, where measurements or a budget chose their formats and where they did not
 _WHY = (Column("what"), Column("value"), Column("why"))
 
 
@@ -62,11 +69,13 @@ def sections(report: Report, *, brief: bool = False) -> Iterator[Section]:
         yield Section("Memory", tables=[table], chart="memory")
     yield _graph(report)
     shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)  # by other tables
-    if rows := [_cells(found, f"{found.stage}: ") for found in report.findings if found.stage not in shown]:
+    if rows := [
+        _cells(finding, f"{finding.stage}: ") for finding in report.findings if finding.stage not in shown
+    ]:
         yield Section("Found on the way", tables=[Table(_WHY, rows, "In the order in which it was found")])
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    made = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
-    yield Section("Make it again", pairs=made, commands=[("", report.command)])
+    origin = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
+    yield Section("Make it again", pairs=origin, commands=[("", report.command)])
 
 
 def _cells(finding: Finding, before: str = "") -> tuple[str, str, str]:
@@ -181,8 +190,8 @@ def worst_sizes(report: Report) -> Iterator[FidelityRow]:
     """Yield the fidelity rows; of those that differ only in the size at which they were compared, the worst one."""
     by_metric: dict[tuple[str, str], list[tuple[str, FidelityRow]]] = {}
     for row in report.fidelity:
-        if (found := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):
-            by_metric.setdefault((found["output"] or "", row.metric), []).append((found["size"], row))
+        if (at_size := _AT_SIZE.fullmatch(row.subject)) and isinstance(row.value, int | float):
+            by_metric.setdefault((at_size["output"] or "", row.metric), []).append((at_size["size"], row))
         else:
             yield row
     for (output, metric), sizes in by_metric.items():
@@ -200,17 +209,63 @@ def _badness(row: FidelityRow) -> tuple[bool, float]:
 
 
 def _layers(report: Report, *, brief: bool) -> Section:
-    shown = layers.most_costly(report) if brief else report.layers
-    caption = layers.counts(report.layers)
+    shown = most_costly(report) if brief else report.layers
+    caption = layer_counts(report.layers)
     if any(layer.effect for layer in shown):
         caption += "; effect: what this format of this layer alone does to the output"
     if len(shown) < len(report.layers):
         caption += "; those that cost most, all in report.html"
-    rows = [layers.cells(layer, effects=not brief) for layer in shown]
-    used = [index for index in range(len(layers.COLUMNS)) if any(row[index] for row in rows)]
-    columns = [layers.COLUMNS[index] for index in used]
+    rows = [layer_cells(layer, effects=not brief) for layer in shown]
+    used = [index for index in range(len(LAYER_COLUMNS)) if any(row[index] for row in rows)]
+    columns = [LAYER_COLUMNS[index] for index in used]
     return Section(
         "Layers", tables=[Table(columns, [[row[index] for index in used] for row in rows], caption)]
+    )
+
+
+def layer_cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
+    """Return the texts under `LAYER_COLUMNS`; effects of the chosen format and of the others are those of one layer."""
+    error = "" if layer.weight_error is None else f"{layer.weight_error:.4f}"
+    effect = layer.effect.get(layer.format)
+    others = ", ".join(
+        f"{name} {value:.2g}" for name, value in layer.effect.items() if name != layer.format and value
+    )
+    why = "; ".join(part for part in (layer.why, f"alone: {others}" if others and effects else "") if part)
+    return (
+        layer.name,
+        layer.format,
+        f"{layer.bits:.2f}",
+        error,
+        "" if effect is None else f"{effect:.3g}",
+        why,
+    )
+
+
+def _has_chosen_formats(report: Report) -> bool:
+    """Return True when measurements or a budget chose the formats of layers."""
+    return any(
+        layer.effect or (layer.by and layer.format not in ("float", report.plan.quant))
+        for layer in report.layers
+    )
+
+
+def most_costly(report: Report) -> list[LayerChoice]:
+    """Return a few layers in order: those with the largest effect, then not in the format asked, then weight error."""
+    keep = BRIEF if _has_chosen_formats(report) else BRIEFEST
+
+    def weight(layer: LayerChoice) -> tuple[float, bool, float]:
+        error = layer.weight_error
+        left = error is not None and layer.format != report.plan.quant
+        return layer.effect.get(layer.format, 0.0), left, error or 0.0
+
+    chosen = {layer.name for layer in sorted(report.layers, key=weight, reverse=True)[:keep]}
+    return [layer for layer in report.layers if layer.name in chosen]
+
+
+def layer_counts(layers: Sequence[LayerChoice]) -> str:
+    """Count layers by format: `31 nf4, 20 int8, 5 float`."""
+    return ", ".join(
+        f"{count} {format}" for format, count in Counter(layer.format for layer in layers).most_common()
     )
 
 

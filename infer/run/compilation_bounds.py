@@ -38,15 +38,15 @@ def of_call(call: Callable[[], object]) -> CompilationBound:
     """Time such kernels within calls in plain torch; of several the call in which they took least counts."""
     latency.settle("cpu")
     call()
-    found: list[CompilationBound] = []
+    bounds: list[CompilationBound] = []
     began = time.perf_counter()
-    while len(found) < CALLS and (not found or time.perf_counter() - began < LONG):
+    while len(bounds) < CALLS and (not bounds or time.perf_counter() - began < LONG):
         with _Timed() as timed:
             start = time.perf_counter()
             call()
             total = time.perf_counter() - start
-        found.append(CompilationBound(timed.seconds, timed.seconds / max(total, 1e-9)))
-    return min(found, key=lambda bound: bound.seconds)
+        bounds.append(CompilationBound(timed.seconds, timed.seconds / max(total, 1e-9)))
+    return min(bounds, key=lambda bound: bound.seconds)
 
 
 class _Timed(TorchDispatchMode):

@@ -78,7 +78,7 @@ def compress_model(
     formats = dict(assignment.formats)
     make = partial(_quantized, plan, original, copy, assignment, reporter)
     model = (last or LastModel()).take(plan, formats, make)
-    reporter.findings += model.found
+    reporter.findings += model.findings
     copy = model.loaded
     covered = compress.cover(
         model.module, assignment.reasons(model.done), assignment.requested_float(model.pins)
@@ -103,7 +103,7 @@ class QuantizedModel:
     loaded: sources.LoadedModel
     pins: dict[str, str]  # layer → format, of the plan
     done: compress.QuantizationResult
-    found: list[Finding]  # while it was made
+    findings: list[Finding]  # while it was made
     form: Compressed | None = None
 
     @property
@@ -138,10 +138,10 @@ def _quantized(
     reporter: Reporter,
 ) -> QuantizedModel:
     """Fold norms into the module of `copy` and quantize it, its other weights still unfilled."""
-    module, own = module_of(copy), reporter.attempt()
+    module, attempt = module_of(copy), reporter.attempt()
     if isinstance(original.graph, TorchGraph):
-        own.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
-        own.found(compress.fold_weight_norms(original.module, into=module))
+        attempt.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
+        attempt.found(compress.fold_weight_norms(original.module, into=module))
     split = compress.split_recurrent(module)
     renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
     pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
@@ -151,11 +151,11 @@ def _quantized(
         checkpoint=copy.checkpoint,
         renames=renames,
         stats=assignment.stats,
-        progress=own.progress,
+        progress=attempt.progress,
         formats=pins | assignment.formats,
         packing_cache=assignment.packing_cache,
     )
-    return QuantizedModel(replace(copy, renames=renames), pins, done, own.findings)
+    return QuantizedModel(replace(copy, renames=renames), pins, done, attempt.findings)
 
 
 def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter: Reporter) -> Compressed:

@@ -18,12 +18,14 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..results import ScoresOnly
 from ..spec import Finding
-from .llm_mode import LlmMode
 from .resolve_plan import ANOTHER_TASK
 
 
-def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
-    """Decide whether a language model will be a step that generates, or scores whole windows of text.
+def find_mode(
+    plan: Plan, loaded: load.LoadedModel, reporter: Reporter
+) -> tuple[StepShape | None, ScoresOnly | None, bool]:
+    """Decide whether a language model will be a step that generates, or scores whole windows of text: the fields of
+    `LlmMode`.
 
     With `--task generate` the reason why it can't is a `NotUsableError`, before anything is quantized or compiled.
     """
@@ -36,10 +38,10 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
             reporter.step("capture", "the step of the float original")
             capture_language_model(loaded.module.model, shape)
     except NotUsableError as error:
-        return LlmMode(scores_only=no_step(plan, str(error), reporter))
+        return None, no_step(plan, str(error), reporter), False
     reporter.found([latents] if latents is not None else [])
     reporter.found([*shape.findings(), *(shape.adapters.findings() if shape.adapters is not None else ())])
-    return LlmMode(shape, keeps_latents=latents is not None)
+    return shape, None, latents is not None
 
 
 def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:

@@ -12,11 +12,21 @@ from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError, UsageError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
+from ..llm.step.step_shape import StepShape
 from ..load import module_copies
 from ..plan import Plan
 from ..reporter import Reporter
+from ..results import ScoresOnly
 from ..spec import Finding
-from .llm_mode import LlmMode
+
+
+@dataclass(frozen=True)
+class LlmMode:
+    """Mode of a model: a step of that `shape` which generates, or the whole, of a language model with the reason."""
+
+    shape: StepShape | None = None
+    scores_only: ScoresOnly | None = None
+    keeps_latents: bool = False  # in the cache, in place of keys and values
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
     if loaded.task == "text-generation":
         from .find_llm_mode import find_mode
 
-        return find_mode(plan, loaded, reporter)
+        return LlmMode(*find_mode(plan, loaded, reporter))
     if plan.task != "auto":
         raise UsageError(f"--task {plan.task} is for language models, the task of this one is {loaded.task}")
     return LlmMode()

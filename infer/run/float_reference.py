@@ -23,8 +23,6 @@ from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
 from ..graph.program import ENCODER, Graph, OnnxGraph, StreamedGraph, TorchGraph, flatten, plain_call
 from ..graph.row_independence import Joining
-from ..llm.step import cuda_graphs
-from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
 from ..load.samples.fatal_sizes import Trials
@@ -161,9 +159,11 @@ class FloatReferences:
         if isinstance(self._original, StreamedGraph):
             return {f"{EAGER}, weights streamed": self._called()}, []
         forms, findings = dict([self._today(plan, shape)]), []
-        made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
+        opened_before = [
+            name for name in plugins.names("backends") if self._key(name, shape) in self._runners
+        ]
         wanted = [name for name in backends if rivals is None or name in rivals]
-        for name in dict.fromkeys([*made, *wanted]) if plan.changes_numbers else ():
+        for name in dict.fromkeys([*opened_before, *wanted]) if plan.changes_numbers else ():
             form = f"{name}{FLOAT_FORM}"
             if name == "ort" and self._onnx_runtime is not None:
                 continue
@@ -187,8 +187,8 @@ class FloatReferences:
             place.mkdir(parents=True)
             graph = self._graph(shape)
             storage.save(graph, place)
-            own = plan.with_(quant="none", dtype="float32", backend_options={})
-            encoder_decoder_graphs.lower(backend, graph, own, place)
+            float_plan = plan.with_(quant="none", dtype="float32", backend_options={})
+            encoder_decoder_graphs.lower(backend, graph, float_plan, place)
             runner = encoder_decoder_graphs.open_runner(backend, place, plan.device)
             self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]
@@ -337,8 +337,8 @@ def _unsqueezed(
         return value
     sizes = {
         size: count
-        for given in taken
-        for size, count in zip(given.shape, inputs[given.name].shape, strict=True)
+        for spec_taken in taken
+        for size, count in zip(spec_taken.shape, inputs[spec_taken.name].shape, strict=True)
     }
     shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
     return value.reshape(shape) if math.prod(shape) == value.numel() else value
@@ -382,4 +382,9 @@ def _content(inputs: Mapping[str, Tensor]) -> bytes:
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
     """Open a runner; of a step, one that runs whole windows."""
-    return runner if shape is None else sequence_runner(cuda_graphs.wrap(runner, device), shape, device)
+    if shape is None:
+        return runner
+    from ..llm.step import cuda_graphs
+    from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+
+    return sequence_runner(cuda_graphs.wrap(runner, device), shape, device)

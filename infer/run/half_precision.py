@@ -111,7 +111,8 @@ def chosen_dtype(resolved: Resolved, selected: Selected, half: HalfPrecision) ->
     if not selected.trial.dtype:
         why = f"as exact as the original; {half.refused or selected.dtype}"
     choices = tuple(
-        Choice("dtype", made.asked, value, why) if made.what == "dtype" else made for made in resolved.choices
+        Choice("dtype", choice.asked, value, why) if choice.what == "dtype" else choice
+        for choice in resolved.choices
     )
     return replace(resolved, plan=resolved.plan.with_(dtype=value), choices=choices)
 

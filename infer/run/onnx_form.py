@@ -23,8 +23,7 @@ from ..errors import NotUsableError
 from ..graph.program import OnnxGraph
 from ..graph.typical_inputs import typical_inputs
 from ..onnx import ort_session
-from ..onnx.source.onnx_source import FORMATS
-from ..onnx.source.source_weights import AXIS_OPSET
+from ..onnx.source import AXIS_OPSET, FORMATS
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding

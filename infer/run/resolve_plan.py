@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .. import backend_options, compress, plugins
+from .. import compress, plugins
 from .. import device as hardware
 from ..compress import assign
 from ..errors import NotUsableError, UsageError, unknown
@@ -72,7 +72,7 @@ def check_plan(plan: Plan) -> Plan:
         raise UsageError(f"--batch {largest} is larger than --max-batch {plan.max_batch}")
     compress.check_pins(plan.layers, plan)
     if plan.backend != "auto":
-        backend_options.check(plan.backend, plugins.get("backends", plan.backend), plan.backend_options)
+        plugins.check_options(plan.backend, plugins.get("backends", plan.backend), plan.backend_options)
     elif plan.backend_options:
         raise UsageError("--backend-option is for one backend", hint="Give --backend as well")
     if plan.quant not in ("none", DECODED):

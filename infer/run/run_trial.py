@@ -103,12 +103,14 @@ def run_trial(
 
 def is_faithful(plan: Plan, name: str, floats: FloatReferences, original: Graph) -> bool:
     """Return whether the unquantized form of a backend, lowered for timing, would pass the gate of fidelity."""
-    own = plan.with_(backend=name, quant="none", dtype="float32")
+    float_plan = plan.with_(backend=name, quant="none", dtype="float32")
     try:
-        compared, *_ = _compare(own, floats.reference(), floats.runner(own), original, original.outputs)
+        compared, *_ = _compare(
+            float_plan, floats.reference(), floats.runner(float_plan), original, original.outputs
+        )
     except (NotUsableError, ResourceError):
         return False
-    return fidelity.judge(compared, limits(own, original.task), plan.max_error) is None
+    return fidelity.judge(compared, limits(float_plan, original.task), plan.max_error) is None
 
 
 def _judge_schedules(
@@ -135,14 +137,14 @@ def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, o
     if isinstance(runner, FullSequenceRunner):
         return Joining("padded")
     with library_errors.float_model_errors():
-        found = floats.joining(reference.run)
-    if found.joins == "none":
-        return found
+        of_original = floats.joining(reference.run)
+    if of_original.joins == "none":
+        return of_original
     allowed = row_independence.of_class(LIMITS[precision(plan)].relative_error or 0.0)
-    own = row_independence.joining(
+    candidate = row_independence.joining(
         runner.run, original.inputs, original.outputs, original.samples, original.sizes, allowed
     )
-    return own if own.joins == "none" or found.joins == "padded" else found
+    return candidate if candidate.joins == "none" or of_original.joins == "padded" else of_original
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -249,12 +251,12 @@ def _most_rows(plan: Plan, floats: FloatReferences, original: Graph) -> int:
 
 def _compared(most: int, floats: FloatReferences, original: Graph) -> str:
     """Say on how many rows a slow model was compared, where it has or takes more; "" of any other."""
-    given, largest = rows.count(original.inputs, original.samples), original.sizes.get(BATCH, (1, 1))[1]
-    if original.task == "text-generation" or most >= min(max(given, largest), MAX_ROWS):
+    count, largest = rows.count(original.inputs, original.samples), original.sizes.get(BATCH, (1, 1))[1]
+    if original.task == "text-generation" or most >= min(max(count, largest), MAX_ROWS):
         return ""
     took = formatting.seconds(floats.row_seconds)
     return (
-        f"compared on {min(most, given)} rows, in batches of {most} at most: one takes {took} in the original"
+        f"compared on {min(most, count)} rows, in batches of {most} at most: one takes {took} in the original"
     )
 
 
@@ -269,7 +271,7 @@ def _untested(plan: Plan, constant: Sequence[str]) -> str:
 
 def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> list[Metric]:
     """Return a metric for each output of another dtype than the artifact declares."""
-    found = [(spec, got[spec.name].dtype) for spec in outputs if spec.name in got]
+    dtypes = [(spec, got[spec.name].dtype) for spec in outputs if spec.name in got]
     return [
         Metric(
             spec.name,
@@ -277,7 +279,7 @@ def _other_dtypes(outputs: Sequence[TensorSpec], got: Mapping[str, Tensor]) -> l
             False,
             detail=f"expected {spec.dtype}, got {str(dtype).removeprefix('torch.')}",
         )
-        for spec, dtype in found
+        for spec, dtype in dtypes
         if dtype != spec.torch_dtype
     ]
 
@@ -304,7 +306,7 @@ def _at_sizes(
     low, high = graph.sizes.get("batch", (1, 1))
     one_size = isinstance(graph, StreamedGraph) or graph.task == "text-generation"
     least = 1 if one_size or (most < MAX_ROWS and not rounded) else batch_sizes.ROWS
-    found: list[Metric] = []
+    metrics: list[Metric] = []
     largest = () if one_size or most == TOGETHER else (max(low, min(high, most)),)
 
     def compare(where: str, batches: Iterable[Mapping[str, Tensor]]) -> list[Metric]:
@@ -315,13 +317,13 @@ def _at_sizes(
     for size in dict.fromkeys((*batch_sizes.SIZES, *largest)):
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-least // size))
-            full = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
-            shorter = (without_common_padding(given, graph.inputs, graph.sizes) for given in full)
-            found += compare(f"batch {size}", shorter)
+            full = ({s.name: s.with_rows(batch[s.name], size) for s in graph.inputs} for batch in batches)
+            shorter = (without_common_padding(batch, graph.inputs, graph.sizes) for batch in full)
+            metrics += compare(f"batch {size}", shorter)
     if not one_size:
         for size_name, length, inputs in at_extremes(graph):
-            found += compare(f"{size_name} {length}", [inputs])
-    return found
+            metrics += compare(f"{size_name} {length}", [inputs])
+    return metrics
 
 
 def _carried(
@@ -351,15 +353,15 @@ def _at_values(
     """Compare at values that the samples do not hold, where no format explains a difference."""
     if isinstance(runner, FullSequenceRunner) or isinstance(graph, StreamedGraph):
         return []
-    found: list[Metric] = []
-    made = extreme_values.places(
+    metrics: list[Metric] = []
+    places = extreme_values.places(
         graph.inputs, graph.samples, graph.sizes, graph.multiples, reference.run, runner.run
     )
-    for where, inputs, run in made:
-        found += batch_sizes.compare_size(
+    for where, inputs, run in places:
+        metrics += batch_sizes.compare_size(
             where, [inputs], reference.run, run, graph.task, usual, whole.of_other_rows()
         )
-    return found
+    return metrics
 
 
 def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:

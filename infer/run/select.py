@@ -46,8 +46,8 @@ def choose(tried: Trials) -> Selected:
     plan, trials = tried.plan, tried.trials
     passing = [t for t in trials if t.failure(plan) is None]
     coarser = [t for t in passing if t.dtype and _pays(t)]
-    own = [t for t in trials if not t.dtype]
-    pool = coarser or [t for t in passing if not t.dtype] or own
+    in_plans_dtype = [t for t in trials if not t.dtype]
+    pool = coarser or [t for t in passing if not t.dtype] or in_plans_dtype
     ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst_ratio(t, pool)), t.seconds))
     best = ranked[0]
     if coarser:
@@ -57,7 +57,7 @@ def choose(tried: Trials) -> Selected:
     tried.reporter.found([*(result.finding() for result in results), *best.findings])
     tried.reporter.found(metric.finding() for metric in best.fidelity)
     choice = Choice("backend", plan.backend, best.backend, why)
-    others = tuple(trial for trial in own if trial is not best)
+    others = tuple(trial for trial in in_plans_dtype if trial is not best)
     return Selected(best, choice, (*tried.refused, *results), _dtype_reason(tried, best), others)
 
 

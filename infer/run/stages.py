@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,7 +37,7 @@ from ..report.measurements.forked_memory import ForkingProbe
 from ..report.rendering import formatting
 from ..reporter import Reporter
 from ..spec import BATCH, Finding, TensorSpec
-from . import half_precision, onnx_form
+from . import half_precision
 from .compressed_graph import Compressed, LastModel, compress_model, make_assignment
 from .float_graph import Original, capture_original, float_graph
 from .float_reference import FloatReferences, takes
@@ -47,6 +48,9 @@ from .select import Selected, choose, enforce
 from .trial import Trial
 from .trial_timing import TimingRules
 from .try_backends import try_backends
+
+if TYPE_CHECKING:
+    from .onnx_form import Form
 
 SLOW_ROW = 0.2  # seconds of the original, from which on only the smallest batch is timed by default
 
@@ -130,7 +134,7 @@ class Run:
 
     def in_best_form(self, resolved: Resolved) -> Made:
         """Make the form of the source that is tried first; where a gate will refuse it, an ONNX file's other one."""
-        form: onnx_form.Form | None = None
+        form: Form | None = None
         while True:
             attempt = self.reporter.attempt()
             loaded, for_task = load(resolved, attempt, form=form)
@@ -138,14 +142,14 @@ class Run:
                 reported = replace(self, reporter=attempt)
                 made = reported.make(reported.open(loaded, for_task))
             except NotUsableError:
-                form = onnx_form.other(for_task.plan, loaded, unfaithful=True)
+                form = _other_form(for_task.plan, loaded, unfaithful=True)
                 if form is None:
                     raise
             else:
                 form = None
                 if made.best.failure(made.plan) is not None:
                     unfaithful = made.best.unfaithful(made.plan) is not None
-                    form = onnx_form.other(made.plan, made.opened.original.loaded, unfaithful=unfaithful)
+                    form = _other_form(made.plan, made.opened.original.loaded, unfaithful=unfaithful)
                 if form is None:
                     self.reporter.keep(attempt)
                     return made
@@ -242,7 +246,7 @@ def load(
     reporter: Reporter | None = None,
     *,
     calibrates: bool | None = None,
-    form: onnx_form.Form | None = None,
+    form: Form | None = None,
 ) -> tuple[sources.LoadedModel, Resolved]:
     """Open the source, load its weights, and resolve the options that depend on the task.
 
@@ -264,10 +268,22 @@ def load(
         reporter.found(template)
     origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
     reporter.found([*loaded.findings, *origin])
-    loaded = onnx_form.choose(run.plan, loaded, reporter, form)
+    if loaded.onnx is not None:
+        from . import onnx_form
+
+        loaded = onnx_form.choose(run.plan, loaded, reporter, form)
     if loaded.module is not None:
         reporter.found(sources.fill(loaded))
     return loaded, run
+
+
+def _other_form(plan: Plan, loaded: sources.LoadedModel, *, unfaithful: bool) -> Form | None:
+    """Return the form to try after that of `loaded`; None of a torch source."""
+    if loaded.onnx is None:
+        return None
+    from . import onnx_form
+
+    return onnx_form.other(plan, loaded, unfaithful=unfaithful)
 
 
 def within_sizes(run: Resolved, graph: Graph) -> Resolved:
@@ -323,12 +339,12 @@ def judge_float_step(
     reporter.step("compare", "the float model in steps")
     samples = original.graph.samples
     ids = samples[original.graph.inputs[-1].name]
-    given = None if shape.source is None else samples
+    source_inputs = None if shape.source is None else samples
     model: torch.nn.Module = original.module.model  # type: ignore[assignment]
     from ..llm.step.schedules.schedule_consistency import require_float_step
 
     known = floats.window_logits if original.users_module is not None else None
-    reporter.found(require_float_step(model, shape, ids, given, known))
+    reporter.found(require_float_step(model, shape, ids, source_inputs, known))
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import fidelity, latency
 from ..fidelity.thresholds import limits, precision
 from ..graph.row_independence import Joining
-from ..latency import WORKLOAD, Paired
+from ..latency import WORKLOAD, Paired, Timing
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report.measurements.step_breakdown import StepBreakdown
@@ -27,17 +27,6 @@ BY_FAR = 0.9  # times a float form, in brief timings, below which a trial is fas
 MUCH_SMALLER = 0.6  # of the source's size, from which on
 LITTLE = 1.1  # times the time of a float form is told, not refused
 UNNOTICED = 2e-4  # seconds of a call that nobody notices
-
-
-@dataclass
-class Timing:
-    """One batch size: ours against the fastest float form, in one interleaved run."""
-
-    batch: int
-    pair: latency.Paired
-    rival: str = ""  # name of that form
-    lengths: tuple[int, int] | None = None  # of the shortest and longest row, in tokens; None without a mask
-    missing: float = 0.0  # processors that other processes took all the same, of those that were waited for
 
 
 @dataclass(frozen=True)
@@ -128,13 +117,13 @@ class Trial:
         The lower ends of the intervals and the shortest calls count, whichever says less, and the batch size at which
         this does best.
         """
-        found = []
+        ratios = []
         for t in self.latency:
             if (ratio := other.ratios.get(t.rival, {}).get(t.batch)) is not None:
-                found.append(t.pair.low / ratio)
+                ratios.append(t.pair.low / ratio)
                 if t.batch in other.least:
-                    found.append(t.pair.a.min / other.least[t.batch])
-        return min(found, default=None)
+                    ratios.append(t.pair.a.min / other.least[t.batch])
+        return min(ratios, default=None)
 
     @property
     def slower(self) -> bool:
@@ -237,8 +226,8 @@ class Trial:
 
     def violates(self, plan: Plan) -> str | None:
         """Return which limit of the plan is violated, as far as it was compared."""
-        own = plan.with_(dtype=self.dtype) if self.dtype else plan
-        return fidelity.judge(self.fidelity, limits(own, self.task), plan.max_error)
+        judged_plan = plan.with_(dtype=self.dtype) if self.dtype else plan
+        return fidelity.judge(self.fidelity, limits(judged_plan, self.task), plan.max_error)
 
     def failure(self, plan: Plan) -> str | None:
         lost = self.changed and (self.gains_nothing(plan) or (self.slower and not plan.allow_slower))
@@ -256,10 +245,10 @@ class Trial:
 
     def limitations(self, plan: Plan) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""
-        lines = [said for said in (self.ahead_of_time, self.cautious) if said]
+        lines = [sentence for sentence in (self.ahead_of_time, self.cautious) if sentence]
         lines += [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         lines += [self.joining.limitation] if self.joining.why else []
-        lines += [said for said in (self.rounding, self.compared, self.untested) if said]
+        lines += [sentence for sentence in (self.rounding, self.compared, self.untested) if sentence]
         lines += [self.busy] if self.busy else []
         if self.slower:
             lines.append(f"kept although slower ({self.kept_by})" if self.kept_by else "slower than float")

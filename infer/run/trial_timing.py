@@ -17,11 +17,11 @@ import msgspec
 import torch
 
 from .. import latency, library_errors, plugins
-from ..device.other_load import MOST_MISSING, OtherLoad, wait_until_quiet
+from ..device.processors import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
 from ..graph.program import Graph, StreamedGraph, TorchGraph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
-from ..latency import WORKLOAD, Paired
+from ..latency import WORKLOAD, Paired, Timing
 from ..llm.step.full_sequence_runner import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import CheckedRunner
@@ -30,7 +30,7 @@ from ..report.rendering import formatting
 from ..spec import Finding
 from . import compilation_bounds
 from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, Eager, FloatReferences
-from .trial import TimesToBeat, Timing, Trial
+from .trial import TimesToBeat, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 BEHIND = 1.5  # times the fastest trial, in brief timings: then a few pairs are enough

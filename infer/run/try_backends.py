@@ -248,7 +248,7 @@ class Trials:
                 f"{named} can't run this model{quantized}: {reason}",
                 hint="" if "use --backend" in reason else f"Use --backend {able[0]}",
             )
-        failed = [one for one in self.refused if self._refusal(one.name, self.plan.quant) is None]
+        failed = [result for result in self.refused if self._refusal(result.name, self.plan.quant) is None]
         for name in _quickest_first(plugins.names("backends")):
             if not failed and (why := self._format_refused(name)):
                 another = f" with --backend {name}" if named not in ("auto", name) else ""
@@ -259,11 +259,13 @@ class Trials:
                     if "--quant none" in why
                     else f"--quant none{another} keeps the weights as they are",
                 )
-        here = [one for one in self.refused if plugins.why_not("backends", one.name.split()[0]) is None]
+        here = [
+            result for result in self.refused if plugins.why_not("backends", result.name.split()[0]) is None
+        ]
         nearest = (failed or here or self.refused)[-1]
-        others = ", ".join(one.name for one in self.refused if one is not nearest)
-        said = "'infer doctor' says what is here"
-        hint = f"{others} can't either: {said}" if others else said
+        others = ", ".join(result.name for result in self.refused if result is not nearest)
+        advice = "'infer doctor' says what is here"
+        hint = f"{others} can't either: {advice}" if others else advice
         return NotUsableError(f"no backend can run this model; {nearest.name}: {nearest.why}", hint=hint)
 
     def _format_refused(self, name: str) -> str | None:
@@ -293,10 +295,10 @@ class Trials:
 
         new = [trial for trial in self.trials if not trial.latency]
         with self.rules.alone():
-            found = time_trials(
+            findings = time_trials(
                 self.plan, self.original, new, self.floats, self.reporter.step, failed, self.rules
             )
-        self.reporter.found(found)
+        self.reporter.found(findings)
 
     def lost_to_plain_torch(self) -> bool:
         """Return True when every timed trial is slower than torch eager at a batch size and eager was not tried."""

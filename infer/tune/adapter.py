@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ..compress.layer_kinds import is_conv1d_of_gpt2
 from ..compress.packed_layers import QuantizedLinear
 from ..errors import NotUsableError, UsageError, unknown
+from ..library_errors import quiet
 from ..llm.lora.config import CONFIG, read_config
 from ..options import checked
 from ..reporter import Reporter
-from ..silence_logs import quiet
 from ..spec import Finding
 from .data.packed_sequences import SequenceRows, text_rows
 from .language_model import TrainableLanguageModel, open_base

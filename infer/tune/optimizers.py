@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..silence_logs import quiet
+from ..library_errors import quiet
 from ..spec import Finding
 from .settings import TrainSettings
 

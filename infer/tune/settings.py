@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..options import Option, search_values, values
+from ..options import Option, values
 from ..options.values import MAX_RANK, RANK
 
 TRAINING, DATA = "Training", "Data"
@@ -49,7 +49,7 @@ def _count(text: str, metavar: str = "N", minimum: float = 1) -> Option:
 
 
 def _seconds(text: str, shown: str | None = None) -> Option:
-    parse, format = search_values.parse_seconds, search_values.format_seconds
+    parse, format = values.parse_seconds, values.format_seconds
     return Option(
         text, group=TRAINING, metavar="TIME", parse=parse, format=format, minimum=0, shown_default=shown
     )
@@ -105,8 +105,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             "peak memory of the process while it trains (3GB): chooses micro-batch, checkpointing and optimizer",
             group=TRAINING,
             metavar="SIZE",
-            parse=search_values.parse_bytes,
-            format=search_values.format_bytes,
+            parse=values.parse_bytes,
+            format=values.format_bytes,
             minimum=1,
         ),
     ] = None

@@ -12,8 +12,7 @@ from torch import Tensor
 from ..errors import BusyError
 from ..options import command_line
 from ..report.rendering import formatting
-from ..report.rendering.cells import words_html
-from ..report.rendering.style import CSS
+from ..report.rendering.page import CSS, words_html
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding

@@ -18,8 +18,8 @@ from infer.artifact import golden
 from infer.cli import main
 from infer.errors import UsageError
 from infer.graph import capture, storage
+from infer.library_errors import quiet
 from infer.report import inspection
-from infer.silence_logs import quiet
 from infer.spec import TensorSpec
 from tests.support.llm_artifacts import tiny
 

@@ -24,7 +24,7 @@ from infer import device
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph.program import OnnxGraph, TorchGraph
 from infer.kernels.ops.linear_packed import lut4_twin
-from infer.onnx.layers.rewrite import rewrite
+from infer.onnx.rewrite import rewrite
 from infer.plan import Plan
 from infer.spec import Finding, TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error

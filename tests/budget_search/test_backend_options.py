@@ -9,10 +9,10 @@ import pytest
 
 from backends import ort
 from infer import Budgets, Plan, cli, plugins
-from infer.backend_options import BackendOption
 from infer.budget_search import space
 from infer.errors import UsageError
 from infer.onnx import ort_session
+from infer.plugins import BackendOption
 from infer.report import inspection
 from infer.report.search_record import Candidate
 from infer.run.resolve_plan import check_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infer.errors import UsageError
-from infer.options import search_values as values
+from infer.options import values
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from infer.compress.assign import layer_calls, layer_timing, lowered_layers, sen
 from infer.compress.assign.budget import for_drop
 from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
-from infer.device import other_load
+from infer.device import processors as other_load
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.fidelity.thresholds import LIMITS, Limits

@@ -16,8 +16,8 @@ from infer.fidelity.worst_layers import worst_layers
 from infer.graph import capture
 from infer.kernels import cpu
 from infer.kernels.passes import prepack
+from infer.library_errors import quiet
 from infer.plan import Plan
-from infer.silence_logs import quiet
 from infer.spec import TensorSpec
 
 SPEC = (TensorSpec("x", "float32", ("batch", 7, 64)),)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infer import device
-from infer.device import cores, cpu_features, machine_identity, measured_speed, memory
+from infer.device import machine, measured_speed, memory, processors
 from infer.errors import NotUsableError, UsageError
 
 
@@ -20,7 +20,7 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def write(text: str) -> None:
         path = tmp_path / "cpuinfo"
         path.write_text(text)
-        monkeypatch.setattr(cpu_features, "_CPUINFO", path)
+        monkeypatch.setattr(machine, "_CPUINFO", path)
         for asked in (device.isa, device.cpu_name, device.why_no_amx):
             asked.cache_clear()
 
@@ -92,10 +92,10 @@ def test_amx_needs_the_cpu_and_permission_from_linux(cpuinfo, monkeypatch: pytes
     assert device.why_no_amx() == "this CPU has no AMX"
     for answer, reason in ((0, None), (-1, "Linux does not grant the tile registers: Success")):
         cpuinfo("flags : avx2 avx512f avx512_vnni amx_int8 amx_bf16 amx_tile\n")
-        monkeypatch.setattr(cpu_features.platform, "system", lambda: "Linux")
+        monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
         libc = types.SimpleNamespace(syscall=lambda *numbers, answer=answer: answer)
-        monkeypatch.setattr(cpu_features.ctypes, "CDLL", lambda *_args, libc=libc, **_kwargs: libc)
-        monkeypatch.setattr(cpu_features.ctypes, "get_errno", lambda: 0)
+        monkeypatch.setattr(machine.ctypes, "CDLL", lambda *_args, libc=libc, **_kwargs: libc)
+        monkeypatch.setattr(machine.ctypes, "get_errno", lambda: 0)
         assert device.why_no_amx() == reason
 
 
@@ -154,7 +154,7 @@ def test_fingerprint_of_a_gpu_adds_name_sm_and_driver(
     driver.write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\nGCC version: 12.2.0\n"
     )
-    monkeypatch.setattr(machine_identity, "_DRIVER", driver)
+    monkeypatch.setattr(machine, "_DRIVER", driver)
     marks = device.fingerprint("cuda")
     assert (marks["gpu"], marks["sm"], marks["driver"]) == ("NVIDIA H200", "90", "570.86.15")
 
@@ -195,7 +195,7 @@ def test_a_container_limit_bounds_what_is_available(tmp_path: Path, monkeypatch:
 def test_the_quota_of_a_container_is_read(
     files: dict[str, str], cpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    monkeypatch.setattr(processors, "_CGROUP", tmp_path)
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
@@ -206,7 +206,7 @@ def test_the_quota_of_a_container_is_read(
 def test_threads_are_no_more_than_the_quota_pays_for(
     cpus: float | None, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "cpu_quota", lambda: cpus)
+    monkeypatch.setattr(processors, "cpu_quota", lambda: cpus)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:

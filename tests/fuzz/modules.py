@@ -28,8 +28,8 @@ from infer import Plan, Predictor, library_errors
 from infer.errors import InferError
 from infer.fidelity.thresholds import limits
 from infer.graph.program import flatten
+from infer.library_errors import quiet
 from infer.run import stages
-from infer.silence_logs import quiet
 from tests.support import generated_modules as generated
 
 FORMS = ("pickle", "pickle", "pickle", "factory", "state", "exported", "onnx")

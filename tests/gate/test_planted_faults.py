@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from infer.silence_logs import quiet
+from infer.library_errors import quiet
 from tests.gate import faults, measure, planted, suite
 
 # The language model takes longest; its kinds are those of others. `make gate` runs it.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.errors import NotUsableError, SourceError
-from infer.graph.called_paths import padded_at_the_end
+from infer.graph.captured_layers import padded_at_the_end
 from infer.graph.fixed_sizes import capture_at_any_sizes
 from infer.graph.program import TorchGraph
 from infer.spec import TensorSpec

@@ -20,10 +20,10 @@ from infer.errors import NotUsableError
 from infer.graph import capture, devices, storage
 from infer.graph.program import Graph
 from infer.kernels import cpu
+from infer.library_errors import quiet
 from infer.plan import Plan
 from infer.predict import open_artifact
 from infer.results import Lowered
-from infer.silence_logs import quiet
 from infer.spec import TensorSpec
 from tests.support.program_devices import devices_in
 from tests.support.tiny_decoders import build

@@ -21,7 +21,7 @@ from infer.graph.program import Graph, plain_call
 from infer.kernels import gpu
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from infer.kernels.passes.rotary.fusion import fuse_rotary
-from infer.silence_logs import quiet
+from infer.library_errors import quiet
 from tests.support.program_devices import devices_in
 from tests.support.tiny_decoders import SIZES, build
 

@@ -21,8 +21,8 @@ from infer.errors import NotUsableError
 from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.kernels.passes import prepack
+from infer.library_errors import quiet
 from infer.plan import Plan
-from infer.silence_logs import quiet
 from infer.spec import TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from infer.errors import SourceError, UnsafeSourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, identify, load
-from infer.load.weights.pickle_stand_ins import INERT_TYPES, InertObject, inert_types_allowed
+from infer.load.weights.pickle_scan import INERT_TYPES, InertObject, inert_types_allowed
 from infer.load.weights.torch_file import load_safely, open_torch
 from infer.plan import Plan
 

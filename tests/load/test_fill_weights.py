@@ -197,7 +197,7 @@ def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.Monke
 def test_a_row_larger_than_the_block_is_checked_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import infer.load.weight_loading.mapped_weights as mapped
+    from infer.load.weight_loading import fill_weights as mapped
 
     monkeypatch.setattr(mapped, "BLOCK_BYTES", 8)
     weight = torch.randn(3, 40)

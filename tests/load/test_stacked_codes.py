@@ -9,7 +9,7 @@ from torch import Tensor
 from infer.kernels.ops.groupwise_codes import decode
 from infer.load.checkpoint.stacked_codes import stack_codes
 from infer.load.quantized_weights.group_codes import integer_codes
-from infer.load.weights.stored_codes import StoredCodes
+from infer.load.weights import StoredCodes
 
 ROWS, COLUMNS, GROUP = 6, 128, 64
 

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from infer.errors import InferError, ResourceError, SourceError, UnsafeSourceError
-from infer.load.weights import Checkpoint, finite, in_memory, non_finite, num_bytes, row_blocks
+from infer.load.weights import Checkpoint, finite, in_memory, non_finite, num_bytes
+from infer.load.weights.file_blocks import row_blocks
 from infer.load.weights.pickle_scan import code_among, globals_of
 from infer.load.weights.safetensors_file import open_safetensors
 from infer.load.weights.safetensors_writer import write_safetensors

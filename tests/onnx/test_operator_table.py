@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.graph import capture
-from infer.onnx import export, operator_table
+from infer.onnx import export
 from infer.spec import TensorSpec
 
 registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
@@ -30,7 +30,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return tables[-1]
 
     monkeypatch.setattr(registration.ONNXRegistry, "from_torchlib", classmethod(counted))
-    monkeypatch.setattr(operator_table, "_tables", {})
+    monkeypatch.setattr(export, "_tables", {})
     return tables
 
 
@@ -48,7 +48,7 @@ def test_layers_are_exported_with_one_table(built: list[Any]) -> None:
 
 def test_operators_registered_in_one_export_are_not_in_the_next(built: list[Any]) -> None:
     target = torch.ops.aten.add.Tensor.name()
-    with operator_table.built_once():
+    with export.table_built_once():
         first = registration.ONNXRegistry.from_torchlib()
         count = len(first.functions[target])
         first.functions[target].append(object())
@@ -61,7 +61,7 @@ def test_operators_registered_in_one_export_are_not_in_the_next(built: list[Any]
 
 def test_a_torch_without_such_a_table_exports_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(registration, "ONNXRegistry")
-    with operator_table.built_once():
+    with export.table_built_once():
         assert not hasattr(registration, "ONNXRegistry")
 
 
@@ -77,7 +77,7 @@ def test_a_remainder_by_a_symbolic_size_has_the_sign_of_the_divisor(tmp_path: Pa
     )
     with warnings.catch_warnings(action="ignore"):  # deprecations inside torch
         exported = torch.onnx.export(
-            program, (), custom_translation_table=operator_table.mended(), verbose=False
+            program, (), custom_translation_table=export.mended_operators(), verbose=False
         )
     assert exported is not None
     exported.save(str(tmp_path / "model.onnx"))

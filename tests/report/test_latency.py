@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from infer import latency
-from infer.device import spinning_threads
+from infer.device import processors
 
 
 class Fake:
@@ -144,7 +144,7 @@ def test_short_calls_are_repeated_within_a_turn_and_the_first_is_left_out() -> N
 def test_every_turn_waits_for_the_threads_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake()
     a, b = fake.call("a", lambda: 0.02), fake.call("b", lambda: 0.02)
-    monkeypatch.setattr(spinning_threads, "wait_for_sleep", lambda: fake.order.append("."))
+    monkeypatch.setattr(processors, "wait_for_sleep", lambda: fake.order.append("."))
     latency.paired(a, b, clock=fake.clock, min_pairs=4)
     assert "".join(fake.order[-16:]) == ".a.b.b.a.a.b.b.a"
     latency.in_turns([a, b], clock=fake.clock)
@@ -158,7 +158,7 @@ def test_briefly_timed_calls_count_by_their_shortest_where_noise_is_large() -> N
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not say what threads do")
 def test_a_thread_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    over, running = threading.Event(), spinning_threads._others_running
+    over, running = threading.Event(), processors._others_running
     data = bytes(1 << 24)
 
     def spin() -> None:  # hashing gives the interpreter's lock away
@@ -173,8 +173,8 @@ def test_a_thread_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
             over.set()
         return looks[-1] or not over.is_set()
 
-    monkeypatch.setattr(spinning_threads, "_others_running", look)
-    monkeypatch.setattr(spinning_threads, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(processors, "_others_running", look)
+    monkeypatch.setattr(processors, "MOST_SECONDS", 60.0)
     spinner.start()
     latency.settle("cpu")
     spinner.join()
@@ -184,8 +184,8 @@ def test_a_thread_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_thread_that_never_sleeps_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[int]()
-    monkeypatch.setattr(spinning_threads, "_others_running", lambda: not looks.append(1))
-    monkeypatch.setattr(spinning_threads, "MOST_SECONDS", 0.01)
+    monkeypatch.setattr(processors, "_others_running", lambda: not looks.append(1))
+    monkeypatch.setattr(processors, "MOST_SECONDS", 0.01)
     latency.settle("cpu")
     assert looks
 

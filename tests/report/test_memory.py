@@ -22,7 +22,7 @@ from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.report.measurements import memory, profile, roofline
 from infer.report.measurements.forked_memory import ForkingProbe, populate, resident_file_pages
-from infer.report.measurements.peak_memory import PeakMemory
+from infer.report.measurements.memory import PeakMemory
 from infer.spec import TensorSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from infer.artifact.store import Manifest
-from infer.latency import Latency, Paired, summarize
+from infer.latency import Latency, Paired, Timing, summarize
 from infer.plan import Plan
 from infer.report import build, document
 from infer.report.measurements.memory import Memory
@@ -26,13 +26,6 @@ from infer.results import BackendResult, Metric
 from infer.spec import Choice, Finding, LayerChoice, TensorSpec
 
 DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests") / "data"
-
-
-@dataclass
-class Timed:
-    batch: int
-    pair: Paired
-    lengths: tuple[int, int] | None = None
 
 
 def pair(ours: float, theirs: float, verdict: str) -> Paired:
@@ -122,7 +115,7 @@ def manifest(**changes: object) -> Manifest:
     return msgspec.structs.replace(made, **changes)
 
 
-TIMED = [Timed(1, pair(0.0061, 0.0128, "faster")), Timed(8, pair(0.0328, 0.0441, "faster"))]
+TIMED = [Timing(1, pair(0.0061, 0.0128, "faster")), Timing(8, pair(0.0328, 0.0441, "faster"))]
 
 
 def sample(
@@ -390,7 +383,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("ink", ["ink", "soft", "good", "bad"])
 def test_text_contrast_is_sufficient_in_light_and_dark_mode(ink: str) -> None:
-    from infer.report.rendering.style import CSS
+    from infer.report.rendering.page import CSS
 
     for palette in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL):
         colours = dict(re.findall(r"--([a-z0-9]+):\s*#([0-9a-f]{3,6})", palette))

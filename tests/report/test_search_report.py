@@ -14,7 +14,7 @@ from rich.console import Console
 from infer.budget_search.progress import State
 from infer.budgets import Budgets
 from infer.cli.search_display import view
-from infer.report import document, search_plot, search_tables
+from infer.report import document, search_page, search_tables
 from infer.report.rendering import terminal
 from infer.report.rendering.html import render_html
 from infer.report.rendering.optimize_summary import HEIGHT, WIDTH, screen
@@ -95,8 +95,8 @@ def test_the_last_screen_of_a_search_fits_one_screen() -> None:
 
 def test_a_search_of_one_point_has_no_plot() -> None:
     found = record()
-    assert search_plot.plot(msgspec.structs.replace(found, trials=found.trials[:1])) == ""
-    assert search_plot.plot(msgspec.structs.replace(found, trials=())) == ""
+    assert search_page.plot(msgspec.structs.replace(found, trials=found.trials[:1])) == ""
+    assert search_page.plot(msgspec.structs.replace(found, trials=())) == ""
 
 
 def test_a_score_of_the_user_is_plotted_in_place_of_the_error() -> None:
@@ -106,14 +106,14 @@ def test_a_score_of_the_user_is_plotted_in_place_of_the_error() -> None:
         for i, t in enumerate(found.trials)
         if t.measured is not None
     )
-    drawn = search_plot.plot(msgspec.structs.replace(found, trials=trials))
+    drawn = search_page.plot(msgspec.structs.replace(found, trials=trials))
     assert "score (higher is better)" in drawn
     assert "least score 0.5" in drawn
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [0.0, 5.0], [1e-9, 10.0], [3.0, 3.1], [-0.5, 0.5]])
 def test_every_value_of_an_axis_has_its_place_between_the_ends(values: list[float]) -> None:
-    axis = search_plot.Axis.over(values, 10.0, 110.0)
+    axis = search_page.Axis.over(values, 10.0, 110.0)
     places = [axis.place(value) for value in sorted(values)]
     assert places == sorted(places)
     assert all(10 <= place <= 110 for place in places)
@@ -122,7 +122,7 @@ def test_every_value_of_an_axis_has_its_place_between_the_ends(values: list[floa
 
 
 def test_the_plotted_pareto_front_is_monotonic() -> None:
-    drawn = search_plot.plot(record())
+    drawn = search_page.plot(record())
     path = re.search(r'class="front" d="M([^"]+)"', drawn)
     assert path is not None
     points = [tuple(map(float, point.split())) for point in path[1].split("L")]

@@ -16,7 +16,7 @@ from infer import device, optimize
 from infer.errors import NotUsableError
 from infer.fidelity.thresholds import LIMITS
 from infer.graph.program import OnnxGraph, TorchGraph
-from infer.latency import Paired, summarize, verdict
+from infer.latency import Paired, Timing, summarize, verdict
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
@@ -25,7 +25,7 @@ from infer.run.float_reference import EAGER, FloatReferences
 from infer.run.half_precision import DTYPE, HalfPrecision, chosen_dtype, try_half
 from infer.run.resolve_plan import Resolved
 from infer.run.select import PAYS, choose
-from infer.run.trial import Timing, Trial
+from infer.run.trial import Trial
 from infer.run.try_backends import Compressed, Trials
 from infer.spec import Choice
 

@@ -16,7 +16,7 @@ from infer.cli import main, optimize
 from infer.errors import GateError, UsageError
 from infer.fidelity.thresholds import limits, precision
 from infer.options import values
-from infer.report import document, layers
+from infer.report import document, sections
 from infer.report.rendering import html
 from infer.reporter import Reporter
 from infer.run import stages
@@ -179,10 +179,10 @@ def test_fidelity_limits_follow_the_budget() -> None:
 
 def test_a_terminal_shows_the_layers_that_cost_most_in_their_order() -> None:
     rows = tuple(LayerChoice(f"l{i}", "nf4", 4.2, 0.1, {"nf4": float(i % 4)}) for i in range(48))
-    shown = layers.most_costly(SimpleNamespace(layers=rows, plan=Plan(source="x", quant="nf4")))  # type: ignore[arg-type]
+    shown = sections.most_costly(SimpleNamespace(layers=rows, plan=Plan(source="x", quant="nf4")))  # type: ignore[arg-type]
     assert [row.name for row in shown] == [row.name for row in rows if row.effect["nf4"] == 3.0]
-    assert layers.counts(rows) == "48 nf4"
-    assert layers.cells(rows[3])[:5] == ("l3", "nf4", "4.20", "0.1000", "3")
+    assert sections.layer_counts(rows) == "48 nf4"
+    assert sections.layer_cells(rows[3])[:5] == ("l3", "nf4", "4.20", "0.1000", "3")
 
 
 def test_reports_of_before_there_were_layers_can_still_be_read(mixed: stages.Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infer.errors import GateError
-from infer.latency import Paired, in_turns, summarize, verdict
+from infer.latency import Paired, Timing, in_turns, summarize, verdict
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
@@ -19,7 +19,7 @@ from infer.run import try_backends as backends
 from infer.run.float_reference import EAGER, FloatReferences
 from infer.run.resolve_plan import Resolved
 from infer.run.select import Selected, choose, enforce
-from infer.run.trial import Timing, Trial
+from infer.run.trial import Trial
 from infer.run.try_backends import Compressed, Trials, try_backends
 from infer.spec import Choice, LayerChoice
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from infer import latency
-from infer.device import other_load
+from infer.device import processors
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
 from infer.graph.program import Graph, plain_call
-from infer.latency import Paired, summarize
+from infer.latency import Paired, Timing, summarize
 from infer.llm.step.full_sequence_runner import FullSequenceRunner
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
@@ -30,7 +30,7 @@ from infer.run.compilation_bounds import CompilationBound
 from infer.run.float_reference import EAGER, Eager, FloatReferences, UserModuleRunner
 from infer.run.resolve_plan import resolve
 from infer.run.run_trial import is_faithful
-from infer.run.trial import TimesToBeat, Timing, Trial
+from infer.run.trial import TimesToBeat, Trial
 from infer.run.trial_timing import TimingRules
 from infer.spec import TensorSpec
 
@@ -347,7 +347,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
     monkeypatch.setattr(trial_timing, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
     monkeypatch.setattr(trial_timing, "OtherLoad", load)
     monkeypatch.setattr(trial_timing, "MOST_WAITED", 20.0)
-    monkeypatch.setattr(trial_timing, "MOST_MISSING", other_load.MOST_MISSING)
+    monkeypatch.setattr(trial_timing, "MOST_MISSING", processors.MOST_MISSING)
     monkeypatch.setattr(trial_timing, "wait_until_quiet", wait)
     return missing, waits
 

@@ -19,21 +19,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from infer.onnx.decompositions import TABLE_EMBEDDING
-from infer.onnx.graph_builder import GraphBuilder, drop_unused
 from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.operands import Weights, float_product, inputs
-from infer.onnx.layers.rewrite import RewriteResult, rewrite
+from infer.onnx.rewrite import GraphBuilder, RewriteResult, drop_unused, rewrite
 
-from . import int8_conv, int8_linear, paged_attention, table_layers
-from .int8_operands import FORM_KEY, Signs
+from . import int8, table_layers
+from .int8 import FORM_KEY, Signs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from infer.onnx.layers.rewrite import Rewriter, Rule
+    from infer.onnx.rewrite import Rewriter, Rule
 
 # Layers that ONNX Runtime can also compute with decoded weights; UNIFORM ones it always multiplies as integers.
-INTEGERS = (int8_linear.DYNAMIC, int8_linear.STATIC, int8_conv.STATIC, table_layers.BLOCKS)
+INTEGERS = (int8.DYNAMIC, int8.STATIC, int8.STATIC_CONV, table_layers.BLOCKS)
 
 
 def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
@@ -41,17 +40,16 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
 
     `weights`: ONNX Runtime computes with codes ("blocks"), or with weights that it decodes once ("float").
     """
-    convolution = partial(int8_conv.conv, signs=signs, weights=weights)
+    convolution = partial(int8.conv, signs=signs, weights=weights)
     rules: dict[str, Rule] = {
-        "linear_int8": partial(int8_linear.dynamic, signs=signs, weights=weights),
-        "linear_int8_static": partial(int8_linear.static, signs=signs, weights=weights),
+        "linear_int8": partial(int8.dynamic, signs=signs, weights=weights),
+        "linear_int8_static": partial(int8.static, signs=signs, weights=weights),
         "linear_int8_weight": lambda emit: float_product(emit, *inputs(emit, 4)),
         "linear_lut": partial(table_layers.linear, weights=weights),
         TABLE_EMBEDDING: table_layers.embedding,
         "conv2d_int8": convolution,
         "conv2d_int8_weight": convolution,
         "conv2d_int8_static": convolution,
-        paged_attention_node.NAME: paged_attention.attend,
         paged_attention_node.WRITTEN: _written,
     }
     return partial(_rewritten, rules=rules, signs=signs)
@@ -59,10 +57,14 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
 
 def _rewritten(model: ir.Model, rules: Mapping[str, Rule], signs: Signs) -> RewriteResult:
     attention = [node for node in model.graph if node.op_type == paged_attention_node.NAME]
-    done = rewrite(model, rules)
     if attention:
+        from . import paged_attention
+
+        done = rewrite(model, {**rules, paged_attention_node.NAME: paged_attention.attend})
         paged_attention.finish(model, attention)
         drop_unused(model.graph)
+    else:
+        done = rewrite(model, rules)
     if done.forms:
         model.metadata_props[FORM_KEY] = signs
     return done

@@ -32,7 +32,7 @@ import numpy as np
 
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
-from infer.onnx.graph_builder import GraphBuilder
+from infer.onnx.rewrite import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -60,8 +60,8 @@ class StepForm(msgspec.Struct, frozen=True):
 
 def attend(emit: GraphBuilder) -> tuple[ir.Value, str]:
     """Write the operators of one layer, with its cache among the graph's inputs and outputs."""
-    given = emit.node.inputs[5]
-    table = "" if given is None else given.name
+    slots = emit.node.inputs[5]
+    table = "" if slots is None else slots.name
     if table == "source_table":
         return _attention(emit, _cache(emit), "source_pages", "source_mask"), ""
     written = _write(emit)

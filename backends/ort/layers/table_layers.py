@@ -23,8 +23,8 @@ import torch
 from infer.errors import NotUsableError
 from infer.kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of
 from infer.kernels.ops.linear_packed import rounded_table
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import FLOAT, Weights, add_bias, as_float, inputs, uniform_step
+from infer.onnx.rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from infer.onnx.decompositions import RUNTIMES, TABLE_EMBEDDING, Reader
 from infer.onnx.layers.operands import Weights
-from infer.onnx.layers.rewrite import rewrite
+from infer.onnx.rewrite import rewrite
 
 from . import linear
 from .convolutions import conv
 from .embeddings import embedding
 
 if TYPE_CHECKING:
-    from infer.onnx.layers.rewrite import Rewriter, Rule
+    from infer.onnx.rewrite import Rewriter, Rule
 
 PARSER = Reader(RUNTIMES.nodes | {"embedding_int8", "linear_fp8"}, any_embedding=True, plain_masks=False)
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import Weights, conv_options, floats, inputs
+from infer.onnx.rewrite import GraphBuilder, data
 
 from .operands import fake_quantized, float_type
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from infer.kernels.ops import bitpack
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import Weights, inputs, uniform_step
+from infer.onnx.rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -22,8 +22,8 @@ import torch
 from infer.errors import NotUsableError
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_packed import rounded_table
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import Weights, add_bias, floats, inputs, uniform_step
+from infer.onnx.rewrite import GraphBuilder, data
 
 from .embeddings import int4_blocks, table_rows
 from .operands import decoded, dequantized, fake_quantized, float_type

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infer.onnx.graph_builder import GraphBuilder, data
 from infer.onnx.layers.operands import floats
+from infer.onnx.rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ... import __version__, kernels, latency, paths, plugins
 from ... import device as hardware
-from ...device.other_load import MOST_MISSING, OtherLoad, one_thread
+from ...device.processors import MOST_MISSING, OtherLoad, one_thread
 from ...kernels import cpu
 from ...plan import Plan
 from ...results import LayerForm

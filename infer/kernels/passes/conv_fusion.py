@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from ...silence_logs import quiet
+from ...library_errors import quiet
 from ..cpu.conv_weight_layout import ConvPacking
 from ..ops.conv2d_packed import stored_channels
 from .conv_chains import Conv, ConvChains, fusable

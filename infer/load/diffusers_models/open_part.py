@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, SourceError, UsageError
+from ...library_errors import quiet
 from ...plan import Plan
 from ...regular_files import MAX_JSON, read_regular
-from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
 from ..checkpoint.transformers_key_mapping import convert_names
 from ..identification.identify import STATE_DICTS, identify

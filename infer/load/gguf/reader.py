@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..weights import FileBlocks, FileExtent, StoredCodes, Weight
+from ..weights import StoredCodes, Weight
+from ..weights.file_blocks import FileBlocks, FileExtent
 from .expert_stack import ExpertStack
 from .header import GgufTensor
 

@@ -9,6 +9,8 @@ DATA = "Did you mean --data?"
 RIGHT_FILE = "Is it the right file?"
 NETWORKS = "infer takes neural networks: PyTorch or ONNX"
 TF2ONNX = "Convert the model to ONNX with tf2onnx"
+LIBRARIES = ("sklearn", "xgboost", "lightgbm", "catboost")  # whose pickles hold models
+CONVERTERS = "It was not opened. skl2onnx and onnxmltools convert such models to ONNX"
 MXNET = "Export the model to ONNX from MXNet"
 OPENVINO: ForeignKind = (
     "an OpenVINO model (IR XML)",
@@ -40,6 +42,14 @@ ORBAX: ForeignKind = (
 FLAX: ForeignKind = (
     "Flax weights (.msgpack)",
     "Save them as safetensors with transformers 4: from_pretrained(…, from_flax=True), then save_pretrained",
+)
+NEMO: ForeignKind = (
+    "a NeMo model (.nemo)",
+    "Unpack it (tar): its model_weights.ckpt is a state dict, for --model file.py:build; or export it to ONNX",
+)
+OLD_TORCH: ForeignKind = (
+    "a tar file of torch before 0.1.10",
+    "Open it with torch.load and save its state dict again",
 )
 AOTI: ForeignKind = (
     "an AOTInductor package (.pt2), which is compiled for one kind of machine",

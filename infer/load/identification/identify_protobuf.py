@@ -57,16 +57,16 @@ def foreign_protobuf(path: Path) -> tuple[str, str] | None:
 
 def _fields(path: Path) -> Iterator[tuple[int, int]]:
     """Return field number and wire type of each outermost field; empty for anything but a whole message."""
-    size, found = path.stat().st_size, list[tuple[int, int]]()
+    size, fields = path.stat().st_size, list[tuple[int, int]]()
     with path.open("rb") as file:
         for _ in range(MAX_FIELDS):
             if file.tell() == size:
-                yield from found
+                yield from fields
                 return
             tag = _varint(file)
             if tag is None or tag >> 3 == 0 or tag & 7 not in (VARINT, BYTES, *FIXED):
                 return
-            found.append((tag >> 3, tag & 7))
+            fields.append((tag >> 3, tag & 7))
             if tag & 7 in FIXED:
                 file.seek(FIXED[tag & 7], 1)
             elif (value := _varint(file)) is None:

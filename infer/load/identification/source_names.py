@@ -46,10 +46,10 @@ def model_folder(path: Path) -> Path | None:
     if path.suffix == ".py" or not config.is_file():
         return None
     try:
-        found = json.loads(read_regular(config, MAX_JSON))
+        settings = json.loads(read_regular(config, MAX_JSON))
     except (SourceError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not MODEL_KEYS & found.keys():
+    if not isinstance(settings, dict) or not MODEL_KEYS & settings.keys():
         return None
     names = {path.name, *(item.name for item in path.parent.iterdir())}
     weights = any(name in PICKLED_WEIGHTS or name.endswith(".safetensors") for name in names)

@@ -14,8 +14,8 @@ import numpy as np
 from torch import nn
 
 from ...errors import SourceError, UsageError
+from ...library_errors import quiet
 from ...preprocess.image import ImagePreprocessor
-from ...silence_logs import quiet
 from .library_model import FILTERS, LibraryModel, Size, import_library, unknown_model
 from .transform_equivalence import same_pixels
 

@@ -17,7 +17,7 @@ from ...regular_files import is_there
 from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
-from ..weights import raw_bytes
+from ..weights.file_blocks import raw_bytes
 from . import batch_axes, fatal_sizes, inputs_of_ours, sample_split
 from .fatal_sizes import Trials
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files

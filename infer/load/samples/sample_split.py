@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import rows
 from ...spec import Finding, TensorSpec
-from ..weights import raw_bytes
+from ..weights.file_blocks import raw_bytes
 
 Samples = dict[str, Tensor]
 

@@ -19,7 +19,6 @@ TASK = "multi-vector-embedding"
 STANFORD = "HF_ColBERT"  # architecture of Stanford's checkpoints, whose projection lies beside the encoder
 ROLES = ("query", "document")
 LENGTH = 32  # tokens of a query where the folder does not say, as in ColBERT
-_METADATA = "artifact.metadata"
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,16 @@ def with_architecture(
 def _mapped(auto: str, settings: Any) -> Any:
     import transformers
 
-    found = getattr(transformers, auto)._model_mapping.get(type(settings), None)
-    return found[0] if isinstance(found, tuple) else found
+    model_class = getattr(transformers, auto)._model_mapping.get(type(settings), None)
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _classes(settings: Any) -> dict[str, Any]:
     """List the classes of a configuration by name: those that generate, those with a head, the base model."""
     masked = _mapped("AutoModelForMaskedLM", settings) is not None
     generating = [auto for auto in GENERATING if auto != GENERATING[-1] or not masked or settings.is_decoder]
-    found = (_mapped(auto, settings) for auto in (*generating, *HEADS, "AutoModel"))
-    return {one.__name__: one for one in found if one is not None}
+    classes = (_mapped(auto, settings) for auto in (*generating, *HEADS, "AutoModel"))
+    return {model_class.__name__: model_class for model_class in classes if model_class is not None}
 
 
 def _used(found: Any, settings: Any, checkpoint: Checkpoint, folder: Path, *, is_base: bool) -> int:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError, SourceError
-from ...library_errors import first_sentence
+from ...library_errors import first_sentence, quiet
 from ...plan import Plan
-from ...silence_logs import quiet
 from ...spec import DTYPE_NAMES, TensorSpec
 from ..loaded_model import LoadedModel
 from ..module_copies import own_parameters
@@ -28,8 +27,8 @@ class KeywordModule(nn.Module):
         self.model = model
 
         def forward(**inputs: Tensor) -> Any:
-            given = [inputs[name] for name in positional]
-            return self.model(*given, **{name: inputs[name] for name in keyword})
+            arguments = [inputs[name] for name in positional]
+            return self.model(*arguments, **{name: inputs[name] for name in keyword})
 
         kind = inspect.Parameter.KEYWORD_ONLY
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])

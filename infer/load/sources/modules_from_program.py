@@ -19,16 +19,16 @@ def restore_layers(module: fx.GraphModule) -> int:
     """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; return the count."""
     # All are read before the first is placed: a layer in the place of another's parameters hides them.
     calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _MAKERS]
-    found = [(node, made) for node in calls if (made := _MAKERS[node.target](module, node)) is not None]
+    layers = [(node, built) for node in calls if (built := _MAKERS[node.target](module, node)) is not None]
     moved: dict[fx.Node, fx.Node] = {}
-    for node, (layer, x, weight) in found:
+    for node, (layer, x, weight) in layers:
         name = _place(module, str(weight.target), layer)
         with module.graph.inserting_before(node):
             call = moved[node] = module.graph.call_module(name, (moved.get(x, x),))
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         module.graph.erase_node(node)
-    restored = len(found)
+    restored = len(layers)
     if restored:
         for node in reversed(list(module.graph.nodes)):
             if node.op == "get_attr" and not node.users:
@@ -68,30 +68,30 @@ Made = tuple[nn.Module, Any, fx.Node] | None
 
 
 def _linear(module: fx.GraphModule, node: fx.Node) -> Made:
-    given = _arguments(node, ("x", "weight", "bias"), {"bias": None})
-    weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
-    if weight is None or weight.dim() != 2 or (bias is None) != (given["bias"] is None):
+    arguments = _arguments(node, ("x", "weight", "bias"), {"bias": None})
+    weight, bias = _parameter(module, arguments["weight"]), _parameter(module, arguments["bias"])
+    if weight is None or weight.dim() != 2 or (bias is None) != (arguments["bias"] is None):
         return None
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    return _with_weights(layer, weight, bias), given["x"], given["weight"]
+    return _with_weights(layer, weight, bias), arguments["x"], arguments["weight"]
 
 
 def _conv2d(module: fx.GraphModule, node: fx.Node) -> Made:
     defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given = _arguments(node, ("x", "weight", *defaults), defaults)
-    weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
-    if weight is None or (bias is None) != (given["bias"] is None):
+    arguments = _arguments(node, ("x", "weight", *defaults), defaults)
+    weight, bias = _parameter(module, arguments["weight"]), _parameter(module, arguments["bias"])
+    if weight is None or (bias is None) != (arguments["bias"] is None):
         return None
     layer = nn.Conv2d(
-        weight.shape[1] * given["groups"],
+        weight.shape[1] * arguments["groups"],
         weight.shape[0],
         (weight.shape[2], weight.shape[3]),
-        **{name: _pair(given[name]) for name in ("stride", "padding", "dilation")},
-        groups=given["groups"],
+        **{name: _pair(arguments[name]) for name in ("stride", "padding", "dilation")},
+        groups=arguments["groups"],
         bias=bias is not None,
         device="meta",
     )
-    return _with_weights(layer, weight, bias), given["x"], given["weight"]
+    return _with_weights(layer, weight, bias), arguments["x"], arguments["weight"]
 
 
 def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
@@ -121,13 +121,13 @@ def _pair(value: Any) -> Any:
 
 def _place(module: fx.GraphModule, weight: str, layer: nn.Module) -> str:
     """Register a restored layer at its weight's module, or beside it where that module is still needed."""
-    owner, _, own = weight.rpartition(".")
+    owner, _, attribute = weight.rpartition(".")
     name = owner or "layer"
     read = [str(n.target) for n in module.graph.nodes if n.op == "get_attr"]
     if owner and not _can_replace(
         module.get_submodule(owner), layer, [r for r in read if r.startswith(f"{owner}.")]
     ):
-        name = f"{owner}.{own.removesuffix('_weight')}_layer"
+        name = f"{owner}.{attribute.removesuffix('_weight')}_layer"
     while _layer_at(module, name):
         name += "_again"
     module.add_submodule(name, layer)

@@ -1,26 +1,27 @@
-"""ONNX models: checked, external data confined to the folder, inputs and outputs read from the graph."""
+"""ONNX models: checked, inputs and outputs read from the graph.
+
+Outputs of scikit-learn's converter are sequences of maps and texts. ZipMap turns the tensor of probabilities [rows,
+classes] into a list of dictionaries; the tensor itself is taken in its place. An output of another kind, such as the
+label as a text, is left out.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-from collections.abc import Iterator
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
+from ...errors import NotUsableError, SourceError, UsageError
 from ...library_errors import first_sentence
+from ...paths import OwnedFolder
 from ...plan import Plan
-from ...sanitize import shortened
 from ...spec import BATCH, DTYPES, Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
-from . import onnx_outputs
+from .onnx_external_data import check_external, tensors_of
 
-MAX_DEPTH = 16
 BATCHES = ("batch", "batch_size", "batchsize", "batch_dim", "bs")  # names of the batch axis
-MAX_NAME = 80  # characters of a name that a message shows
 _UNNAMED = re.compile(
     r"unk__\d+|-?\d+|\W*"
 )  # what exporters call a size without a name: "unk__12", "-1", "?"
@@ -70,8 +71,8 @@ def load_onnx(plan: Plan) -> LoadedModel:
     """
     path = Path(plan.source)
     model, num_external = _read_checked(path)
-    said = onnx_outputs.keep_tensors(model, str(path))
-    changed = onnx_outputs.write(model, path) if said else None
+    changes = keep_tensors(model, str(path))
+    changed = _written(model, path) if changes else None
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
     if not inputs:
@@ -83,8 +84,8 @@ def load_onnx(plan: Plan) -> LoadedModel:
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
     findings = [Finding("load", "opset", opset, why=why)]
-    findings += [Finding("load", "outputs", "tensors only", why=text) for text in said]
-    nodes = onnx_outputs.quantized_nodes(model)
+    findings += [Finding("load", "outputs", "tensors only", why=text) for text in changes]
+    nodes = quantized_nodes(model)
     if nodes:
         named = ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
         findings.append(
@@ -92,11 +93,11 @@ def load_onnx(plan: Plan) -> LoadedModel:
         )
     outputs = tuple(_spec(value, path) for value in model.graph.output)
     inputs = _overridden(plan, inputs)
-    own = {text.partition("=")[0] for text in plan.inputs}
+    specified = {text.partition("=")[0] for text in plan.inputs}
     loose, loose_outputs, uncertain = (
         inputs,
         outputs,
-        _uncertain([spec for spec in inputs if spec.name not in own], model),
+        _uncertain([spec for spec in inputs if spec.name not in specified], model),
     )
     inputs, outputs = _with_batch(inputs, outputs, uncertain)
     return LoadedModel(
@@ -121,100 +122,10 @@ def load_onnx(plan: Plan) -> LoadedModel:
 def _bytes_on_disk(model: Any, path: Path) -> int:
     """Return the size of the file and of the external ones that its tensors name, which were checked."""
     entries = (
-        entry for one in _tensors(model.graph) if one.data_location == 1 for entry in one.external_data
+        entry for item in tensors_of(model.graph) if item.data_location == 1 for entry in item.external_data
     )
     beside = {path.parent / entry.value for entry in entries if entry.key == "location"}
-    return path.stat().st_size + sum(one.stat().st_size for one in beside)
-
-
-def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
-    """Check that every external tensor lies in a plain file in the model's folder, linked once; return their number.
-
-    `hard_links` allows files that are linked elsewhere too, for those whose content is known. ONNX's own path checks
-    were got around five times, and a hard link passes ONNX Runtime's.
-    """
-    count, sizes = 0, dict[str, int]()
-    for tensor in _tensors(model.graph):
-        if tensor.data_location != 1:
-            continue
-        count += 1
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        location = fields.get("location", "")
-        if location not in sizes:
-            sizes[location] = _file_size(tensor.name, location, path, hard_links)
-        _check_span(tensor.name, fields, sizes[location], path)
-    return count
-
-
-def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
-    """Return the bytes of a tensor's external file; raise `SourceError` unless it is a plain one in the folder."""
-    target, shown = path.parent / location, _shown(location)
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
-        raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {shown}")
-    try:
-        info = os.lstat(target)
-    except (OSError, ValueError) as error:  # a NUL in the name, which no file can have
-        raise SourceError(
-            f"the data of {_shown(name)} is missing: {shown}",
-            where=str(path),
-            hint="Copy it into the model's folder",
-        ) from error
-    if not stat.S_ISREG(info.st_mode) or target.parent.resolve() not in (
-        path.parent.resolve(),
-        *_below(target, path),
-    ):
-        raise _unsafe(path, f"the data of {name!r} is not a plain file: {shown}")
-    if info.st_nlink != 1 and not hard_links:
-        raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {shown}")
-    return info.st_size
-
-
-def _check_span(name: str, fields: dict[str, str], size: int, path: Path) -> None:
-    offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
-    for field, value in (("offset", offset), ("length", length)):
-        if value < 0:
-            raise SourceError(
-                f"expected a number of bytes as the {field} of {_shown(name)}, got {_shown(fields[field])}",
-                where=str(path),
-                hint="Export it again",
-            )
-    if offset + length > size:
-        raise SourceError(
-            f"{_shown(name)} needs bytes {offset} to {offset + length}, {_shown(fields['location'])} has {size}",
-            where=str(path),
-            hint="Copy the file of its data again",
-        )
-
-
-def _below(target: Path, path: Path) -> list[Path]:
-    """List the folders between the model and its data; empty when one of them is a link."""
-    root, parents = path.parent.resolve(), []
-    folder = target.parent
-    while folder != path.parent and not folder.is_symlink():
-        parents.append(folder.resolve())
-        folder = folder.parent
-    return [p for p in parents if root in p.parents] if folder == path.parent else []
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
-
-
-def _tensors(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield every tensor of a graph: initializers, sparse ones, attributes, subgraphs."""
-    if depth > MAX_DEPTH:
-        raise SourceError(
-            f"expected at most {MAX_DEPTH} subgraphs within each other, the ONNX model has more"
-        )
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield attribute.t
-            yield from attribute.tensors
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _tensors(inner, depth + 1) if inner.ByteSize() else ()
+    return path.stat().st_size + sum(item.stat().st_size for item in beside)
 
 
 def _spec(value: Any, path: Path) -> TensorSpec:
@@ -280,21 +191,98 @@ def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tup
 
 
 def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
-    foreign = set(given) - {spec.name for spec in inputs}
+    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
+    foreign = set(asked) - {spec.name for spec in inputs}
     if foreign:
         known = ", ".join(spec.name for spec in inputs)
         raise UsageError(
             f"the graph has no input {sorted(foreign)[0]!r}", where="--input", hint=f"Known: {known}"
         )
-    return tuple(given.get(spec.name, spec) for spec in inputs)
+    return tuple(asked.get(spec.name, spec) for spec in inputs)
 
 
-def _unsafe(path: Path, message: str) -> UnsafeSourceError:
-    return UnsafeSourceError(
-        message, where=str(path), hint="Keep the weights in plain files beside the model"
-    )
+if TYPE_CHECKING:
+    import onnx
+
+QUANTIZED = frozenset(
+    """
+    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QLinearAdd QLinearMul QGemm
+    QLinearSigmoid QLinearGlobalAveragePool MatMulInteger ConvInteger MatMulIntegerToFloat DynamicQuantizeMatMul
+    MatMulNBits GatherBlockQuantized QAttention QEmbedLayerNormalization
+    """.split()  # noqa: SIM905 - a word is an operator
+)
 
 
-def _shown(name: str) -> str:
-    return repr(shortened(name, MAX_NAME))
+def quantized_nodes(model: onnx.ModelProto) -> Counter[str]:
+    """Count the operators of a model that was quantized before."""
+    return Counter(node.op_type for node in model.graph.node if node.op_type in QUANTIZED)
+
+
+def keep_tensors(model: onnx.ModelProto, where: str) -> list[str]:
+    """Change the outputs to tensors, in place; return a sentence for each that was changed or left out.
+
+    Raises `NotUsableError` where no tensor is left.
+    """
+    from onnx import TensorProto, helper
+
+    makers = {name: node for node in model.graph.node for name in node.output}
+    kept, sentences = [], []
+    for value in model.graph.output:
+        maker = makers.get(value.name)
+        if _is_tensor(value):
+            kept.append(value)
+        elif maker is not None and maker.op_type == "ZipMap":
+            labels = [
+                item.decode(errors="replace") if isinstance(item, bytes) else str(item)
+                for attribute in maker.attribute
+                for item in (*attribute.strings, *attribute.ints)
+            ]
+            name = maker.input[0]
+            kept.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, len(labels)]))
+            shown = ", ".join(labels[:8]) + (" …" if labels[8:] else "")
+            sentences.append(f"{value.name!r}, a sequence of maps, is the tensor {name!r}: columns {shown}")
+        else:
+            sentences.append(f"left output {value.name!r}: it is {_kind(value)}, not a tensor of numbers")
+    if not kept:
+        raise NotUsableError(
+            f"no output of the model is a tensor of numbers: {'; '.join(sentences)}",
+            where=where,
+            hint="Export it with its probabilities or scores as a tensor (skl2onnx: options={'zipmap': False})",
+        )
+    if sentences:
+        held = {value.name for value in kept}
+        zipped = [n for n in model.graph.node if n.op_type == "ZipMap" and n.input[0] in held]
+        for node in zipped:
+            model.graph.node.remove(node)
+        del model.graph.output[:]
+        model.graph.output.extend(kept)
+    return sentences
+
+
+def _written(model: onnx.ModelProto, source: Path) -> OwnedFolder:
+    """Write a changed model, with its external data, under its own name to a temporary folder, which is returned."""
+    import onnx
+
+    directory = OwnedFolder("infer-onnx-")
+    path = directory.path / source.name
+    onnx.load_external_data_for_model(model, str(source.parent))
+    large = model.ByteSize() > 1 << 30
+    onnx.save(model, str(path), save_as_external_data=large)
+    return directory
+
+
+def _is_tensor(value: onnx.ValueInfoProto) -> bool:
+    from onnx import helper
+
+    if not value.type.HasField("tensor_type"):
+        return False
+    return str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)) in DTYPES
+
+
+def _kind(value: onnx.ValueInfoProto) -> str:
+    from onnx import TensorProto
+
+    kind = value.type.WhichOneof("value") or "nothing"
+    if kind != "tensor_type":
+        return "a " + kind.removesuffix("_type").replace("_", " ")
+    return f"of dtype {TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()}"

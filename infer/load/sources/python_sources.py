@@ -36,27 +36,27 @@ def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
 def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     """Load a pickled nn.Module; called under `plan.trust_code` only."""
     try:
-        found = torch.load(plan.source, map_location="cpu", weights_only=False)
+        pickled = torch.load(plan.source, map_location="cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError) as error:
         raise SourceError(
             f"the pickled model names code that is not here: {error}",
             where=plan.source,
             hint="Run where it can be imported, or save model.state_dict() and give --model file.py:factory",
         ) from error
-    found, note = _module_in(found, plan)
-    module = found.float().eval()
+    pickled, note = _module_in(pickled, plan)
+    module = pickled.float().eval()
     untouched = copy_structure(module)
     loaded = module_in_memory("module", module, lambda: copy_structure(untouched), user_module)
     return loaded.saying(Finding("load", "checkpoint", note)) if note else loaded
 
 
-def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
+def _module_in(pickled: Any, plan: Plan) -> tuple[nn.Module, str]:
     """Return the pickled module, which may be one value of a mapping, and a note of the other values."""
-    if isinstance(found, nn.Module):
+    if isinstance(pickled, nn.Module):
         if plan.key:
             raise UsageError("the file is one module: it has no names", where="--key", hint="Leave out --key")
-        return found, ""
-    values = found if isinstance(found, Mapping) else {}
+        return pickled, ""
+    values = pickled if isinstance(pickled, Mapping) else {}
     modules = [str(name) for name, value in values.items() if isinstance(value, nn.Module)]
     if plan.key and plan.key not in modules:
         raise UsageError(
@@ -74,7 +74,7 @@ def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
             where=plan.source,
             hint=f"Name the one to take: --key {modules[0]}",
         )
-    held = f"a mapping of {', '.join(map(str, list(values)[:6]))}" if values else type(found).__name__
+    held = f"a mapping of {', '.join(map(str, list(values)[:6]))}" if values else type(pickled).__name__
     raise SourceError(
         f"expected a pickled nn.Module, got {held}",
         where=plan.source,

@@ -14,7 +14,8 @@ from ..checkpoint.checkpoint_names import fit_names, missing_batch_counters
 from ..identification.source_names import model_folder
 from ..loaded_model import LoadedModel
 from ..module_copies import separate
-from ..weight_loading.meta_model import assign, build_on_meta
+from ..weight_loading.fill_weights import assign
+from ..weight_loading.meta_model import build_on_meta
 from ..weights import Checkpoint, finite, in_memory, num_bytes
 from ..weights.nested_state_dict import refuse_expanded, unwrap
 from ..weights.npz_archive import read_npz
@@ -91,8 +92,8 @@ def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[Checkpoint, l
 def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
     """Set the named buffers of a module to 0, in place."""
     for name in names:
-        owner, _, own = name.rpartition(".")
-        assign(module.get_submodule(owner), own, torch.zeros((), dtype=torch.int64))
+        owner, _, attribute = name.rpartition(".")
+        assign(module.get_submodule(owner), attribute, torch.zeros((), dtype=torch.int64))
     return module
 
 

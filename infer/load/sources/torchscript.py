@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError, SourceError, UsageError
-from ...library_errors import first_sentence
+from ...library_errors import first_sentence, quiet
 from ...plan import Plan
-from ...silence_logs import quiet
 from ...spec import Finding, TensorSpec
 from ..input_specs import resolve_inputs
 from ..loaded_model import LoadedModel

@@ -49,24 +49,24 @@ class UserModule:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        found = getattr(self.module, "INPUTS", {})
-        if not isinstance(found, Mapping):
-            raise self._wrong("INPUTS", "a dict of NAME: 'DTYPE[DIMS]'", found)
-        return tuple(TensorSpec.parse(f"{name}={spec}") for name, spec in found.items())
+        declared = getattr(self.module, "INPUTS", {})
+        if not isinstance(declared, Mapping):
+            raise self._wrong("INPUTS", "a dict of NAME: 'DTYPE[DIMS]'", declared)
+        return tuple(TensorSpec.parse(f"{name}={spec}") for name, spec in declared.items())
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        found = getattr(self.module, "OUTPUTS", ())
-        if isinstance(found, str) or not all(isinstance(name, str) for name in found):
-            raise self._wrong("OUTPUTS", "a tuple of names", found)
-        return tuple(found)
+        declared = getattr(self.module, "OUTPUTS", ())
+        if isinstance(declared, str) or not all(isinstance(name, str) for name in declared):
+            raise self._wrong("OUTPUTS", "a tuple of names", declared)
+        return tuple(declared)
 
     @property
     def task(self) -> str:
-        found = getattr(self.module, "TASK", "tensors")
-        if found not in TASKS:
-            raise unknown(f"task (TASK in {self.path})", str(found), TASKS)
-        return str(found)
+        declared = getattr(self.module, "TASK", "tensors")
+        if declared not in TASKS:
+            raise unknown(f"task (TASK in {self.path})", str(declared), TASKS)
+        return str(declared)
 
     def tensors(self, function: str) -> dict[str, Tensor] | None:
         """Call `example_inputs()` or `calibration_inputs()`; None when the file has no such function."""
@@ -80,10 +80,10 @@ class UserModule:
 def call_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
     """Call a user function that returns tensors by name; raise `SourceError` for anything else."""
     with user_code_errors(where):
-        found = call()
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return {name: torch.as_tensor(value) for name, value in found.items()}
-    raise SourceError(f"expected a dict of tensors by input name, got {type(found).__name__}", where=where)
+        tensors = call()
+    if isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors):
+        return {name: torch.as_tensor(value) for name, value in tensors.items()}
+    raise SourceError(f"expected a dict of tensors by input name, got {type(tensors).__name__}", where=where)
 
 
 def import_file(path: Path) -> ModuleType:

@@ -7,7 +7,9 @@ offload     large layers keep their weights on disk and read rows at each forwar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import psutil
 import torch
@@ -17,9 +19,8 @@ from ...errors import SourceError, unknown
 from ...plan import Plan
 from ...spec import Choice, Finding
 from ..loaded_model import LoadedModel
-from ..weights import Checkpoint, num_bytes
-from .mapped_weights import MappedLoader
-from .meta_model import assign
+from ..weights import Checkpoint, Weight, check_finite, num_bytes
+from ..weights.file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 
 STRATEGIES = ("meta", "offload")
 # Above this share of the available memory, float weights are streamed.
@@ -56,39 +57,108 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
         return []
     begin = time.perf_counter()
     source = _source_name(loaded)
-    said = ""
+    streamed = ""
     if chosen == "offload":
         from .offload import stream_layers
 
-        said = stream_layers(target, loaded.checkpoint, source)
+        streamed = stream_layers(target, loaded.checkpoint, source)
     values = MappedLoader()
     slots = _slots(target)
     for group in slots.values():
         _fill_one(group, source, loaded.checkpoint, values)
     _refuse_meta_buffers(target)
     seconds = time.perf_counter() - begin
-    why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), said) if text)
+    why = "; ".join(text for text in (f"{len(slots)} tensors", values.summary(), streamed) if text)
     return [Finding("load", f"fill {chosen}", seconds, "s", why)]
 
 
-class Slot:
-    """Meta tensor in the model, with the places that hold it."""
+class MappedLoader:
+    """Values as mapped views where dtype and alignment allow, else of copies; counts both in bytes."""
 
-    def __init__(self, owner: nn.Module, attribute: str, name: str, tensor: Tensor) -> None:
-        self.owner, self.attribute, self.name, self.tensor = owner, attribute, name, tensor
+    def __init__(self) -> None:
+        self.mapped = self.copied = 0
+        self._storages: dict[Path, torch.UntypedStorage] = {}
+        self._files: dict[Path, FileBlocks] = {}
+        self._scratch = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+
+    def __call__(self, name: str, weight: Weight, dtype: torch.dtype) -> Tensor:
+        extent = weight.extent
+        if extent is None or extent.dtype != dtype or extent.offset % dtype.itemsize or extent.num_bytes == 0:
+            tensor = weight.read_as(dtype)
+            self.copied += tensor.numel() * tensor.element_size()
+            return tensor
+        self._check(name, extent)
+        self.mapped += extent.num_bytes
+        return view(self._storage(extent.path), extent)
+
+    def summary(self) -> str:
+        mapped = f"{self.mapped / 1e6:.1f} MB mapped from the file"
+        return f"{mapped}, {self.copied / 1e6:.1f} MB copied (cast or not aligned)" if self.copied else mapped
+
+    def _check(self, name: str, extent: FileExtent) -> None:
+        """Raise `SourceError` for NaN and infinity, by `pread` into one buffer: mapped pages stay non-resident.
+
+        Blocks allocated one by one would be pinned in malloc's heap by what is allocated between them.
+        """
+        shape = extent.shape or (1,)
+        row_bytes = extent.num_bytes // shape[0]
+        file = self._files.setdefault(extent.path, FileBlocks(extent.path))
+        for start, stop in row_blocks(shape, extent.dtype.itemsize):
+            size = (stop - start) * row_bytes
+            if size > self._scratch.numel():
+                self._scratch = torch.empty(size, dtype=torch.uint8)
+            part = self._scratch[:size]
+            file.read_into(raw_bytes(part), extent.offset + start * row_bytes)
+            rows = part.view(extent.dtype).view(stop - start, *shape[1:])
+            check_finite(name, rows, str(extent.path), row=start)
+
+    def _storage(self, path: Path) -> torch.UntypedStorage:
+        if path not in self._storages:
+            # Private: a write to a weight copies its page and never reaches the file.
+            mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+            self._storages[path] = cast(torch.UntypedStorage, mapped)
+        return self._storages[path]
+
+
+def view(storage: torch.UntypedStorage, extent: FileExtent) -> Tensor:
+    """Return the tensor at the extent's place in the mapped file; memory is shared."""
+    stride = torch.empty(extent.shape, device="meta").stride()
+    empty = torch.empty(0, dtype=extent.dtype)
+    return empty.set_(storage, extent.offset // extent.dtype.itemsize, extent.shape, stride)
+
+
+class Slot(NamedTuple):
+    """Place that holds a tensor of the state dict: its module and attribute there, and its name."""
+
+    owner: nn.Module
+    attribute: str
+    name: str
+    tensor: Tensor
+
+
+def saved_tensors(module: nn.Module) -> Iterator[Slot]:
+    """Yield each place of a tensor that is in the state dict; tied ones have several."""
+    for prefix, owner in list(module.named_modules()):
+        hidden = owner._non_persistent_buffers_set
+        pairs = [*owner._parameters.items(), *((k, b) for k, b in owner._buffers.items() if k not in hidden)]
+        for attribute, tensor in pairs:
+            if tensor is not None:
+                yield Slot(owner, attribute, f"{prefix}.{attribute}" if prefix else attribute, tensor)
+
+
+def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or buffer in place, whatever its old value was."""
+    table = owner._parameters if name in owner._parameters else owner._buffers
+    table[name] = tensor  # type: ignore[assignment]
 
 
 def _slots(module: nn.Module) -> dict[int, list[Slot]]:
     """List the meta tensors of the state dict; tied ones form one slot."""
-    found: dict[int, list[Slot]] = {}
-    for prefix, owner in module.named_modules(remove_duplicate=True):
-        hidden = owner._non_persistent_buffers_set
-        pairs = [*owner._parameters.items(), *((k, b) for k, b in owner._buffers.items() if k not in hidden)]
-        for attribute, tensor in pairs:
-            if tensor is not None and tensor.is_meta:
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                found.setdefault(id(tensor), []).append(Slot(owner, attribute, name, tensor))
-    return found
+    slots: dict[int, list[Slot]] = {}
+    for slot in saved_tensors(module):
+        if slot.tensor.is_meta:
+            slots.setdefault(id(slot.tensor), []).append(slot)
+    return slots
 
 
 def _fill_one(
@@ -128,6 +198,3 @@ def _refuse_meta_buffers(module: nn.Module) -> None:
                 where=name,
                 hint="Register it as a persistent buffer, or compute it in forward",
             )
-
-
-__all__ = ["STRATEGIES", "fill", "resolve_strategy"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ...library_errors import describe
 from ...spec import Finding
 from ..sources.user_module import user_code_errors
 from ..weights import Checkpoint
+from .fill_weights import assign, saved_tensors
 
 _EMPTY = (torch.empty, torch.empty_strided)
 _RANDOM = frozenset(
@@ -44,10 +45,10 @@ class EmptyOnMeta(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in _EMPTY and named.get("device") is None:
             named["device"] = "meta"
-        made = func(*args, **named)
-        if getattr(func, "__name__", "") in _RANDOM and isinstance(made, Tensor) and not made.is_meta:
+        result = func(*args, **named)
+        if getattr(func, "__name__", "") in _RANDOM and isinstance(result, Tensor) and not result.is_meta:
             self.drew = True
-        return made
+        return result
 
 
 def build_on_meta(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
@@ -118,34 +119,19 @@ def _left_on_meta(module: nn.Module) -> str:
 
 def _drop_values(module: nn.Module) -> None:
     """Move everything in the state dict to the meta device; tied parameters stay tied."""
-    made: dict[int, Tensor] = {}
-    for owner, name, tensor in _saved(module):
+    on_meta: dict[int, Tensor] = {}
+    for owner, name, _, tensor in saved_tensors(module):
         if not tensor.is_meta:
-            if id(tensor) not in made:
+            if id(tensor) not in on_meta:
                 empty = tensor.detach().to("meta")
-                made[id(tensor)] = (
+                on_meta[id(tensor)] = (
                     nn.Parameter(empty, tensor.requires_grad) if _is_parameter(tensor) else empty
                 )
-            assign(owner, name, made[id(tensor)])
+            assign(owner, name, on_meta[id(tensor)])
 
 
 def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter)
-
-
-def _saved(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for owner in list(module.modules()):
-        hidden = owner._non_persistent_buffers_set
-        pairs = [*owner._parameters.items(), *((k, b) for k, b in owner._buffers.items() if k not in hidden)]
-        for name, tensor in pairs:
-            if tensor is not None:
-                yield owner, name, tensor
-
-
-def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer in place, whatever its old value was."""
-    table = owner._parameters if name in owner._parameters else owner._buffers
-    table[name] = tensor  # type: ignore[assignment]
 
 
 def match_checkpoint(
@@ -160,24 +146,24 @@ def match_checkpoint(
     """
     held = {name: name for name in checkpoint} if names is None else names
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in wanted:
         known = next((n for n in (name, *propose(name)) if n in held), None)
         if known is not None:
-            found[name] = held[known]
-    own = set(found)
-    by_tensor = {id(wanted[name]): source for name, source in found.items()}
+            sources[name] = held[known]
+    stored = set(sources)
+    by_tensor = {id(wanted[name]): source for name, source in sources.items()}
     for name, tensor in wanted.items():
-        if name not in found and id(tensor) in by_tensor:
-            found[name] = by_tensor[id(tensor)]
+        if name not in sources and id(tensor) in by_tensor:
+            sources[name] = by_tensor[id(tensor)]
     shapes = [
         f"{name} {list(wanted[name].shape)} in the model, {list(checkpoint[source].shape)} in the checkpoint"
-        for name, source in found.items()
+        for name, source in sources.items()
         if tuple(wanted[name].shape) != checkpoint[source].shape
     ]
-    used = set(found.values())
-    missing = [n for n in wanted if n not in found]
-    return CheckpointMatch(found, missing, [n for n in held.values() if n not in used], shapes, own)
+    used = set(sources.values())
+    missing = [n for n in wanted if n not in sources]
+    return CheckpointMatch(sources, missing, [n for n in held.values() if n not in used], shapes, stored)
 
 
 class CheckpointMatch:
@@ -211,10 +197,10 @@ class CheckpointMatch:
         lines = [_line("missing in the checkpoint", self.missing)]
         lines.append(_line("unexpected in the checkpoint", self.unexpected) if strict else "")
         lines.append(_line("of another shape", self.shapes))
-        said = [line for line in lines if line]
-        if said:
+        differences = [line for line in lines if line]
+        if differences:
             raise SourceError(
-                f"the checkpoint does not fit the model: {'; '.join(said)}",
+                f"the checkpoint does not fit the model: {'; '.join(differences)}",
                 where=where,
                 hint=hint or self._hint(),
             )

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..weights import BLOCK_BYTES, Checkpoint, num_bytes, row_blocks
-from .meta_model import CheckpointMatch, assign
+from ..weights import Checkpoint, num_bytes
+from ..weights.file_blocks import BLOCK_BYTES, row_blocks
+from .fill_weights import assign
+from .meta_model import CheckpointMatch
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,13 @@ def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, checkpoint: 
     ranks = _ranks(model)
     for names in _tied(module):
         places = [_place(module, name) for name in names]
-        own = [place for place in places if place.name in fit.own]
-        if len({fit.found[place.name] for place in own}) < 2:
+        stored = [place for place in places if place.name in fit.own]
+        if len({fit.found[place.name] for place in stored}) < 2:
             continue
-        first = min(own, key=lambda place: ranks.get(place.key, len(ranks)))
+        first = min(stored, key=lambda place: ranks.get(place.key, len(ranks)))
         value = fit.found[first.name]
         apart: set[tuple[int, str]] = set()
-        for place in own:
+        for place in stored:
             if place.key == first.key or place.key in apart:
                 continue
             if same_values(checkpoint, fit.found[place.name], value):
@@ -91,21 +93,21 @@ def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, checkpoint: 
     return kept
 
 
-def same_values(checkpoint: Checkpoint, one: str, other: str) -> bool:
+def same_values(checkpoint: Checkpoint, first: str, other: str) -> bool:
     """Tell if two stored tensors are equal in float32, block by block; one that lies in the file once is not read."""
-    if one == other:
+    if first == other:
         return True
-    shape = checkpoint[one].shape
+    shape = checkpoint[first].shape
     if shape != checkpoint[other].shape:
         return False
-    extents = [checkpoint[name].extent for name in (one, other)]
+    extents = [checkpoint[name].extent for name in (first, other)]
     if extents[0] is not None and extents[0] == extents[1]:
         return True
     if not shape:
-        return _equal(checkpoint[one].read(), checkpoint[other].read())
-    width = max(checkpoint[one].dtype.itemsize, checkpoint[other].dtype.itemsize)
+        return _equal(checkpoint[first].read(), checkpoint[other].read())
+    width = max(checkpoint[first].dtype.itemsize, checkpoint[other].dtype.itemsize)
     return all(
-        _equal(checkpoint[one].rows(start, stop), checkpoint[other].rows(start, stop))
+        _equal(checkpoint[first].rows(start, stop), checkpoint[other].rows(start, stop))
         for start, stop in row_blocks(shape, width, BLOCK_BYTES)
     )
 
@@ -115,19 +117,19 @@ def copied_bytes(kept: KeptApart, checkpoint: Checkpoint) -> int:
     return num_bytes(checkpoint, kept.copies)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.dtype != other.dtype:
-        one, other = one.to(torch.float32), other.to(torch.float32)
-    return torch.equal(one, other)
+def _equal(first: Tensor, other: Tensor) -> bool:
+    if first.dtype != other.dtype:
+        first, other = first.to(torch.float32), other.to(torch.float32)
+    return torch.equal(first, other)
 
 
 def _tied(module: nn.Module) -> list[list[str]]:
     """List the names of each tensor that has several, in the order of the state dict."""
-    found: dict[int, list[str]] = {}
+    names_by_tensor: dict[int, list[str]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
-            found.setdefault(id(tensor), []).append(name)
-    return [names for names in found.values() if len(names) > 1]
+            names_by_tensor.setdefault(id(tensor), []).append(name)
+    return [names for names in names_by_tensor.values() if len(names) > 1]
 
 
 def _place(module: nn.Module, name: str) -> _Place:
@@ -147,7 +149,7 @@ def _ranks(model: Any) -> dict[tuple[int, str], int]:
 
 def _separate(place: _Place) -> None:
     tied: Tensor = getattr(place.owner, place.attribute)
-    own = torch.empty_like(tied, device="meta")
+    separate = torch.empty_like(tied, device="meta")
     if isinstance(tied, nn.Parameter):
-        own = nn.Parameter(own, requires_grad=tied.requires_grad)
-    assign(place.owner, place.attribute, own)
+        separate = nn.Parameter(separate, requires_grad=tied.requires_grad)
+    assign(place.owner, place.attribute, separate)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import SourceError
-from .checkpoint import Weight, in_memory
+from . import Weight, in_memory
 
 MAX_RATIO = 200  # of the arrays to the file: more is a decompression bomb, no weights
 

@@ -17,12 +17,13 @@ import torch
 
 from ...errors import SourceError
 from ...regular_files import open_regular
-from .checkpoint import Weight, in_file
+from . import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 from .shard_index import shards, weight_map
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 2**63 - 1
+MAX_LENGTH = 1 << 48  # eight bytes of text, read as the length of a header, are far above this
 INDEX = ".json"  # suffix of the index of several shards
 UNREAD = ("F4", "F6_E2M3", "F6_E3M2")  # of the safetensors format, without a dtype of one element in torch
 DTYPES = {
@@ -56,24 +57,24 @@ class SafetensorsFiles(NamedTuple):
 
 def open_safetensors(paths: Path | Sequence[Path]) -> SafetensorsFiles:
     """Open one file, several shards, or the `*.safetensors.index.json` that names them."""
-    given = [paths] if isinstance(paths, Path) else list(paths)
+    named = [paths] if isinstance(paths, Path) else list(paths)
     extents: dict[str, FileExtent] = {}
     opened = SafetensorsFiles(
-        {}, {}, [shard for path in given for shard in (shards(path) if path.suffix == INDEX else [path])]
+        {}, {}, [shard for path in named for shard in (shards(path) if path.suffix == INDEX else [path])]
     )
     for path in opened.paths:
-        own, metadata = read_header(path)
-        if twice := sorted(own.keys() & extents.keys()):
+        extents_here, metadata = read_header(path)
+        if twice := sorted(extents_here.keys() & extents.keys()):
             raise SourceError(
                 f"tensor {twice[0]!r} is in two shards",
                 where=str(path),
                 hint="Shards of two downloads are mixed: download the folder again, whole",
             )
         file = FileBlocks(path)
-        extents |= own
-        opened.weights.update({name: in_file(file, extent) for name, extent in own.items()})
+        extents |= extents_here
+        opened.weights.update({name: in_file(file, extent) for name, extent in extents_here.items()})
         opened.metadata.update(metadata)
-    for index in (path for path in given if path.suffix == INDEX):
+    for index in (path for path in named if path.suffix == INDEX):
         _check_index(index, extents)
     return opened
 
@@ -83,6 +84,11 @@ def _check_index(index: Path, extents: dict[str, FileExtent]) -> None:
         if name not in extents or extents[name].path.name != shard:
             where = f"in {extents[name].path.name}" if name in extents else "in no shard"
             raise SourceError(f"the index promises {name!r} in {shard}, it is {where}", where=str(index))
+
+
+def has_header(head: bytes) -> bool:
+    """Return true for the first bytes of a safetensors file: the length of its header, and its beginning."""
+    return int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{"
 
 
 def read_header(path: Path) -> tuple[dict[str, FileExtent], dict[str, str]]:
@@ -109,12 +115,12 @@ def read_header(path: Path) -> tuple[dict[str, FileExtent], dict[str, str]]:
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries_by_name: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in entries_by_name:
                 raise _bad(path, f"duplicate key {key!r} in the header")
-            found[key] = value
-        return found
+            entries_by_name[key] = value
+        return entries_by_name
 
     try:
         entries = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)

@@ -18,11 +18,10 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
 from ...library_errors import describe
-from .checkpoint import Weight, in_file
+from . import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 from .nested_state_dict import unwrap
-from .pickle_scan import MAX_PICKLE, code_among, globals_of
-from .pickle_stand_ins import inert_among, inert_types_allowed
+from .pickle_scan import MAX_PICKLE, code_among, globals_of, inert_among, inert_types_allowed
 from .torch_zip import TorchZip
 
 MAX_RANK = 16

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels.ops.bitpack import group_of
-from ..graph_builder import GraphBuilder, data
+from ..rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -24,8 +24,8 @@ _ZERO = 8  # the code that stands for zero, of 16
 
 def inputs(emit: GraphBuilder, count: int) -> list[Any]:
     """Return the node's inputs padded with None to `count`, for unpacking."""
-    given = list(emit.node.inputs)
-    return given + [None] * (count - len(given))
+    values = list(emit.node.inputs)
+    return values + [None] * (count - len(values))
 
 
 def as_float(emit: GraphBuilder, x: ir.Value) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:

@@ -35,19 +35,19 @@ def kv_dtype(nodes: Iterable[torch.fx.Node]) -> str | None:
 @contextmanager
 def functional(program: ExportedProgram) -> Iterator[None]:
     """Make the operator functional, so that `run_decompositions` leaves it one node."""
-    found = attention_nodes(program.graph.nodes)
-    if found and not hasattr(torch.ops.infer, TWIN):
+    nodes = attention_nodes(program.graph.nodes)
+    if nodes and not hasattr(torch.ops.infer, TWIN):
         library().define(f"{TWIN}({ARGUMENTS.replace('(a!)', '')}) -> Tensor")
         torch.library.register_fake(f"infer::{TWIN}", _shape, lib=library())
         library().define(f"{WRITTEN}(Tensor output, Tensor[] written) -> Tensor")
         torch.library.register_fake(f"infer::{WRITTEN}", _shape, lib=library())
-    for node in found:
+    for node in nodes:
         node.target = getattr(torch.ops.infer, TWIN).default
     try:
-        with _used(program, [node for node in found if not node.users]):
+        with _used(program, [node for node in nodes if not node.users]):
             yield
     finally:
-        for node in found:
+        for node in nodes:
             node.target = getattr(torch.ops.infer, NAME).default
 
 
@@ -58,7 +58,9 @@ def _used(program: ExportedProgram, nodes: list[torch.fx.Node]) -> Iterator[None
         yield
         return
     end = program.graph.output_node()
-    [spec] = [one for one in program.graph_signature.output_specs if one.kind == OutputKind.USER_OUTPUT]
+    [spec] = [
+        output for output in program.graph_signature.output_specs if output.kind == OutputKind.USER_OUTPUT
+    ]
     [output] = [node for node in end.all_input_nodes if node.name == spec.arg.name]
     with program.graph.inserting_before(end):
         written = program.graph.call_function(getattr(torch.ops.infer, WRITTEN).default, (output, nodes))

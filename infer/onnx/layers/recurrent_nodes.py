@@ -41,9 +41,9 @@ def symbol(
     ends: list[tuple[Tensor, ...]] = []
     for layer in range(num_layers):
         of_layer = range(layer * directions, (layer + 1) * directions)
-        own = [weights[i * count : (i + 1) * count] for i in of_layer]
+        layer_weights = [weights[i * count : (i + 1) * count] for i in of_layer]
         first = [state[of_layer.start : of_layer.stop] for state in states]
-        steps, *last = _layer(steps, first, own, mode)
+        steps, *last = _layer(steps, first, layer_weights, mode)
         ends.append(tuple(last))
     hidden, *cell = (torch.cat(each) for each in zip(*ends, strict=True))
     return (

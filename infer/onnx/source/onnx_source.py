@@ -17,21 +17,19 @@ from ...coverage import Coverage
 from ...errors import NotUsableError, SourceError
 from ...graph.program import Graph, OnnxGraph
 from ...graph.typical_inputs import typical_inputs
-from ...load.sources.onnx_outputs import quantized_nodes
+from ...load.sources.onnx_file import quantized_nodes
 from ...plan import Plan
 from ...spec import BATCH
 from ..export import IR_VERSION_CAP, save
-from ..graph_builder import GraphBuilder, drop_unused
-from ..layers.rewrite import DOMAIN, RewriteResult
-from . import source_weights, static_int8, weight_effects
+from ..rewrite import DOMAIN, GraphBuilder, RewriteResult, drop_unused
+from . import FORMATS, FP16, INT8, OPTION, WEIGHTS, source_weights, static_int8, weight_effects
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from ..layers.rewrite import Rewriter
+    from ..rewrite import Rewriter
 
-FORMATS = ("int8", "int8:weight", "fp16")  # that the weights of a file get where its graph stays
 OLDEST_OPSET = 11  # of the operators that int8 layers are written with
 FEW_ROWS = 8  # of a call that tries a weight
 SMALLEST_WEIGHT = 16  # rows and columns below which int8 gains nothing
@@ -72,14 +70,6 @@ def copy(source: Path, path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def opset(source: Path) -> int:
-    """Return the model's operator set version."""
-    import onnx
-
-    model = onnx.load(str(source), load_external_data=False)
-    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-
-
 def already_quantized(source: Path) -> str:
     """Name the operators of a model that was quantized before, `12 QuantizeLinear, 8 QLinearConv`; else ""."""
     import onnx
@@ -101,14 +91,14 @@ def refusal(graph: Graph, plan: Plan, formats: Sequence[str] = FORMATS) -> str |
 
 def weight_format(plan: Plan) -> str:
     """Return the format of a file's weights: the backend option `weights`, else the plan's format."""
-    return plan.backend_options.get(source_weights.OPTION, plan.quant_name)
+    return plan.backend_options.get(OPTION, plan.quant_name)
 
 
 def more_exact(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return the options with which the weights of a file would lose less, the smallest first; see `Lowered`."""
-    if plan.quant not in ("int8", "int8:weight") or source_weights.OPTION in plan.backend_options:
+    if plan.quant not in ("int8", "int8:weight") or OPTION in plan.backend_options:
         return ()
-    return tuple((source_weights.OPTION, value) for value in source_weights.WEIGHTS.values[1:])
+    return tuple((OPTION, value) for value in WEIGHTS.values[1:])
 
 
 def few_rows(graph: OnnxGraph) -> dict[str, Tensor]:
@@ -116,9 +106,9 @@ def few_rows(graph: OnnxGraph) -> dict[str, Tensor]:
     low, high = graph.sizes.get(BATCH, (1, 1))
     step = graph.multiples.get(BATCH, 1)
     batch = max(min(FEW_ROWS, high) // step * step, low)
-    given = graph.calibration or graph.samples
-    spread = torch.linspace(0, rows_of.count(graph.inputs, given) - 1, batch).long()
-    return typical_inputs(graph.inputs, rows_of.take(graph.inputs, given, spread), graph.sizes, batch)
+    samples = graph.calibration or graph.samples
+    spread = torch.linspace(0, rows_of.count(graph.inputs, samples) - 1, batch).long()
+    return typical_inputs(graph.inputs, rows_of.take(graph.inputs, samples, spread), graph.sizes, batch)
 
 
 def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -131,7 +121,7 @@ def quantize(
     path: Path,
     rewriter: Rewriter | None,
     ranges: Mapping[str, float] | None = None,
-    format: str = source_weights.INT8,
+    format: str = INT8,
     rows: Mapping[str, Tensor] | None = None,
 ) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
@@ -151,7 +141,7 @@ def quantize(
     is_old = model.opset_imports.get("", 0) < OLDEST_OPSET
     if is_old and ranges:
         _refuse_opset(model, source)
-    stores_only = is_old or format == source_weights.FP16
+    stores_only = is_old or format == FP16
     stored = source_weights.find(model, format)
     if (reduction := weight_effects.REDUCTIONS.get(format)) is not None:
         if rows is None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...backend_options import BackendOption
 from ...coverage import Coverage
 from ...kernels.ops.linear_int8 import halved as halved_rows
-from ..graph_builder import GraphBuilder
 from ..layers.operands import folded
+from ..rewrite import GraphBuilder
+from . import FP16, INT8
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,13 +28,6 @@ SMALLEST = 32 * 32  # values below which a weight is not worth its decoding
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution; a weight with fewer gets fp16 in place of int8
 BLOCK = range(32, 15, -1)  # values with a scale of their own, the most that divide a channel evenly
 STEPS = 255  # of a block's scale, relative to the largest one of its channel
-AXIS_OPSET = 13  # the first whose DequantizeLinear takes a scale per channel
-INT8, MIXED, FINER, FP16 = "int8", "mixed", "finer", "fp16"
-OPTION = "weights"  # of the backends that store the weights of a file, and its values
-WEIGHTS = BackendOption(
-    "format that --quant int8 gives weights of an ONNX file; mixed, finer: fp16 for those that move its outputs most",
-    (INT8, MIXED, FINER, FP16),
-)
 SEPARATE_IR_VERSION = 4  # the first of files whose weights need not be inputs
 # Exporters reorder the gates of a recurrent layer with these; what is made of constants is computed once.
 _MOVES = ("Slice", "Split", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Identity")
@@ -142,7 +135,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
 
 def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]) -> int:
     """Store the eligible `values` as codes of `stored.format`; return their number."""
-    made = 0
+    count = 0
     for name, value in values.items():
         if not value.uses():
             continue
@@ -153,8 +146,8 @@ def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]
             stored.reasons[origin] = reason
         else:
             _store(graph, value, array, axis, stored.format_of(name))
-            made += 1
-    return made
+            count += 1
+    return count
 
 
 def rounded(graph: ir.Graph, stored: SourceWeights) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:

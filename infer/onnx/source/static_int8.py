@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...errors import NotUsableError
 from .. import ort_session
-from ..graph_builder import GraphBuilder
-from ..layers.rewrite import DOMAIN
+from ..rewrite import DOMAIN, GraphBuilder
 from . import source_weights
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def input_ranges(source: Path, batches: Sequence[Mapping[str, Tensor]], copy: An
         model = onnx.load(str(path), load_external_data=False)
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = {node.input[0] for node in model.graph.node if node.op_type in READERS} - stored
-        given = {value.name for value in (*model.graph.input, *model.graph.output)}
-        for name in sorted(wanted - given):
+        boundary = {value.name for value in (*model.graph.input, *model.graph.output)}
+        for name in sorted(wanted - boundary):
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
         onnx.save(model, str(path))
         opened: Any = ort_session.open_session(path, "cpu")
@@ -63,13 +62,13 @@ def _largest(opened: Any, batches: Sequence[Mapping[str, Tensor]], wanted: set[s
     largest: dict[str, float] = {}
     for batch in batches:
         feeds = {name: value.contiguous().numpy() for name, value in batch.items()}
-        found = (
+        values = (
             dict(zip(fetched, ort_session.run_session(opened, fetched, feeds), strict=True))
             if fetched
             else {}
         )
-        found |= {name: feeds[name] for name in wanted & taken}
-        for name, value in found.items():
+        values |= {name: feeds[name] for name in wanted & taken}
+        for name, value in values.items():
             if value.dtype == np.float32 and value.size and np.isfinite(value).all():
                 largest[name] = max(largest.get(name, 0.0), float(np.abs(value).max()))
     return largest
@@ -87,11 +86,13 @@ def make_static(graph: ir.Graph, ranges: Mapping[str, float], names: Mapping[str
         if node.domain != DOMAIN or node.op_type != "linear_int8" or largest <= 0:
             continue
         emit = GraphBuilder(graph, node)
-        given = list(node.inputs)
-        given.insert(3, emit.constant(f"{emit.prefix}/x_scale", np.array(largest / 127, np.float32)))
+        operands = list(node.inputs)
+        operands.insert(3, emit.constant(f"{emit.prefix}/x_scale", np.array(largest / 127, np.float32)))
         output = ir.val(f"{emit.prefix}/static")
         emit.nodes.append(
-            ir.node("linear_int8_static", given, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/layer")
+            ir.node(
+                "linear_int8_static", operands, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/layer"
+            )
         )
         emit.replace(output)
 
@@ -114,7 +115,7 @@ def mark_conv(graph: ir.Graph, node: ir.Node, ranges: Mapping[str, float]) -> bo
     codes, scale = source_weights.quantized(np.ascontiguousarray(array), 0)
     emit = GraphBuilder(graph, node)
     name = f"{emit.weight_name}/{emit.prefix}"
-    given: list[Any] = [
+    operands: list[Any] = [
         node.inputs[0],
         emit.constant(f"{name}/codes", codes),
         emit.constant(f"{name}/step", scale.reshape(-1)),
@@ -124,7 +125,12 @@ def mark_conv(graph: ir.Graph, node: ir.Node, ranges: Mapping[str, float]) -> bo
     output = ir.val(f"{emit.prefix}/int8")
     emit.nodes.append(
         ir.node(
-            "conv2d_int8_static", given, options, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/conv"
+            "conv2d_int8_static",
+            operands,
+            options,
+            domain=DOMAIN,
+            outputs=[output],
+            name=f"{emit.prefix}/conv",
         )
     )
     emit.replace(output)

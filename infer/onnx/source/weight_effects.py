@@ -21,8 +21,8 @@ from torch import Tensor
 from ...errors import NotUsableError
 from .. import ort_session
 from ..export import save
-from ..graph_builder import GraphBuilder
-from . import source_weights
+from ..rewrite import GraphBuilder
+from . import FINER, MIXED, source_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SECONDS = 5.0  # of all calls; where there are more weights than calls, neighbours are tried together
 MOST_BYTES = 1 << 29  # of weights, which the session holds twice
 # Of the error, by weights that get more bits.
-REDUCTIONS = {source_weights.MIXED: 4.0, source_weights.FINER: 16.0}
+REDUCTIONS = {MIXED: 4.0, FINER: 16.0}
 QUIET_SHARE = 0.05  # of the deviation of the liveliest slice, the unit of quieter ones
 LEAST_SHARE = 1e-3  # the unit of outputs from 0 to 1 that vary less: their rounding is that of 1
 SHARES = "infer/shares"
@@ -65,9 +65,9 @@ def _effects(source: Path, changed: int, batch: bytes) -> dict[str, tuple[float,
     import onnx_ir as ir
 
     model = ir.load(str(source))
-    found = source_weights.find(model)
-    rounded = source_weights.rounded(model.graph, found)
-    if sum(num_bytes for _, _, num_bytes in found.found.values()) > MOST_BYTES:
+    weights = source_weights.find(model)
+    rounded = source_weights.rounded(model.graph, weights)
+    if sum(num_bytes for _, _, num_bytes in weights.found.values()) > MOST_BYTES:
         return {
             name: (
                 float(np.linalg.norm(after - before)) / max(float(np.linalg.norm(before)), 1e-30),
@@ -138,19 +138,19 @@ def _moved(want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
     """Return the error of the float output that moves most: the root mean square over the slices of an axis, each in
     units of its deviation, of the axis where that is largest. Values that are not finite on either side do not count.
     """
-    found = 0.0
-    for one, other in zip(want, got, strict=True):
-        if one.dtype.kind != "f" or not one.size:
+    largest = 0.0
+    for exact, other in zip(want, got, strict=True):
+        if exact.dtype.kind != "f" or not exact.size:
             continue
-        reference = one.astype(np.float64)
+        reference = exact.astype(np.float64)
         square = np.square(other.astype(np.float64) - reference)
         finite = np.isfinite(square)
         reference, square = np.where(finite, reference, 0.0), np.where(finite, square, 0.0)
         is_share = reference.min() >= 0.0 and reference.max() <= 1.0
         least = LEAST_SHARE**2 if is_share else 1e-30
-        for axis in range(1, max(one.ndim, 2)):
-            others = tuple(i for i in range(one.ndim) if i != axis)
+        for axis in range(1, max(exact.ndim, 2)):
+            others = tuple(i for i in range(exact.ndim) if i != axis)
             unit = reference.var(axis=others)
             unit = np.maximum(unit, max(QUIET_SHARE**2 * float(unit.max()), least))
-            found = max(found, float(np.sqrt((square.mean(axis=others) / unit).mean())))
-    return found
+            largest = max(largest, float(np.sqrt((square.mean(axis=others) / unit).mean())))
+    return largest

@@ -167,26 +167,26 @@ def _measure(imported: Imported, artifact: Artifact) -> Memory:
 
 def resident_file_pages() -> list[tuple[int, int]]:
     """List the runs of pages (first address, bytes) of files that this process has in its page table."""
-    found = []
+    runs = []
     with open("/proc/self/pagemap", "rb", buffering=0) as table:
         for start, stop in _file_mappings():
             table.seek(start // mmap.PAGESIZE * 8)
             entries = np.frombuffer(table.read((stop - start) // mmap.PAGESIZE * 8), np.uint64)
             present = np.concatenate([[False], (entries & PRESENT) != 0, [False]])
             edges = np.flatnonzero(present[1:] != present[:-1]).reshape(-1, 2)
-            found += [(start + int(a) * mmap.PAGESIZE, int(b - a) * mmap.PAGESIZE) for a, b in edges]
-    return found
+            runs += [(start + int(a) * mmap.PAGESIZE, int(b - a) * mmap.PAGESIZE) for a, b in edges]
+    return runs
 
 
 def _file_mappings() -> list[tuple[int, int]]:
     """List addresses (start, stop) of the readable mappings of files."""
-    found = []
+    mappings = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         place, rights, _, _, number, *name = line.split(maxsplit=5)
         if number != "0" and rights.startswith("r") and name and name[0].startswith("/"):
             start, stop = (int(text, 16) for text in place.split("-"))
-            found.append((start, stop))
-    return found
+            mappings.append((start, stop))
+    return mappings
 
 
 def populate(pages: list[tuple[int, int]]) -> None:

@@ -7,15 +7,17 @@ Unknown is None, never zero.
 from __future__ import annotations
 
 import importlib
-import json
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import msgspec
+import torch
 from torch import Tensor
 
 from ... import device as hardware
@@ -23,24 +25,12 @@ from ... import rows
 from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
-from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from ...llm.step.step_shape import StepShape
+from ...load.weights.safetensors_file import read_header
 from ...process import child, spawn
 from ...process.spawn import describe_exit
 from ...sanitize import shortened
 from ...spec import Finding
-from .peak_memory import PeakMemory
-
-# The safetensors spelling of a dtype, and ours.
-_STORED = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-}
-_STORED |= {"I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
 
 
 def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -51,8 +41,12 @@ def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
-            total[str(tensor.dtype).removeprefix("torch.")] += storage.nbytes()
+            total[_dtype_name(tensor.dtype)] += storage.nbytes()
     return dict(total.most_common())
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def stored_weights(folder: Path) -> dict[str, int]:
@@ -61,12 +55,8 @@ def stored_weights(folder: Path) -> dict[str, int]:
     for path in sorted(
         [*folder.glob("weights/*.safetensors"), *folder.glob("encoder/weights/*.safetensors")]
     ):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, stop = entry["data_offsets"]
-                total[_STORED.get(entry["dtype"], entry["dtype"].lower())] += stop - start
+        for extent in read_header(path)[0].values():
+            total[_dtype_name(extent.dtype)] += extent.num_bytes
     return dict(total.most_common())
 
 
@@ -120,6 +110,64 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in self.weights_by_dtype.items())
 
 
+SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset
+
+
+class PeakMemory:
+    """`with PeakMemory() as m: work()` → `before`, `peak`, `after`: resident bytes of this process, and
+    `method`.
+
+    The kernel's high-water mark where it can be reset, else a thread that looks every 5 ms and may miss short
+    peaks. On a CUDA device the allocator's own counters, and `reserved` besides.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._cuda = device if device.startswith("cuda") else None
+        self.before = self.peak = self.after = 0
+        self.reserved: int | None = None
+        self.method = ""
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+            self.before, self.method = torch.cuda.memory_allocated(self._cuda), "torch.cuda allocator"
+            return self
+        self.before = hardware.rss()
+        self._done = threading.Event()
+        if hardware.reset_peak():
+            self.method = "high-water mark of the kernel (VmHWM)"
+        else:
+            self.method = f"sampled every {SAMPLE * 1e3:.0f} ms"
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(SAMPLE):
+            self.peak = max(self.peak, hardware.rss())
+
+    def __exit__(self, *error: object) -> None:
+        if self._cuda:
+            hardware.sync(self._cuda)
+            self.after = torch.cuda.memory_allocated(self._cuda)
+            self.peak = torch.cuda.max_memory_allocated(self._cuda)
+            self.reserved = torch.cuda.max_memory_reserved(self._cuda)
+            return
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self.peak = hardware.peak_rss()
+        self.after = hardware.rss()
+        self.peak = max(self.peak, self.before, self.after)
+
+    @property
+    def grown(self) -> int:
+        """Bytes by which the peak stood above the start."""
+        return self.peak - self.before
+
+
 def probe(
     backend: str,
     folder: Path,
@@ -140,8 +188,8 @@ def probe(
     except TimeoutError:
         return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        last = (said or [describe_exit(done.returncode)])[-1]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        last = (lines or [describe_exit(done.returncode)])[-1]
         return msgspec.structs.replace(weights, failure=f"the probe failed: {shortened(last, MOST_SAID)}")
     measured = msgspec.json.decode(done.stdout.splitlines()[-1], type=Memory)
     return msgspec.structs.replace(measured, weights=weights.weights, weights_by_dtype=stored)
@@ -199,7 +247,10 @@ def measure_opened(
     with PeakMemory() as opening:
         start = time.perf_counter()
         runner = encoder_decoder_graphs.open_runner(module, folder, device)
-        runner = runner if shape is None else sequence_runner(runner, shape, device)
+        if shape is not None:
+            from ...llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+
+            runner = sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start
     runtime = opening.before if imported is None else imported.before
     mapped = hardware.resident_split() or (0, 0)

@@ -112,8 +112,8 @@ def flops_of_one_row(graph: Graph) -> int | None:
     """Count the operations of a call on one row, or on the whole input where nothing is batched."""
     if not isinstance(graph, TorchGraph):
         return None
-    one = rows.cut(graph.inputs, graph.samples, 0, 1)
-    return count_flops(lambda: graph.run(one))
+    row = rows.cut(graph.inputs, graph.samples, 0, 1)
+    return count_flops(lambda: graph.run(row))
 
 
 def flops_of_call(graph: Graph, batch: int) -> int | None:
@@ -127,8 +127,8 @@ def flops_of_call(graph: Graph, batch: int) -> int | None:
         row = flops_of_one_row(graph)
         return None if row is None else row * (batch if is_batched(graph) else 1)
     mean = max(int(lengths.double().mean()), 1)
-    one = rows.cut(graph.inputs, graph.samples, 0, 1)
-    row = count_flops(lambda: graph.run(cut(one, graph.inputs, graph.sizes, mean)))
+    one_row = rows.cut(graph.inputs, graph.samples, 0, 1)
+    row = count_flops(lambda: graph.run(cut(one_row, graph.inputs, graph.sizes, mean)))
     if row is not None and fixed_length(graph.inputs):
         row = int(row * (mean / graph.samples[MASK].shape[1]) ** 2)
     return None if row is None else row * batch

@@ -1,16 +1,18 @@
-"""The report as one HTML file: no script, no reference to anything outside it, every string escaped."""
+"""The report as one HTML file: no script, no reference to anything outside it, every string escaped.
+
+Bars are inline SVG whose widths are percents, so that they stretch with the page and the text around does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
 
-from .. import search_plot, search_trials
-from ..document import Report
+from ...latency import Latency
+from ..document import FidelityRow, LatencyRow, Report
 from ..sections import VERDICTS, Section, sections, worst_sizes
-from . import charts
-from .cells import cell_html, words_html
-from .style import CSS
+from . import formatting
+from .page import CSS, cell_html, words_html
 from .text_layout import Table
 
 _KINDS = {VERDICTS[True]: "ok", VERDICTS[False]: "over"}
@@ -19,7 +21,11 @@ _KINDS = {VERDICTS[True]: "ok", VERDICTS[False]: "over"}
 def render_html(report: Report) -> str:
     """Render the whole page."""
     body = "\n".join([_header(report), *(_section(report, section) for section in sections(report))])
-    style = CSS if report.search is None else CSS + search_plot.CSS + search_trials.CSS
+    style = CSS
+    if report.search is not None:
+        from .. import search_page
+
+        style += search_page.CSS
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -31,14 +37,14 @@ def render_html(report: Report) -> str:
 def _header(report: Report) -> str:
     kind = "passed" if report.passed else "failed"
     lines = [*report.verdict, *([report.failure] if report.failure else [])]
-    said = "".join(f"<p>{words_html(line)}</p>" for line in lines)
+    paragraphs = "".join(f"<p>{words_html(line)}</p>" for line in lines)
     headline = words_html(
         report.headline.replace(" %", "\u00a0%")
     )  # the sign stays on the line of its number
     soft = f"{report.backend} {report.precision}, {report.device}"
     return (
         f'<header class="{kind}"><h1>{words_html(report.name)} <span class="soft">{words_html(soft)}</span></h1>'
-        f'<p class="headline">{headline}</p>{said}</header>'
+        f'<p class="headline">{headline}</p>{paragraphs}</header>'
     )
 
 
@@ -54,8 +60,10 @@ def _section(report: Report, section: Section) -> str:
         rows = (f"<dt>{escape(name)}</dt><dd>{words_html(value)}</dd>" for name, value in section.pairs)
         parts.append(f"<dl>{''.join(rows)}</dl>")
     if section.commands:
-        said = "\n".join(f"# {label}\n{command}" if label else command for label, command in section.commands)
-        shown = f"<pre>{escape(said)}</pre>"
+        listing = "\n".join(
+            f"# {label}\n{command}" if label else command for label, command in section.commands
+        )
+        shown = f"<pre>{escape(listing)}</pre>"
         several = f"<details><summary>The command that makes each</summary>{shown}</details>"
         parts.append(several if len(section.commands) > 1 else shown)
     return f"<section>{''.join(parts)}</section>"
@@ -63,11 +71,15 @@ def _section(report: Report, section: Section) -> str:
 
 def _search(report: Report) -> str:
     record = report.search
-    return "" if record is None else search_plot.plot(record) + search_trials.trials_table(record)
+    if record is None:
+        return ""
+    from .. import search_page
+
+    return search_page.plot(record) + search_page.trials_table(record)
 
 
 def _latency(report: Report) -> str:
-    bars = "".join(charts.latency_bars(row, report.baseline) for row in report.latency)
+    bars = "".join(_latency_bars(row, report.baseline) for row in report.latency)
     key = "Bars end at the median; the thin line runs from the fastest call to the 90th percentile"
     if any(row.floor is not None for row in report.latency):
         key += "; the orange tick is the least time that this machine's memory and arithmetic allow"
@@ -75,7 +87,7 @@ def _latency(report: Report) -> str:
 
 
 def _fidelity(report: Report) -> str:
-    bars = "".join(charts.fidelity_bar(row) for row in worst_sizes(report) if row.used is not None)
+    bars = "".join(_fidelity_bar(row) for row in worst_sizes(report) if row.used is not None)
     key = f"Share of what the limits of {report.precision} allow; the tick is the limit."
     shown = f'<figure><figcaption>{escape(key)}</figcaption><div class="bars">{bars}</div></figure>'
     return shown if bars else ""
@@ -90,7 +102,7 @@ def _memory(report: Report) -> str:
         ("weights and code", memory.opened),
         ("activations and workspace", memory.run),
     )
-    return charts.stacked([(words, float(value)) for words, value in parts])
+    return _stacked([(words, float(value)) for words, value in parts])
 
 
 _CHARTS: dict[str, Callable[[Report], str]] = {
@@ -123,3 +135,65 @@ def _cells(table: Table, row: Sequence[str]) -> Sequence[str]:
 
 def _kind(right: bool) -> str:
     return ' class="num"' if right else ""
+
+
+def _latency_bars(row: LatencyRow, baseline: str) -> str:
+    """Two bars at p50 with whiskers from the fastest call to p90; a tick where the ceiling is."""
+    longest = max(row.ours.p90, row.baseline.p90, row.floor or 0.0) or 1.0
+    bars = [
+        _bar("this artifact", row.ours, longest, "ours", row.floor),
+        _bar(baseline, row.baseline, longest, "base", None),
+    ]
+    title = f"batch {row.batch}: {formatting.speed(row.pair)}"
+    return f'<figure><figcaption>{escape(title)}</figcaption><div class="bars">{"".join(bars)}</div></figure>'
+
+
+def _bar(label: str, taken: Latency, longest: float, kind: str, floor: float | None) -> str:
+    p50, low, high = (_percent(value / longest) for value in (taken.p50, taken.min, taken.p90))
+    words = f"{label}: median {formatting.seconds(taken.p50)}, 90 % below {formatting.seconds(taken.p90)}"
+    shapes = [
+        f'<rect class="{kind}" x="0" y="3" width="{p50}" height="12" rx="2"/>',
+        f'<line class="whisker" x1="{low}" x2="{high}" y1="9" y2="9"/>',
+        *(f'<line class="whisker" x1="{x}" x2="{x}" y1="5" y2="13"/>' for x in (low, high)),
+    ]
+    if floor is not None:
+        x = _percent(floor / longest)
+        shapes.append(f'<line class="floor" x1="{x}" x2="{x}" y1="0" y2="18"/>')
+    return _row(label, words, shapes, formatting.seconds(taken.p50))
+
+
+def _fidelity_bar(row: FidelityRow) -> str:
+    """Draw the share of the limit that is used; the tick is the limit, at four fifths of the width."""
+    used = row.used or 0.0
+    kind = "good" if row.ok else "bad"
+    words = f"{row.what}: {formatting.share(used)} of what the limit allows"
+    shapes = [
+        f'<rect class="{kind}" x="0" y="3" width="{_percent(0.8 * used)}" height="12" rx="2"/>',
+        '<line class="limit" x1="80%" x2="80%" y1="0" y2="18"/>',
+    ]
+    return _row(row.what, words, shapes, f"{100 * used:,.0f} %")
+
+
+def _row(label: str, words: str, shapes: Sequence[str], value: str) -> str:
+    svg = f'<svg role="img" aria-label="{escape(words)}" height="18">{"".join(shapes)}</svg>'
+    return f'<div class="bar"><span>{words_html(label)}</span>{svg}<b>{escape(value)}</b></div>'
+
+
+def _stacked(parts: Sequence[tuple[str, float]]) -> str:
+    """One bar of several parts and a legend with their sizes; parts are (name, bytes)."""
+    whole = sum(value for _, value in parts) or 1.0
+    shapes, legend, at = [], [], 0.0
+    for index, (name, value) in enumerate(parts):
+        x, width = _percent(at / whole), _percent(value / whole)
+        shapes.append(f'<rect class="part{index}" x="{x}" y="0" width="{width}" height="26"/>')
+        square = f'<rect class="part{index}" width="12" height="12"/>'
+        swatch = f'<svg width="12" height="12" aria-hidden="true">{square}</svg>'
+        legend.append(f"<li>{swatch} {escape(name)} <b>{formatting.size(value)}</b></li>")
+        at += value
+    words = ", ".join(f"{name} {formatting.size(value)}" for name, value in parts)
+    svg = f'<svg class="stack" role="img" aria-label="{escape(words)}" height="26">{"".join(shapes)}</svg>'
+    return f'<figure>{svg}<ul class="legend">{"".join(legend)}</ul></figure>'
+
+
+def _percent(share: float) -> str:
+    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"

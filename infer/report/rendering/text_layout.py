@@ -186,7 +186,7 @@ def _widths(
 def _least(cell: str, word: int, *, right: bool) -> int:
     """Return the columns that a cell needs at least, so that only words of more letters than `word` are cut."""
     words = (_GLUE.sub("\xa0", cell) if right else cell).split(" ")
-    return max(min(cell_len(one), word) for one in words)
+    return max(min(cell_len(part), word) for part in words)
 
 
 def _choices(sizes: Sequence[int], least: int, most: int = 6) -> list[int]:

@@ -14,12 +14,12 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from backends.ort.layers import rewriter  # noqa: E402
-from backends.ort.layers.int8_operands import Signs  # noqa: E402
+from backends.ort.layers.int8 import Signs  # noqa: E402
 from infer import device  # noqa: E402
 from infer.graph import capture  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx import ort_session  # noqa: E402
-from infer.onnx.layers.rewrite import RewriteResult  # noqa: E402
+from infer.onnx.rewrite import RewriteResult  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.onnx_models import ORT_TARGETS, Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
 

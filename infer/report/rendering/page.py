@@ -1,4 +1,36 @@
-"""Style sheet of the report: light and dark, from 400 px up, contrast 4.5 : 1 or more."""
+"""Parts that our HTML pages share: their style, and texts whose words stay whole and whose figures keep their units.
+
+The style is light and dark, from 400 px up, with a contrast of 4.5 : 1 or more. Paths and other long words may break.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+LONG = 24  # letters; a column is at least as wide as its longest word of no more
+_AFTER = re.compile(r"(?<=[/\\._:,=&?+-])(?=[^/\\._:,=&?+-])")
+
+
+def words_html(text: str) -> str:
+    """Escape a text; a long word may break after its separators and, without room, anywhere; an option never."""
+    return "".join(map(_word, re.split(r"(\s+)", text)))
+
+
+def cell_html(text: str, *, right: bool = False) -> str:
+    """Escape the text of a cell; a figure breaks only before a bracket. An empty cell stays empty."""
+    if not right or not text:
+        return words_html(text)
+    return " ".join(f'<span class="whole">{escape(part)}</span>' for part in re.split(r" (?=[(\[])", text))
+
+
+def _word(word: str) -> str:
+    if word.startswith("--") and len(word) <= LONG:
+        return f'<span class="whole">{escape(word)}</span>'
+    if len(word) <= LONG:
+        return escape(word)
+    return f'<span class="long">{"<wbr>".join(map(escape, _AFTER.split(word)))}</span>'
+
 
 CSS = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #16191d; --soft: #57606a; --line:

@@ -1,7 +1,8 @@
-"""The trials of a search as a plot: latency across, quality up, memory as the size of a dot; no script.
+"""A search in the HTML report: its trials as a plot, and as a table that is filtered and sorted, without a script.
 
-Hover and keyboard focus show a trial's figures, and check boxes hide backends here and in the table, by the style sheet
-alone.
+Latency goes across, quality up, memory is the size of a dot; hover and keyboard focus show a trial's figures. Check
+boxes hide backends in both, by the style sheet alone. Each row of the table knows its place in every order; the radio
+button that is checked says which one the style sheet takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from html import escape
 
 from . import search_tables
 from .rendering import formatting
+from .rendering.page import cell_html
+from .rendering.text_layout import Column
 from .search_record import Measured, SearchRecord, TrialRecord
 
 WIDTH, HEIGHT = 760, 380
@@ -21,7 +24,7 @@ SMALLEST, LARGEST = 5.0, 18.0  # radius of a dot
 ROOM = LARGEST + 5  # of a dot with its ring, between the first value and an axis
 SERIES = 6  # colors; more backends share them
 
-CSS = """
+PLOT_CSS = """
 .plot { max-width: 100%; height: auto; } .plot text { fill: var(--soft); font-size: 12px; }
 .plot .axis { stroke: var(--line); stroke-width: 1; } .plot .budget { stroke: var(--bad); stroke-width: 1.5;
   stroke-dasharray: 5 4; }
@@ -39,6 +42,31 @@ CSS = """
 .filters legend { padding: 0; color: var(--soft); font-size: .9rem; float: left; margin-right: 1rem; }
 .filters label { display: flex; gap: .4rem; align-items: center; } .filters svg { width: 12px; }
 """
+
+Value = Callable[[TrialRecord], float | None]
+ORDERS = ("outcome", "latency", "per second", "memory", "size", "loss")
+
+TABLE_CSS = (
+    """
+.sort { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; border: 0; padding: 0; margin: .8rem 0 0; }
+.sort legend { padding: 0; color: var(--soft); font-size: .9rem; float: left; margin-right: 1rem; }
+.sort label { display: flex; gap: .4rem; align-items: center; }
+.trials thead tr { order: -1; } .trials caption { order: -2; }
+@media (min-width: 42.01rem) {
+  .trials { display: grid; grid-template-columns: auto minmax(7rem, auto) repeat(5, auto) minmax(12rem, 1fr); }
+  .trials thead, .trials tbody { display: contents; } .trials caption { grid-column: 1 / -1; display: block; }
+  .trials tr { display: grid; grid-column: 1 / -1; grid-template-columns: subgrid; }
+  .trials th.num, .trials td.num { text-align: right; }
+}
+@media (max-width: 42rem) { .trials tbody { display: flex; flex-direction: column; } }
+"""
+    + "\n".join(
+        f"section:has(#sort-{index}:checked) .trials tbody tr {{ order: var(--by-{index}); }}"
+        for index in range(len(ORDERS))
+    )
+    + "\n"
+)
+CSS = PLOT_CSS + TABLE_CSS
 
 
 @dataclass(frozen=True)
@@ -112,11 +140,11 @@ def plot(record: SearchRecord) -> str:
 
 
 def _point(trial: TrialRecord, record: SearchRecord) -> tuple[float, float] | None:
-    found = trial.measured or Measured()
-    quality = search_tables.loss(found, record)
-    if found.latency is None or quality is None or not math.isfinite(quality):
+    measured = trial.measured or Measured()
+    quality = search_tables.loss(measured, record)
+    if measured.latency is None or quality is None or not math.isfinite(quality):
         return None
-    return found.latency, quality
+    return measured.latency, quality
 
 
 def _memory(trial: TrialRecord) -> int:
@@ -125,14 +153,16 @@ def _memory(trial: TrialRecord) -> int:
 
 def _budgets(record: SearchRecord) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
     """Return the budgets that lie along each axis."""
-    own = record.budgets
+    budgets = record.budgets
     across = (
         []
-        if own.max_latency is None
-        else [(own.max_latency, f"budget {formatting.seconds(own.max_latency)}")]
+        if budgets.max_latency is None
+        else [(budgets.max_latency, f"budget {formatting.seconds(budgets.max_latency)}")]
     )
-    if own.metric is not None:
-        return across, [] if own.min_score is None else [(own.min_score, f"least score {own.min_score:g}")]
+    if budgets.metric is not None:
+        return across, [] if budgets.min_score is None else [
+            (budgets.min_score, f"least score {budgets.min_score:g}")
+        ]
     bound = record.max_drop if record.max_drop is not None else record.max_error
     return across, [] if bound is None else [(bound, f"budget {100 * bound:.3g} %")]
 
@@ -219,3 +249,77 @@ def _filters(names: Sequence[str]) -> str:
         box = f'<input type="checkbox" id="show-{index}" checked>'
         boxes.append(f"<label>{box}{swatch}{escape(name)}</label>")
     return f'<fieldset class="filters"><legend>Backends</legend>{"".join(boxes)}</fieldset>'
+
+
+def trials_table(record: SearchRecord) -> str:
+    """Write the buttons of the orders, and the table of all trials."""
+    trials = search_tables.ranked(record)
+    places = [_places(trials, value) for value in _values(record)]
+    names = search_tables.backends(record)
+    columns = search_tables.COLUMNS
+    heads = "".join(
+        f'<th scope="col" role="columnheader"{_number(column)}>{escape(column.name)}</th>'
+        for column in columns
+    )
+    rows = []
+    for number, trial in enumerate(trials):
+        style = ";".join(f"--by-{index}:{place[number]}" for index, place in enumerate(places))
+        cells = "".join(
+            f'<td role="cell"{_number(column)} data-head="{escape(column.name)}">'
+            f"{cell_html(cell, right=column.right)}</td>"
+            for column, cell in zip(columns, search_tables.cells(trial, record), strict=True)
+        )
+        kind = f"backend-{names.index(trial.candidate.backend)}"
+        rows.append(f'<tr role="row" class="{kind}" style="{style}">{cells}</tr>')
+    return (
+        f'{_buttons()}<table class="trials" role="table"><caption>{search_tables.CAPTION}</caption>'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(rows)}</tbody></table>'
+    )
+
+
+def _values(record: SearchRecord) -> list[Value]:
+    """Return the value of each of `ORDERS`, lower first; None stands last."""
+
+    def of(value: Callable[[Measured], float | None], *, highest: bool = False) -> Value:
+        def known(trial: TrialRecord) -> float | None:
+            figure = value(trial.measured or Measured())
+            return None if figure is None else -figure if highest else figure
+
+        return known
+
+    is_score = record.budgets.metric is not None
+    return [
+        lambda trial: 0.0,
+        of(lambda m: m.latency),
+        of(lambda m: m.throughput, highest=True),
+        of(lambda m: m.memory_with_cache(*record.budgets.cache_tokens)),
+        of(lambda m: m.size),
+        of(lambda m: search_tables.loss(m, record), highest=is_score),
+    ]
+
+
+def _places(trials: list[TrialRecord], value: Value) -> list[int]:
+    """Return the place of each trial in an order; equal ones keep theirs."""
+
+    def key(index: int) -> float:
+        figure = value(trials[index])
+        return math.inf if figure is None or math.isnan(figure) else figure
+
+    order = sorted(range(len(trials)), key=key)
+    places = [0] * len(trials)
+    for place, index in enumerate(order):
+        places[index] = place
+    return places
+
+
+def _buttons() -> str:
+    buttons = "".join(
+        f'<label><input type="radio" name="sort" id="sort-{index}"{" checked" if not index else ""}>{name}</label>'
+        for index, name in enumerate(ORDERS)
+    )
+    return f'<fieldset class="sort"><legend>Sort by</legend>{buttons}</fieldset>'
+
+
+def _number(column: Column) -> str:
+    return ' class="num"' if column.right else ""

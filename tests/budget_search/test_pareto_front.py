@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from infer.report.pareto_front import dominates, front
+from infer.budget_search.final_artifact import pareto_front
 
 
 def slow_front(points: list[tuple[float | None, ...]]) -> list[int]:
@@ -30,15 +30,15 @@ def test_the_front_is_that_of_its_definition(size: int, width: int) -> None:
     rng = random.Random(size * 10 + width)
     for _ in range(20):
         points = [tuple(rng.choice([None, 1, 2, 3, 4.5]) for _ in range(width)) for _ in range(size)]
-        assert front(points) == slow_front(points)
+        assert pareto_front(points) == slow_front(points)
 
 
 def test_unknown_and_nan_count_as_worst() -> None:
-    assert front([(1.0, None), (1.0, 5.0), (math.nan, 1.0), (2.0, 1.0)]) == [1, 3]
+    assert pareto_front([(1.0, None), (1.0, 5.0), (math.nan, 1.0), (2.0, 1.0)]) == [1, 3]
 
 
-def test_equal_points_do_not_dominate_each_other() -> None:
-    assert not dominates((1, 2), (1, 2))
-    assert dominates((1, 2), (1, 3))
-    assert not dominates((1, 3), (2, 2))
-    assert dominates((1, 3), (1, None))
+def test_of_equal_points_the_first_is_on_the_front() -> None:
+    assert pareto_front([(1, 2), (1, 2)]) == [0]
+    assert pareto_front([(1, 3), (1, 2)]) == [1]
+    assert pareto_front([(1, 3), (2, 2)]) == [0, 1]
+    assert pareto_front([(1, None), (1, 3)]) == [1]

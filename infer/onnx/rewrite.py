@@ -1,7 +1,14 @@
-"""Editing of onnx_ir graphs: nodes inserted before one node, constants as initializers."""
+"""Rewriting of onnx_ir graphs: nodes of the domain `infer` become operators of the library that reads the model.
+
+The rules of a backend write them through a `GraphBuilder`, which inserts nodes before one node and constants as
+initializers.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +17,12 @@ from ..errors import NotUsableError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    # Writes one node; returns its output, and the form in which the layer computes, "" of a node that is no layer.
+    Rule = Callable[["GraphBuilder"], tuple[ir.Value, str]]
+    Rewriter = Callable[[ir.Model], "RewriteResult"]
+
+DOMAIN = "infer"
 
 
 class GraphBuilder:
@@ -85,3 +98,35 @@ def drop_unused(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and id(value) not in outputs:
             del graph.initializers[name]
+
+
+@dataclass
+class RewriteResult:
+    """Number of layers by written form, and names of the weights left in float."""
+
+    forms: Counter[str] = field(default_factory=Counter)
+    in_float: list[str] = field(default_factory=list)
+
+
+def rewrite(model: ir.Model, rules: Mapping[str, Rule]) -> RewriteResult:
+    """Rewrite every node of the domain `infer` by the rule of its operator, in place; other nodes stay."""
+    done = RewriteResult()
+    for node in list(model.graph):
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type not in rules:
+            raise NotUsableError(
+                f"infer::{node.op_type} has no ONNX form",
+                where=str(node.name),
+                hint="Use --backend inductor or eager",
+            )
+        emit = GraphBuilder(model.graph, node)
+        output, form = rules[node.op_type](emit)
+        emit.replace(output)
+        if form:
+            done.forms[form] += 1
+        if "in float" in form:
+            done.in_float.append(emit.weight_name)
+    drop_unused(model.graph)
+    model.opset_imports.pop(DOMAIN, None)
+    return done

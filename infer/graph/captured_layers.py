@@ -1,6 +1,7 @@
-"""Recurrent layers while a model is captured: one operator for any number of steps, over padded sequences with a mask.
+"""Layers of torch that take another form while a model is captured than where its users call it.
 
-Torch's operators would fix the number of steps to that of the sample: `infer::recurrent` stands in their place.
+Recurrent ones are one operator for any number of steps, over padded sequences with a mask: torch's operators would fix
+the number of steps to that of the sample, `infer::recurrent` stands in their place.
 
 A packed sequence lists the rows that are left at each step, so its sizes depend on values. While a model is captured,
 packing keeps the padded values [time, batch, features] and puts the mask of valid steps [time, batch] in the place of
@@ -42,7 +43,7 @@ _uses = _Uses()
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[None]:
+def recurrent() -> Iterator[None]:
     """Let recurrent layers run as one operator, over padded sequences with a mask where the model packs them.
 
     Raises `NotUsableError` where the model unpacks them to the length of the longest row.
@@ -99,9 +100,9 @@ def _pack_code(
     enforce_sorted: bool = True,
 ) -> PackedSequence:
     """Stand in the place of torch's own code, whose globals it runs with."""
-    from infer.graph import recurrent_layers
+    from infer.graph import captured_layers
 
-    return recurrent_layers.pack(input, lengths, batch_first)
+    return captured_layers.pack(input, lengths, batch_first)
 
 
 def _unpack_code(
@@ -111,9 +112,9 @@ def _unpack_code(
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stand in the place of torch's own code, whose globals it runs with."""
-    from infer.graph import recurrent_layers
+    from infer.graph import captured_layers
 
-    return recurrent_layers.unpack(sequence, batch_first, padding_value, total_length)
+    return captured_layers.unpack(sequence, batch_first, padding_value, total_length)
 
 
 def pack(value: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
@@ -176,27 +177,27 @@ def _run(layer: nn.RNNBase, sequence: PackedSequence, hx: Any) -> tuple[PackedSe
     """Compute a recurrent layer over padded values, one level and direction after the other."""
     steps, valid = sequence.data, sequence.batch_sizes
     is_lstm, directions = layer.mode == "LSTM", 2 if layer.bidirectional else 1
-    weights, given = layer._flat_weights, hx if is_lstm or hx is None else (hx,)
-    if given is None:
+    weights, first = layer._flat_weights, hx if is_lstm or hx is None else (hx,)
+    if first is None:
         widths = (layer.proj_size or layer.hidden_size, layer.hidden_size)[: 2 if is_lstm else 1]
         levels = layer.num_layers * directions
-        given = tuple(steps.new_zeros(levels, steps.shape[1], width) for width in widths)
+        first = tuple(steps.new_zeros(levels, steps.shape[1], width) for width in widths)
     count = len(weights) // (layer.num_layers * directions)
     last = (valid.sum(0) - 1).clamp_min(0)[None, :, None]
-    ends: list[list[Tensor]] = [[] for _ in given]
+    ends: list[list[Tensor]] = [[] for _ in first]
     for level in range(layer.num_layers):
-        made = []
+        outputs = []
         for direction in range(directions):
             index = level * directions + direction
-            own = list(weights[index * count : (index + 1) * count])
-            states = tuple(state[index : index + 1].contiguous() for state in given)
+            layer_weights = list(weights[index * count : (index + 1) * count])
+            states = tuple(state[index : index + 1].contiguous() for state in first)
             inward = _turned(steps, valid) if direction else steps
-            out = _call(layer, inward, states, own)[0]
+            out = _call(layer, inward, states, layer_weights)[0]
             ends[0].append(out.gather(0, last.expand(1, -1, out.shape[2])))
             if is_lstm:
-                ends[1].append(_last_cell(layer, inward, valid, states, own))
-            made.append(_turned(out, valid) if direction else out)
-        steps = torch.cat(made, -1) if directions > 1 else made[0]
+                ends[1].append(_last_cell(layer, inward, valid, states, layer_weights))
+            outputs.append(_turned(out, valid) if direction else out)
+        steps = torch.cat(outputs, -1) if directions > 1 else outputs[0]
     final = tuple(torch.cat(each) for each in ends)
     return PackedSequence(steps, valid), final if is_lstm else final[0]
 
@@ -229,3 +230,53 @@ def _turned(steps: Tensor, valid: Tensor) -> Tensor:
     at = torch.arange(steps.shape[0], device=steps.device)[:, None]
     index = torch.where(valid, valid.sum(0) - 1 - at, at)
     return steps.gather(0, index[:, :, None].expand(-1, -1, steps.shape[2]))
+
+
+@contextlib.contextmanager
+def padded_encoders() -> Iterator[None]:
+    """Let `nn.TransformerEncoder` give zeros at padded places, as it does where its users call it without gradients.
+
+    There it packs the tokens of a padded batch; while it is exported it computes the padded ones.
+    """
+    original = nn.TransformerEncoder.forward
+
+    def forward(
+        self: nn.TransformerEncoder,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        packs = (
+            torch.backends.mha.get_fastpath_enabled()
+            and getattr(self, "use_nested_tensor", False)
+            and not self.training
+            and src.dim() == 3
+            and mask is None
+        )
+        if not packs or src_key_padding_mask is None:
+            return original(self, src, mask, src_key_padding_mask, is_causal)
+        norm, self.norm = self.norm, None
+        try:
+            output = original(self, src, None, src_key_padding_mask, is_causal)
+        finally:
+            self.norm = norm
+        added = F._canonical_mask(
+            src_key_padding_mask, "src_key_padding_mask", None, "", src.dtype, check_other=False
+        )
+        hidden = torch.as_tensor(added).ne(0)
+        if getattr(self, "mask_check", True):
+            hidden = hidden & padded_at_the_end(hidden)
+        output = output.masked_fill(hidden.unsqueeze(-1), 0.0)
+        return output if norm is None else norm(output)
+
+    nn.TransformerEncoder.forward = forward  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.TransformerEncoder.forward = original  # type: ignore[method-assign]
+
+
+def padded_at_the_end(hidden: Tensor) -> Tensor:
+    """Return whether all rows of a mask, bool [batch, time], hide only what follows their last token; bool []."""
+    return (hidden[:, 1:] | ~hidden[:, :-1]).all()

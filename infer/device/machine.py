@@ -1,9 +1,13 @@
-"""Instruction sets of the CPU, and its name; read once in a process, at the first question."""
+"""Machine that a compiled result depends on: instruction sets of the CPU, its name, the GPU, versions of packages.
+
+Each is read once in a process, at the first question.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 import platform
 import re
@@ -12,6 +16,27 @@ from pathlib import Path
 import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_PACKAGES = (
+    "infer",
+    "torch",
+    "numpy",
+    "safetensors",
+    "msgspec",
+    "transformers",
+    "tokenizers",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "onnxscript",
+    "onnx-ir",
+    "tensorrt",
+    "tensorrt-rtx-cu13-bindings",
+    "triton",
+    "uvicorn",
+    "starlette",
+)
 
 # Our name of an instruction set, then its names in /proc/cpuinfo and in torch.cpu.get_capabilities().
 _ISA: dict[str, tuple[str, ...]] = {
@@ -86,3 +111,30 @@ def cpu_name() -> str:
     if match:
         return match[1].strip()
     return platform.processor() or platform.machine()
+
+
+def fingerprint(device: str = "cpu") -> dict[str, str]:
+    """Return the properties a compiled result depends on: arch, isa, cpu; for CUDA gpu, sm, driver, cuda."""
+    marks = {"arch": platform.machine(), "isa": ",".join(isa()), "cpu": cpu_name()}
+    if device.startswith("cuda"):
+        major, minor = torch.cuda.get_device_capability(device)
+        marks |= {"gpu": torch.cuda.get_device_name(device), "sm": f"{major}{minor}"}
+        marks |= {"driver": _driver(), "cuda": torch.version.cuda or ""}
+    return marks
+
+
+def _driver() -> str:
+    match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text()) if _DRIVER.exists() else None
+    return match[1] if match else "unknown"
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the installed versions of relevant packages and of Python."""
+    installed = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            installed[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
